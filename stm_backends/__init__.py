@@ -1,0 +1,1 @@
+"""Conversation memory for agents that run on many machines."""

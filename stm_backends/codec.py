@@ -1,0 +1,256 @@
+"""From turns, bodies and states to bytes, and back: one versioned envelope around JSON.
+
+```
+stm/1 turn\n{"id":"...","user_message":"...", ...}
+stm/1 turn zlib\n<what the transform named zlib made of that JSON>
+```
+
+The first line says the format's major version, what is inside, and which transforms were applied. A
+major version or a transform that this process does not know, and bytes that are not an envelope, raise
+`Corrupt`, and whoever reads for rewriting stops there. JSON is UTF-8 with lone surrogates kept (as
+`surrogatepass`), so text comes back character by character.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
+from stm_backends.policy import Body, Forgotten
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
+
+FORMAT: Final = 1
+"""The major version that this library writes and the only one that it reads."""
+
+EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user"]
+
+
+class Transform(Protocol):
+    """A reversible change of the bytes before they are stored: compression, encryption."""
+
+    @property
+    def name(self) -> str:
+        """A word of ASCII letters, digits and `-`, stored beside the bytes; it never changes meaning."""
+        ...
+
+    def encode(self, data: bytes, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> bytes: ...
+
+
+class Codec:
+    """Seal JSON objects in envelopes and open them again.
+
+    `transforms` are applied in order when writing; when reading, the envelope says which to undo.
+    """
+
+    def __init__(self, transforms: Sequence[Transform] = ()) -> None:
+        for transform in transforms:
+            if not (transform.name.isascii() and transform.name.replace("-", "").isalnum()):
+                raise ConfigurationError(f"a transform's name is letters, digits and '-': {transform.name!r}")
+        self._transforms = {transform.name: transform for transform in transforms}
+        self._suffix = "".join(f" {name}" for name in self._transforms)
+
+    def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
+        """Return the envelope of one JSON object whose values `require_json` has accepted."""
+        data = encode_json(content)
+        for transform in self._transforms.values():
+            data = transform.encode(data)
+        return f"stm/{FORMAT} {kind}{self._suffix}\n".encode("ascii") + data
+
+    def open(self, kind: EnvelopeKind, envelope: bytes) -> dict[str, Any]:
+        """Return the JSON object in an envelope. Raises `Corrupt` if it cannot be read."""
+        line, newline, data = envelope.partition(b"\n")
+        words = line.decode("ascii", "replace").split(" ")
+        if not newline or not words[0].startswith("stm/"):
+            raise Corrupt("the stored bytes are not an envelope of this library")
+        if words[0] != f"stm/{FORMAT}":
+            raise Corrupt(
+                f"stored in format {words[0].removeprefix('stm/')!r} by another version of this library; "
+                f"this one reads format {FORMAT} and leaves it untouched"
+            )
+        if words[1:2] != [kind]:
+            raise Corrupt(f"the stored bytes hold a {' '.join(words[1:2])!r}, not a {kind!r}")
+        for name in reversed(words[2:]):
+            if name not in self._transforms:
+                raise Corrupt(f"stored through the transform {name!r}, which this process does not have")
+            try:
+                data = self._transforms[name].decode(data)
+            except Exception as error:
+                raise Corrupt(f"the transform {name!r} could not read the stored bytes") from error
+        try:
+            content = json.loads(data.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"the stored {kind} is not JSON") from error
+        if not isinstance(content, dict):
+            raise Corrupt(f"the stored {kind} is not a JSON object")
+        return cast("dict[str, Any]", content)
+
+    def seal_turn(self, stored: StoredTurn) -> bytes:
+        """Return the entry of one turn. Raises `InvalidState` if it is not JSON."""
+        return self.seal("turn", dump_turn(stored, defaults=False))
+
+    def open_turn(self, entry: bytes) -> StoredTurn:
+        """Return the turn of one entry. Raises `Corrupt` if it cannot be read."""
+        content = self.open("turn", entry)
+        turn_id = content.get("turn_id")
+        if not isinstance(turn_id, str):
+            raise Corrupt("the stored turn has no id")
+        try:
+            return StoredTurn(turn_id, load_turn(content))
+        except ValueError as error:
+            raise Corrupt("the stored turn lacks what makes it one") from error
+
+    def seal_body(self, body: Body) -> bytes:
+        """Return the bytes of a conversation's body; fields of a newer version are written back."""
+        return self.seal(
+            "body",
+            {
+                **body.extra,
+                "summary": body.summary,
+                "health": body.health.value,
+                "attempts": body.attempts,
+                "next_attempt_at": body.next_attempt_at,
+                "folded": body.folded,
+                "dropped": body.dropped,
+                "forgotten": {"digests": body.forgotten.digests, "ages": body.forgotten.ages},
+            },
+        )
+
+    def open_body(self, data: bytes | None) -> Body:
+        """Return a conversation's body; fields that an older version did not write have defaults."""
+        if data is None:
+            return Body()
+        content = self.open("body", data)
+        known = {name: content.pop(name) for name in _BODY_FIELDS if name in content}
+        try:
+            forgotten = known.pop("forgotten", {})
+            return Body(
+                summary=str(known.get("summary", "")),
+                health=MemoryHealth(known.get("health", "healthy")),
+                attempts=int(known.get("attempts", 0)),
+                next_attempt_at=float(known.get("next_attempt_at", 0.0)),
+                folded=int(known.get("folded", 0)),
+                dropped=int(known.get("dropped", 0)),
+                forgotten=Forgotten(
+                    str(forgotten.get("digests", ",")),
+                    tuple((float(when), int(count)) for when, count in forgotten.get("ages", ())),
+                ),
+                extra=content,
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise Corrupt("the stored body has a field of another type") from error
+
+
+_BODY_FIELDS = (
+    "summary",
+    "health",
+    "attempts",
+    "next_attempt_at",
+    "folded",
+    "dropped",
+    "forgotten",
+)
+
+
+def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
+    """Return a turn as it stands in a state, with its id beside PenguiFlow's fields.
+
+    `defaults=False` leaves out what is empty, to save bytes. Raises `InvalidState` for artifacts that
+    are not JSON.
+    """
+    turn, digest = stored.turn, stored.turn.trajectory_digest
+    dumped: dict[str, Any] = {
+        "turn_id": stored.id,
+        "user_message": turn.user_message,
+        "assistant_response": turn.assistant_response,
+        "trajectory_digest": None
+        if digest is None
+        else {
+            "tools_invoked": list(digest.tools_invoked),
+            "observations_summary": digest.observations_summary,
+            "reasoning_summary": digest.reasoning_summary,
+            "artifacts_refs": list(digest.artifacts_refs),
+        },
+        "artifacts_shown": dict(turn.artifacts_shown),
+        "artifacts_hidden_refs": list(turn.artifacts_hidden_refs),
+        "ts": turn.ts,
+    }
+    for name in ("trajectory_digest", "artifacts_shown", "artifacts_hidden_refs", "ts"):
+        require_json(dumped[name], f"turn.{name}")
+        if not defaults and not dumped[name]:
+            del dumped[name]
+    return dumped
+
+
+def load_turn(payload: object) -> ConversationTurn:
+    """Return the turn of a state, ours or PenguiFlow's. Raises `ValueError` if it is none.
+
+    Accepts what PenguiFlow 3.11.2 accepts, with the same result: missing and null fields are empty.
+    """
+    if not isinstance(payload, Mapping):
+        raise ValueError("Invalid turn payload")
+    fields = cast("Mapping[str, Any]", payload)
+    digest = fields.get("trajectory_digest")
+    if digest is not None and not isinstance(digest, Mapping):
+        raise ValueError("Invalid trajectory_digest payload")
+    try:
+        return ConversationTurn(
+            user_message=str(fields.get("user_message") or ""),
+            assistant_response=str(fields.get("assistant_response") or ""),
+            trajectory_digest=None if digest is None else _load_digest(cast("Mapping[str, Any]", digest)),
+            artifacts_shown=dict(fields.get("artifacts_shown") or {}),
+            artifacts_hidden_refs=list(fields.get("artifacts_hidden_refs") or []),
+            ts=float(fields.get("ts") or 0.0),
+        )
+    except (TypeError, OverflowError) as error:
+        raise ValueError("Invalid turn payload") from error
+
+
+def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:
+    reasoning = fields.get("reasoning_summary")
+    return TrajectoryDigest(
+        tools_invoked=list(fields.get("tools_invoked") or []),
+        observations_summary=str(fields.get("observations_summary") or ""),
+        reasoning_summary=None if reasoning is None else str(reasoning),
+        artifacts_refs=list(fields.get("artifacts_refs") or []),
+    )
+
+
+def encode_json(content: object) -> bytes:
+    """Return compact UTF-8 JSON of a value that `require_json` has accepted."""
+    try:
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidState(f"not JSON: {error}") from error
+    return text.encode("utf-8", "surrogatepass")
+
+
+def require_json(value: object, path: str) -> None:
+    """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
+
+    Tuples pass (and come back as lists), and so do NaN, infinities, lone surrogates and integers of any
+    size that Python prints. A mapping whose keys are not strings does not: JSON would make strings of
+    them and two keys could become one.
+    """
+    try:
+        _require_json(value, path)
+    except RecursionError:
+        raise InvalidState(f"{path} is nested too deeply for JSON, or contains itself") from None
+
+
+def _require_json(value: object, path: str) -> None:
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return
+    if isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
+            _require_json(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(cast("Sequence[object]", value)):
+            _require_json(item, f"{path}[{index}]")
+    else:
+        raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")

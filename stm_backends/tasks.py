@@ -1,0 +1,87 @@
+"""Work that outlives the call that started it: held on to, logged when it fails, ended on closing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger("stm_backends")
+
+_T = TypeVar("_T")
+
+
+class Background:
+    """The running tasks of one owner.
+
+    An event loop keeps weak references only, so a task that nobody holds may vanish in the middle.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
+        """Run `work` as a task of ours."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def call_back(self, callback: Callable[..., object] | None, *args: object) -> None:
+        """Call a user's callback in a task of its own; what it raises is logged and forgotten."""
+        if callback is not None:
+            self.start(_call_back(callback, args), name="stm-callback")
+
+    async def call_within(self, timeout: float, function: Callable[..., object], *args: object) -> object:
+        """Call a user's function in a task of its own and return what it returns.
+
+        Raises `TimeoutError` after `timeout` seconds even if the function ignores its cancellation.
+        """
+        task = self.start(_call(function, args), name="stm-call")
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            task.add_done_callback(_retrieve)
+            raise TimeoutError(f"no answer within {timeout:g} s")
+        return task.result()
+
+    def __bool__(self) -> bool:
+        """Whether anything is running on a loop that still is."""
+        return any(not task.done() and not task.get_loop().is_closed() for task in self._tasks)
+
+    async def close(self, *, timeout: float) -> None:
+        """Wait up to `timeout` seconds for what is running, then cancel what is left and see it end."""
+        here, current = asyncio.get_running_loop(), asyncio.current_task()
+        tasks = {task for task in self._tasks if task.get_loop() is here and task is not current}
+        if not tasks:
+            return
+        _, running = await asyncio.wait(tasks, timeout=max(timeout, 0))
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=1.0)
+
+
+async def _call(function: Callable[..., object], args: tuple[object, ...]) -> object:
+    result = function(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _call_back(callback: Callable[..., object], args: tuple[object, ...]) -> None:
+    try:
+        await _call(callback, args)
+    except Exception as error:
+        # The message may quote the conversation, so it is left to those who ask for debugging output.
+        logger.warning("a callback of the memory raised %s", type(error).__name__)
+        logger.debug("the callback's traceback", exc_info=True)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,1 @@
+"""The driver for this datastore: not part of this release yet."""
