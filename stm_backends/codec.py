@@ -105,42 +105,15 @@ class Codec:
 
     def seal_body(self, body: Body) -> bytes:
         """Return the bytes of a conversation's body; fields of a newer version are written back."""
-        return self.seal(
-            "body",
-            {
-                **body.extra,
-                "summary": body.summary,
-                "health": body.health.value,
-                "attempts": body.attempts,
-                "next_attempt_at": body.next_attempt_at,
-                "folded": body.folded,
-                "dropped": body.dropped,
-                "forgotten": {"digests": body.forgotten.digests, "ages": body.forgotten.ages},
-            },
-        )
+        return self.seal("body", dump_body(body))
 
     def open_body(self, data: bytes | None) -> Body:
         """Return a conversation's body; fields that an older version did not write have defaults."""
         if data is None:
             return Body()
-        content = self.open("body", data)
-        known = {name: content.pop(name) for name in _BODY_FIELDS if name in content}
         try:
-            forgotten = known.pop("forgotten", {})
-            return Body(
-                summary=str(known.get("summary", "")),
-                health=MemoryHealth(known.get("health", "healthy")),
-                attempts=int(known.get("attempts", 0)),
-                next_attempt_at=float(known.get("next_attempt_at", 0.0)),
-                folded=int(known.get("folded", 0)),
-                dropped=int(known.get("dropped", 0)),
-                forgotten=Forgotten(
-                    str(forgotten.get("digests", ",")),
-                    tuple((float(when), int(count)) for when, count in forgotten.get("ages", ())),
-                ),
-                extra=content,
-            )
-        except (TypeError, ValueError, AttributeError) as error:
+            return load_body(self.open("body", data))
+        except ValueError as error:
             raise Corrupt("the stored body has a field of another type") from error
 
 
@@ -153,6 +126,42 @@ _BODY_FIELDS = (
     "dropped",
     "forgotten",
 )
+
+
+def dump_body(body: Body) -> dict[str, Any]:
+    """Return a conversation's body as JSON, with the fields of a newer version beside ours."""
+    return {
+        **body.extra,
+        "summary": body.summary,
+        "health": body.health.value,
+        "attempts": body.attempts,
+        "next_attempt_at": body.next_attempt_at,
+        "folded": body.folded,
+        "dropped": body.dropped,
+        "forgotten": {"digests": body.forgotten.digests, "ages": [list(age) for age in body.forgotten.ages]},
+    }
+
+
+def load_body(content: Mapping[str, Any]) -> Body:
+    """Return the body that `dump_body` wrote, or an older version's. Raises `ValueError` if it is none."""
+    forgotten = content.get("forgotten", {})
+    try:
+        digests = str(forgotten.get("digests", ","))
+        ages = tuple((float(when), int(count)) for when, count in forgotten.get("ages", ()))
+        if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
+            raise ValueError("the remembered ids do not match their ages")
+        return Body(
+            summary=str(content.get("summary", "")),
+            health=MemoryHealth(content.get("health", "healthy")),
+            attempts=int(content.get("attempts", 0)),
+            next_attempt_at=float(content.get("next_attempt_at", 0.0)),
+            folded=int(content.get("folded", 0)),
+            dropped=int(content.get("dropped", 0)),
+            forgotten=Forgotten(digests, ages),
+            extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
+        )
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError("a field of the body has another type") from error
 
 
 def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:

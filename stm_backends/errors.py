@@ -14,6 +14,8 @@ StmError
 │   ├── TooLarge            nothing was written: one entry, or the whole record, is past a limit
 │   ├── Corrupt             what is stored cannot be read by this version; nothing was overwritten
 │   └── Denied              the datastore refuses this user, database or file
+├── SessionNotFound         there is no such conversation to export or copy
+├── SessionExists           an import met a conversation and was not told to merge or replace
 └── MemoryBudgetExceeded    `overflow_policy="error"` refused a turn
 ```
 
@@ -22,6 +24,8 @@ No message carries text of a conversation, a conversation's id, or a secret.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Literal
 
 
@@ -124,5 +128,24 @@ class Denied(StorageError):
     """The datastore does not allow this to the user, role or process that asks."""
 
 
+class SessionNotFound(StmError, LookupError):
+    """There is no conversation under this key."""
+
+
+class SessionExists(StmError, ValueError):
+    """There is a conversation under this key already, and it was left as it is."""
+
+
 class MemoryBudgetExceeded(StmError, RuntimeError):
     """A turn was refused because `overflow_policy="error"` and it does not fit the token budget."""
+
+
+@contextmanager
+def located(backend: str, operation: str) -> Generator[None]:
+    """Add where it happened to a `StorageError` that does not say so yet."""
+    try:
+        yield
+    except StorageError as error:
+        error.backend = error.backend or backend
+        error.operation = error.operation or operation
+        raise

@@ -51,11 +51,22 @@ class Forgotten:
 
     def adding(self, turn_ids: Sequence[str], *, now: float, keep_for: float) -> Forgotten:
         """Return these and more, without those that are both old and past `REMEMBERED_IDS`."""
-        if not turn_ids:
+        return self._adding([digest(turn_id) for turn_id in turn_ids], now=now, keep_for=keep_for)
+
+    def union(self, newer: Forgotten, *, now: float, keep_for: float) -> Forgotten:
+        """Return these, then those of `newer` that are not among them."""
+        known = set(self.each())
+        return self._adding([d for d in newer.each() if d not in known], now=now, keep_for=keep_for)
+
+    def each(self) -> list[str]:
+        """Return the short hashes, oldest first."""
+        return self.digests.strip(",").split(",") if self.ages else []
+
+    def _adding(self, newer: list[str], *, now: float, keep_for: float) -> Forgotten:
+        if not newer:
             return self
-        digests = [*self.digests.strip(",").split(",")] if self.ages else []
-        digests += map(digest, turn_ids)
-        ages = [*self.ages, (now, len(turn_ids))]
+        digests = [*self.each(), *newer]
+        ages = [*self.ages, (now, len(newer))]
         surplus = len(digests) - REMEMBERED_IDS
         while surplus > 0 and ages[0][0] <= now - keep_for:
             when, count = ages[0]

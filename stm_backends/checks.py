@@ -1,0 +1,51 @@
+"""What drivers check before they talk to their datastore, alike on every backend."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from stm_backends.driver import AbsentType, AnyType, Expect, KeepType, Ttl
+from stm_backends.errors import ConfigurationError, TooLarge
+
+
+def require_ttl(ttl: float | None | KeepType) -> None:
+    """Raise `ValueError` unless a time to live is a positive number of seconds, `None` or `KEEP`."""
+    if not (ttl is None or isinstance(ttl, Ttl) or (ttl > 0 and math.isfinite(ttl))):
+        raise ValueError(f"ttl is a positive number of seconds, or None for ever; not {ttl!r}")
+
+
+def require_drop(drop: int, expect: str | AbsentType | AnyType) -> None:
+    """Raise `ValueError` unless `drop` counts entries of the very record that `expect` names."""
+    if drop < 0:
+        raise ValueError(f"drop is a number of entries, at least 0; not {drop}")
+    if drop and isinstance(expect, Expect):
+        raise ValueError("drop needs expect=<version>: only a caller who has read the tail can drop from it")
+
+
+def require_limit(limit: int) -> None:
+    """Raise `ValueError` unless a page may hold at least one name."""
+    if limit < 1:
+        raise ValueError(f"limit is a number of names, at least 1; not {limit}")
+
+
+def require_fits(
+    what: Literal["entry", "record"], size: int, limit: int, *, backend: str, operation: str
+) -> None:
+    """Raise `TooLarge` if `size` bytes are more than `limit`."""
+    if size > limit:
+        raise TooLarge(what, size=size, limit=limit, backend=backend, operation=operation)
+
+
+def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -> None:
+    """Raise `ConfigurationError`, with a near miss, for a setting that a backend does not have."""
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigurationError(
+                f"backend {backend!r} has no setting {name!r}; {hint}it has: {', '.join(names)}"
+            )

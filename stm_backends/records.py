@@ -1,0 +1,39 @@
+"""What the core asks of a driver that takes more than one operation."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeVar
+
+from stm_backends.driver import Driver
+from stm_backends.errors import OutcomeUnknown
+
+PAGE: Final = 200
+"""How many names one `scan` asks for."""
+
+SENDS: Final = 3
+"""How often a write whose outcome is unknown is sent: both kinds of write bear repetition."""
+
+_T = TypeVar("_T")
+
+
+async def names(driver: Driver, scope: str) -> AsyncIterator[str]:
+    """Yield the names of one scope in order; those there throughout exactly once."""
+    after: str | None = ""
+    while after is not None:
+        page = await driver.scan(scope, after=after, limit=PAGE)
+        for name in page.names:
+            yield name
+        after = page.after
+
+
+async def resent(send: Callable[[], Awaitable[_T]]) -> _T:
+    """Send a write that bears repetition, again if its outcome is unknown, `SENDS` times in all."""
+    for attempt in range(1, SENDS):
+        try:
+            return await send()
+        except OutcomeUnknown:
+            await asyncio.sleep(random.uniform(0, 0.05 * 2**attempt))
+    return await send()

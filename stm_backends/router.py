@@ -1,0 +1,185 @@
+"""One memory object for all conversations, for frameworks that hold a single one.
+
+Such a framework names the conversation through `hydrate(store, composite)`, then reads and adds, then
+calls `persist(store, composite)`. The router binds the key for the task that called `hydrate` and
+passes everything on to that conversation's memory.
+
+The binding is made in two halves. Calling `hydrate` puts an empty binding on top of the caller's stack
+*at once*, before there is anything to await; awaiting it fills the binding in. So whatever goes wrong
+in between (a key that is none, a timeout, a cancellation) leaves an empty binding on top, and an empty
+binding shows nothing and stores nothing. It also makes `asyncio.wait_for(router.hydrate(...), 1)` bind
+for the caller on Python 3.11, where `wait_for` awaits in a task of its own with a copied context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any, Final
+
+from stm_backends import keys
+from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_config
+
+logger = logging.getLogger("stm_backends")
+
+DEEPEST: Final = 64
+"""How many bindings one task stacks; below lie those of calls that ended without `persist`."""
+
+KEPT_MEMORIES: Final = 1_024
+"""How many conversations' memory objects are kept for their next turn."""
+
+
+class _Binding:
+    """Which conversation is meant. `memory` is `None` before it is known and after it is over."""
+
+    __slots__ = ("composite", "memory")
+
+    def __init__(self, composite: str) -> None:
+        self.composite = composite
+        self.memory: DistributedShortTermMemory | None = None
+
+
+class MemoryRouter:
+    """A `ShortTermMemory` that is, for each task, the memory of the conversation bound there.
+
+    Nothing bound means: shows nothing, stores nothing, and says so in the log.
+    """
+
+    def __init__(
+        self,
+        make_memory: Callable[[MemoryKey], DistributedShortTermMemory],
+        config: object | None = None,
+        *,
+        keep: int = KEPT_MEMORIES,
+    ) -> None:
+        self._make_memory = make_memory
+        self._config = as_config(config)
+        self._keep = keep
+        self._memories: OrderedDict[str, DistributedShortTermMemory] = OrderedDict()
+        self._stack: ContextVar[tuple[_Binding, ...]] = ContextVar("stm_bindings", default=())
+
+    def hydrate(self, store: object, key: str) -> Coroutine[Any, Any, None]:
+        """Bind the conversation of a composite key for the current task until `persist`.
+
+        Whatever was bound is hidden from this very call on. Raises `InvalidKey`, when awaited, for
+        anything but three `:`-separated parts as `MemoryKey.composite()` writes them. `store` is not
+        used: the conversation is in the backend already.
+        """
+        return self._fill(self._push(key), key)
+
+    def persist(self, store: object, key: str) -> Coroutine[Any, Any, None]:
+        """End the binding of `key`, and those stacked on it; writes nothing, the turns are stored."""
+        for binding in reversed(self._stack.get()):
+            if binding.composite == key:
+                self._pop(binding)
+                break
+        else:
+            logger.warning("persist was called for a conversation that is not bound here")
+        return asyncio.sleep(0)
+
+    @contextlib.contextmanager
+    def bound(self, key: MemoryKey) -> Generator[None]:
+        """Bind a conversation for the body of a `with` statement."""
+        composite = key.composite()
+        memory = self._memory_of(composite, key)
+        binding = self._push(composite)
+        binding.memory = memory
+        try:
+            yield
+        finally:
+            self._pop(binding)
+
+    @property
+    def health(self) -> MemoryHealth:
+        """The health of the bound conversation; `HEALTHY` if none is bound."""
+        memory = self._bound("health")
+        return MemoryHealth.HEALTHY if memory is None else memory.health
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        """Remember a turn of the bound conversation; stores nothing if none is bound."""
+        memory = self._bound("add_turn")
+        if memory is not None:
+            await memory.add_turn(turn, turn_id=turn_id)
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        """Return what the model shall know of the bound conversation; `{}` if none is bound."""
+        memory = self._bound("get_llm_context")
+        return {} if memory is None else await memory.get_llm_context()
+
+    async def turns(self) -> list[ConversationTurn]:
+        """Return every turn of the bound conversation that is retained in full."""
+        memory = self._bound("turns")
+        return [] if memory is None else await memory.turns()
+
+    def estimate_tokens(self) -> int:
+        """Estimate the tokens of the bound conversation's context."""
+        memory = self._bound("estimate_tokens")
+        return self._config.estimate("{}") if memory is None else memory.estimate_tokens()
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing of the bound conversation is pending."""
+        memory = self._bound("flush")
+        if memory is not None:
+            await memory.flush(timeout)
+
+    async def close(self, *, timeout: float = 0.0) -> None:
+        """End the background work of every conversation that is still held."""
+        memories = [*self._memories.values()]
+        self._memories.clear()
+        await asyncio.gather(*(memory.close(timeout=timeout) for memory in memories))
+
+    # Bindings: a tuple per context, of cells that a copied context shares
+
+    def _push(self, composite: str) -> _Binding:
+        binding = _Binding(composite)
+        stack = (*self._stack.get(), binding)
+        self._stack.set(stack[-DEEPEST:])
+        return binding
+
+    def _pop(self, binding: _Binding) -> None:
+        """End a binding and those stacked on it."""
+        stack = self._stack.get()
+        depth = stack.index(binding) if binding in stack else len(stack)
+        for ended in (binding, *stack[depth:]):
+            # A task that was started inside and lives on has this cell in its own copy of the stack.
+            memory, ended.memory = ended.memory, None
+            if memory is not None and self._memories.get(ended.composite) is not memory:
+                memory.abandon()
+        self._stack.set(stack[:depth])
+
+    async def _fill(self, binding: _Binding, composite: str) -> None:
+        binding.memory = self._memory_of(composite, keys.parse_composite(composite))
+
+    def _bound(self, asked: str) -> DistributedShortTermMemory | None:
+        stack = self._stack.get()
+        memory = stack[-1].memory if stack else None
+        if memory is None:
+            logger.warning("%s without a bound conversation: nothing is shown or stored", asked)
+        return memory
+
+    # Memory objects of conversations seen lately
+
+    def _memory_of(self, composite: str, key: MemoryKey) -> DistributedShortTermMemory:
+        memory = self._memories.pop(composite, None) or self._make_memory(key)
+        self._memories[composite] = memory
+        self._let_go()
+        return memory
+
+    def _let_go(self) -> None:
+        """Let the least recently used go, those at work only when there are far too many.
+
+        A memory that is still needed by a binding lives on in it; one that had something to do is
+        stirred again by the next read, in whichever process that happens.
+        """
+        surplus = len(self._memories) - self._keep
+        for composite, memory in [*self._memories.items()][: max(0, surplus) * 8]:
+            if len(self._memories) <= self._keep:
+                return
+            if not memory.busy or len(self._memories) > 2 * self._keep:
+                del self._memories[composite]
+                memory.abandon()

@@ -1,0 +1,633 @@
+"""What several pods make of one conversation, with every step of theirs under control."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stm_backends import keys
+from stm_backends.codec import Codec
+from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.driver import ABSENT, ANY, Key
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.lease import Lease
+from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.testing.memory_contract import config, shown, turn, until
+from stm_backends.testing.spy import SpyDriver
+from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.types import MemoryHealth, MemoryKey
+
+KEY = MemoryKey("acme", "u1", "chat")
+RECORD = keys.memory_key(KEY)
+
+
+class Pods:
+    """Several pods on one datastore, with a common clock that only moves when told to."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.now = 1_000.0
+        self.memories: list[DistributedShortTermMemory] = []
+        self.drivers: list[SpyDriver] = []
+
+    async def pod(
+        self,
+        settings: object | None = None,
+        summarizer: Any = None,
+        *,
+        key: MemoryKey = KEY,
+        clock_error: float = 0.0,
+        **limits: Any,
+    ) -> tuple[DistributedShortTermMemory, SpyDriver]:
+        driver = SpyDriver(MemoryDriver(self.store, clock=lambda: self.now, **limits))
+        await driver.open()
+        memory = DistributedShortTermMemory(
+            driver,
+            key,
+            config() if settings is None else settings,
+            summarizer=summarizer or LedgerSummarizer(),
+        )
+        self.memories.append(memory)
+        self.drivers.append(driver)
+        return memory, driver
+
+    async def close(self) -> None:
+        for memory in self.memories:
+            await memory.close()
+
+
+@pytest.fixture
+async def pods() -> Any:
+    made = Pods()
+    yield made
+    await made.close()
+
+
+async def test_rolling_summary_without_a_summarizer_is_a_mistake_said_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="summarizer"):
+        DistributedShortTermMemory(MemoryDriver(), KEY, config())
+
+
+async def test_adding_and_reading_are_one_round_trip_each(pods: Pods) -> None:
+    memory, driver = await pods.pod(config(zone=50))
+    await memory.add_turn(turn(0))
+    driver.calls.clear()
+    for number in range(1, 20):
+        await memory.add_turn(turn(number))
+        await memory.get_llm_context()
+    assert driver.calls == [("append", "memory"), ("load", "memory")] * 19
+
+
+async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+    await memory.add_turn(turn(0))
+    assert driver.calls == [("replace", "users"), ("append", "memory"), ("replace", "users")]
+
+
+async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    for number in range(2):
+        await memory.add_turn(turn(number))
+    driver.calls.clear()
+    await memory.add_turn(turn(2))
+    await until(lambda: memory.stats.summaries == 1 and not memory.busy)
+    assert driver.calls == [
+        ("append", "memory"),
+        ("replace", "lease"),
+        ("load", "memory"),
+        ("replace", "memory"),
+        ("delete", "lease"),
+    ]
+
+
+async def test_what_one_pod_adds_the_other_reads(pods: Pods) -> None:
+    here, _ = await pods.pod()
+    there, _ = await pods.pod()
+    for number in range(6):
+        await (here, there)[number % 2].add_turn(turn(number))
+    await here.flush()
+    await there.flush()
+    assert await shown(here) == await shown(there) == {
+        "summary": ["u0", "u1", "u2", "u3"],
+        "pending": [],
+        "recent": ["u4", "u5"],
+    }
+
+
+async def test_two_pods_never_summarize_at_the_same_time(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    here, _ = await pods.pod(summarizer=summarizer)
+    there, _ = await pods.pod(summarizer=summarizer)
+    for number in range(5):
+        await here.add_turn(turn(number))
+        await there.get_llm_context()
+    await asyncio.sleep(0.3)
+    assert summarizer.most_running == 1
+    summarizer.release()
+    await there.flush()
+    assert [item["user"] for request in summarizer.requests for item in request["turns"]] == ["u0", "u1", "u2"]
+
+
+async def test_a_pod_that_waited_for_the_lease_does_not_summarize_the_same_turns_again(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    here, _ = await pods.pod(summarizer=summarizer)
+    there, driver = await pods.pod(summarizer=summarizer)
+    for number in range(2):
+        await here.add_turn(turn(number))
+
+    async def let_the_other_finish(_: Key | str) -> None:
+        await here.flush()
+
+    # There sees that a fold is due, and before it gets the lease the other pod has made it.
+    await here.add_turn(turn(2))
+    driver.after["load"] = [let_the_other_finish]
+    await there.get_llm_context()
+    await there.flush()
+    assert len(summarizer.requests) == 1
+
+
+async def test_a_fold_that_loses_its_race_keeps_its_summary_when_it_still_applies(pods: Pods) -> None:
+    here, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
+    there, _ = await pods.pod()
+    stored = await there_writes_new_version(pods)
+
+    driver.before["replace"] = [stored]
+    for number in range(3):
+        await here.add_turn(turn(number))
+    await here.flush()
+    assert (await shown(there))["summary"] == ["u0"]
+    assert here.stats.lost_races == 1
+    assert len(summarizer.requests) == 1
+
+
+async def there_writes_new_version(pods: Pods) -> Any:
+    """Return a hook that rewrites the body as it is, under another version."""
+    other = MemoryDriver(pods.store, clock=lambda: pods.now)
+    await other.open()
+
+    async def rewrite(key: Key | str) -> None:
+        assert isinstance(key, Key)
+        record = await other.load(key)
+        assert record is not None
+        body = record.body or Codec().seal_body(Codec().open_body(None))
+        assert await other.replace(key, body, version="theirs", expect=record.version, ttl=None)
+
+    return rewrite
+
+
+async def test_a_fold_that_loses_to_another_fold_is_discarded(pods: Pods) -> None:
+    here, driver = await pods.pod(summarizer=(mine := LedgerSummarizer()))
+    there, _ = await pods.pod(summarizer=(theirs := LedgerSummarizer()))
+    lease = keys.lease_key(KEY)
+
+    async def lease_expires_and_the_other_folds(_: Key | str) -> None:
+        await driver.inner.delete(lease)
+        await there.flush()
+
+    driver.before["replace"] = [lease_expires_and_the_other_folds]
+    for number in range(4):
+        await here.add_turn(turn(number))
+    await here.flush()
+    assert (await shown(here)) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
+    assert here.stats.lost_races == 1
+    assert (len(mine.requests), len(theirs.requests)) == (1, 1)
+
+
+async def test_a_fold_never_removes_turns_of_another_pod(pods: Pods) -> None:
+    here, driver = await pods.pod()
+    there, _ = await pods.pod(config("truncation", zone=50))
+
+    async def others_add(_: Key | str) -> None:
+        for number in (10, 11, 12):
+            await there.add_turn(turn(number))
+
+    driver.before["replace"] = [others_add]
+    for number in range(3):
+        await here.add_turn(turn(number))
+    await until(lambda: here.stats.summaries >= 1)
+    await here.flush()
+    assert await shown(here) == {"summary": ["u0", "u1", "u2", "u10"], "pending": [], "recent": ["u11", "u12"]}
+
+
+async def test_a_pod_takes_over_when_the_holder_of_the_lease_dies(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    dead = Lease(driver, keys.lease_key(KEY), ttl=75.0, content=b"")
+    assert await dead.acquire()
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush(timeout=0.3)
+    assert (await shown(memory))["pending"] == ["u0"]
+    pods.now += 75.0
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+async def test_a_pod_resumes_what_a_dead_one_left_when_it_reads(pods: Pods) -> None:
+    dead, _ = await pods.pod(config("truncation", zone=50))
+    for number in range(4):
+        await dead.add_turn(turn(number))
+    alive, _ = await pods.pod()
+    await alive.get_llm_context()
+    await until(lambda: alive.stats.summaries == 1)
+    assert (await shown(alive))["summary"] == ["u0", "u1"]
+
+
+async def test_a_lease_is_given_back_when_the_memory_is_closed_in_the_middle(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memory, driver = await pods.pod(summarizer=summarizer)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await asyncio.wait_for(summarizer.called.wait(), 5)
+    await memory.close(timeout=0.05)
+    assert await driver.load(keys.lease_key(KEY)) is None
+    assert not memory.busy
+    assert (await shown(memory))["pending"] == ["u0"]
+
+
+async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memory, _ = await pods.pod(summarizer=summarizer)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await asyncio.wait_for(summarizer.called.wait(), 5)
+    closing = asyncio.create_task(memory.close(timeout=5))
+    await asyncio.sleep(0.01)
+    summarizer.release()
+    await asyncio.wait_for(closing, 2)
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+async def test_somebody_elses_lease_is_never_released(pods: Pods) -> None:
+    _, driver = await pods.pod()
+    slow = Lease(driver, keys.lease_key(KEY), ttl=10.0, content=b"")
+    assert await slow.acquire()
+    pods.now += 10.0
+    fast = Lease(driver, keys.lease_key(KEY), ttl=10.0, content=b"")
+    assert await fast.acquire()
+    await slow.release()
+    assert await driver.load(keys.lease_key(KEY)) is not None
+    await fast.release()
+    assert await driver.load(keys.lease_key(KEY)) is None
+
+
+async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut", backend="memory", operation="append")
+
+    for number in range(5):
+        driver.after["append"] = [lost]
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert await shown(memory) == {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3", "u4"]}
+
+
+async def test_a_lost_answer_to_a_fold_is_settled_by_its_token(pods: Pods) -> None:
+    memory, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut")
+
+    driver.after["replace"] = [lost]
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+    assert (memory.stats.summaries, memory.stats.lost_races, len(summarizer.requests)) == (1, 0, 1)
+
+
+async def test_an_outage_is_raised_and_never_an_empty_memory(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    await memory.add_turn(turn(0))
+
+    async def down(_: Key | str) -> None:
+        raise Unavailable("nobody answers", backend="memory", operation="any")
+
+    for operation in ("load", "append"):
+        driver.before[operation] = [down] * 10  # pyright: ignore[reportArgumentType]
+    with pytest.raises(Unavailable):
+        await memory.get_llm_context()
+    with pytest.raises(Unavailable):
+        await memory.add_turn(turn(1))
+    with pytest.raises(Unavailable):
+        await memory.flush()
+    driver.before.clear()
+    assert (await shown(memory))["recent"] == ["u0"]
+
+
+async def test_the_background_survives_a_short_outage(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, driver = await pods.pod()
+
+    async def down(_: Key | str) -> None:
+        raise Unavailable("nobody answers")
+
+    for number in range(2):
+        await memory.add_turn(turn(number))
+    driver.before["replace"] = [down]
+    await memory.add_turn(turn(2))
+    await until(lambda: memory.stats.summaries == 1)
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"stm/1 body\n{", b"stm/1 body\n[]", b"stm/1 turn\n{}", b"stm/2 body\n{}", b"stm/1 body rot13\n{}"])
+async def test_a_body_that_cannot_be_read_is_an_error_and_is_not_overwritten(pods: Pods, damage: bytes) -> None:
+    memory, driver = await pods.pod()
+    await driver.replace(RECORD, damage, version="v", expect=ANY, ttl=None)
+    with pytest.raises(Corrupt) as caught:
+        await memory.get_llm_context()
+    assert (caught.value.backend, caught.value.operation) == ("memory", "get_llm_context")
+    assert "chat" not in str(caught.value)
+    for number in range(5):
+        await memory.add_turn(turn(number))
+    await asyncio.sleep(0.05)
+    record = await driver.load(RECORD)
+    assert record is not None
+    assert (record.body, len(record.tail)) == (damage, 5)
+
+
+async def test_an_entry_that_cannot_be_read_is_an_error_and_stays(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    await memory.add_turn(turn(0))
+    await driver.append(RECORD, b"stm/2 turn\n{}", birth="b", ttl=None)
+    with pytest.raises(Corrupt, match="format"):
+        await memory.turns()
+    for number in range(5):
+        await memory.add_turn(turn(number))
+    await asyncio.sleep(0.05)
+    record = await driver.load(RECORD)
+    assert record is not None
+    assert len(record.tail) == 7
+
+
+async def test_a_body_of_an_older_version_is_read_and_carried_on(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    older = {"summary": "<session_summary>\n- u0\n</session_summary>", "health": "healthy"}
+    body = b"stm/1 body\n" + json.dumps(older).encode()
+    await driver.replace(RECORD, body, version="old", expect=ABSENT, ttl=None)
+    for number in range(1, 4):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert await shown(memory) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
+
+
+async def test_fields_of_a_newer_version_survive_a_fold(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    newer = {"summary": "", "health": "healthy", "mood": {"deep": [1, 2]}}
+    body = b"stm/1 body\n" + json.dumps(newer).encode()
+    await driver.replace(RECORD, body, version="new", expect=ABSENT, ttl=None)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    record = await driver.load(RECORD)
+    assert record is not None
+    stored = Codec().open("body", record.body or b"")
+    assert stored["mood"] == {"deep": [1, 2]}
+    assert stored["folded"] == 1
+
+
+async def test_old_and_new_pods_with_different_settings_share_a_conversation(pods: Pods) -> None:
+    small, _ = await pods.pod(config(zone=1))
+    large, _ = await pods.pod(config(zone=4))
+    for number in range(8):
+        await (small, large)[number % 2].add_turn(turn(number))
+        await small.flush()
+    view = await shown(large)
+    assert view["summary"] + view["pending"] + view["recent"] == [f"u{number}" for number in range(8)]
+
+
+async def test_the_background_never_lengthens_a_conversations_life(pods: Pods) -> None:
+    memory, driver = await pods.pod(config(session_ttl_s=60.0))
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    pods.now += 59.0
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+    pods.now += 1.0
+    assert await driver.load(RECORD) is None
+    assert await shown(memory) == {"summary": [], "pending": [], "recent": []}
+
+
+async def test_adding_lengthens_a_conversations_life(pods: Pods) -> None:
+    memory, _ = await pods.pod(config(session_ttl_s=60.0))
+    for number in range(4):
+        await memory.add_turn(turn(number))
+        pods.now += 59.0
+    await memory.flush()
+    assert (await shown(memory))["recent"] == ["u2", "u3"]
+
+
+async def test_a_summary_of_an_expired_conversation_never_enters_the_new_one(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memory, _ = await pods.pod(config(session_ttl_s=60.0), summarizer)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await asyncio.wait_for(summarizer.called.wait(), 5)
+    pods.now += 60.0
+    await memory.add_turn(turn("new"))
+    summarizer.release()
+    await until(lambda: not memory.busy)
+    assert await shown(memory) == {"summary": [], "pending": [], "recent": ["unew"]}
+
+
+async def test_an_erased_conversation_is_not_brought_back_by_a_summary(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memory, driver = await pods.pod(summarizer=summarizer)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await asyncio.wait_for(summarizer.called.wait(), 5)
+    assert await driver.delete(RECORD)
+    summarizer.release()
+    await until(lambda: not memory.busy)
+    assert await driver.load(RECORD) is None
+
+
+async def test_a_full_record_is_folded_at_once_and_the_turn_is_stored(pods: Pods) -> None:
+    memory, _ = await pods.pod(config(zone=1, fold_batch_turns=100), max_record_bytes=6_000)
+    for number in range(12):
+        await memory.add_turn(turn(number, "x" * 800))
+    view = await shown(memory)
+    assert view["summary"] + view["pending"] + view["recent"] == [f"u{number}" for number in range(12)]
+    assert memory.stats.summaries > 0
+
+
+async def test_a_full_record_is_trimmed_at_once_under_truncation(pods: Pods) -> None:
+    memory, _ = await pods.pod(config("truncation", zone=3), max_record_bytes=5_000)
+    for number in range(12):
+        await memory.add_turn(turn(number, "x" * 800))
+    assert (await shown(memory))["recent"] == ["u9", "u10", "u11"]
+
+
+async def test_a_turn_that_is_too_large_by_itself_is_refused(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"), max_entry_bytes=1_000)
+    with pytest.raises(TooLarge) as caught:
+        await memory.add_turn(turn(0, "x" * 2_000))
+    assert caught.value.what == "entry"
+    assert await driver.load(RECORD) is None
+
+
+async def test_a_record_that_no_fold_can_relieve_says_that_it_is_full(pods: Pods) -> None:
+    memory, _ = await pods.pod(config(zone=100), max_record_bytes=3_000)
+    with pytest.raises(TooLarge) as caught:
+        for number in range(10):
+            await memory.add_turn(turn(number, "x" * 800))
+    assert caught.value.what == "record"
+
+
+async def test_a_fold_drops_no_more_entries_than_the_driver_can(pods: Pods) -> None:
+    memory, driver = await pods.pod(config(zone=1, fold_batch_turns=7))
+    object.__setattr__(driver.inner.traits, "max_drop", 3)
+    for number in range(8):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert await shown(memory) == {
+        "summary": [f"u{number}" for number in range(7)],
+        "pending": [],
+        "recent": ["u7"],
+    }
+    assert memory.stats.summaries == 3
+
+
+async def test_pods_agree_on_health(pods: Pods) -> None:
+    failing = LedgerSummarizer()
+    failing.fail = 100
+    settings = config(retry_attempts=0, degraded_retry_interval_s=60.0)
+    here, _ = await pods.pod(settings, failing)
+    there, _ = await pods.pod(settings)
+    for number in range(3):
+        await here.add_turn(turn(number))
+    await until(lambda: here.health is MemoryHealth.DEGRADED)
+    assert await shown(there) == {"summary": [], "pending": [], "recent": ["u1", "u2"]}
+    assert there.health is MemoryHealth.DEGRADED
+
+
+async def test_a_degraded_conversation_is_recovered_by_a_pod_that_only_reads(pods: Pods) -> None:
+    failing = LedgerSummarizer()
+    failing.fail = 1
+    settings = config(retry_attempts=0, degraded_retry_interval_s=0.2)
+    dead, _ = await pods.pod(settings, failing)
+    for number in range(3):
+        await dead.add_turn(turn(number))
+    await until(lambda: dead.health is MemoryHealth.DEGRADED)
+    await dead.close()
+    reader, _ = await pods.pod(settings)
+    await reader.get_llm_context()
+    await until(lambda: reader.health is MemoryHealth.HEALTHY and reader.stats.summaries == 1)
+    assert (await shown(reader))["summary"] == ["u0"]
+
+
+async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods: Pods) -> None:
+    _, driver = await pods.pod()
+    memory = DistributedShortTermMemory(
+        driver, KEY, config(retry_backoff_base_s=0.1), summarizer=(summarizer := LedgerSummarizer()),
+        clock=lambda: 0.0,
+    )  # fmt: skip
+    pods.memories.append(memory)
+    behind = {"summary": "", "health": "retry", "attempts": 1, "next_attempt_at": 1e9}
+    body = b"stm/1 body\n" + json.dumps(behind).encode()
+    await driver.replace(RECORD, body, version="v", expect=ABSENT, ttl=None)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await until(lambda: len(summarizer.requests) == 1, within=2)
+
+
+async def test_summarizer_calls_in_flight_are_bounded_across_conversations() -> None:
+    driver = MemoryDriver()
+    await driver.open()
+    slots = asyncio.Semaphore(2)
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    memories = [
+        DistributedShortTermMemory(
+            driver, MemoryKey("acme", "u1", f"chat-{number}"), config(), summarizer=summarizer, slots=slots
+        )
+        for number in range(6)
+    ]
+    for number in range(3):
+        await asyncio.gather(*(memory.add_turn(turn(number)) for memory in memories))
+    await asyncio.sleep(0.1)
+    assert summarizer.most_running == 2
+    summarizer.release()
+    await asyncio.gather(*(memory.flush() for memory in memories))
+    assert len(summarizer.requests) == 6
+    assert summarizer.most_running == 2
+
+
+async def test_a_summarizer_that_ignores_its_cancellation_is_left_behind(pods: Pods) -> None:
+    calls = 0
+
+    async def stubborn(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            for _ in range(20):
+                try:
+                    await asyncio.sleep(0.05)
+                except asyncio.CancelledError:
+                    continue
+        return {"summary": "done"}
+
+    memory, _ = await pods.pod(config(summarizer_timeout_s=0.1), stubborn)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await until(lambda: memory.stats.summaries == 1, within=0.9)
+    assert calls == 2
+
+
+async def test_no_log_record_holds_text_of_a_conversation(
+    pods: Pods, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def indiscreet(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise ValueError(f"cannot summarize {request}")
+
+    caplog.set_level(logging.INFO)
+    memory, _ = await pods.pod(config(retry_attempts=1), indiscreet)
+    for number in range(3):
+        await memory.add_turn(turn(number, "the secret answer"))
+    await until(lambda: memory.health is MemoryHealth.DEGRADED)
+    assert "ValueError" in caplog.text
+    for secret in ("secret", "u0", "chat", "acme"):
+        assert secret not in caplog.text
+
+
+async def test_conversations_of_different_keys_never_meet(pods: Pods) -> None:
+    tricky = [
+        MemoryKey("a", "b", "c"),
+        MemoryKey("a:b", "c", "d"),
+        MemoryKey("a", "b:c", "d"),
+        MemoryKey("a%3Ab", "c", "d"),
+        MemoryKey("kv", "v1", "x"),
+        MemoryKey("a", "b", "memory"),
+    ]
+    made = [(await pods.pod(config("truncation"), key=key))[0] for key in tricky]
+    for number, memory in enumerate(made):
+        await memory.add_turn(turn(number))
+    for number, memory in enumerate(made):
+        assert (await shown(memory))["recent"] == [f"u{number}"]
+
+
+async def test_the_cost_of_a_turn_does_not_grow_with_the_conversation(pods: Pods) -> None:
+    memory, driver = await pods.pod(config(zone=5, fold_batch_turns=5))
+    largest = 0
+    for number in range(400):
+        await memory.add_turn(turn(number), turn_id=str(number))
+        if number % 20 == 19:
+            await memory.flush()
+            record = await driver.load(RECORD)
+            assert record is not None
+            largest = max(largest, len(record.tail))
+            forgotten = Codec().open_body(record.body).forgotten
+            assert forgotten.digests.count(",") <= 402
+    assert largest <= 30
