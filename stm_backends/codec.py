@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
 from stm_backends.policy import Body, Forgotten
@@ -51,17 +51,40 @@ class Codec:
             if not (transform.name.isascii() and transform.name.replace("-", "").isalnum()):
                 raise ConfigurationError(f"a transform's name is letters, digits and '-': {transform.name!r}")
         self._transforms = {transform.name: transform for transform in transforms}
-        self._suffix = "".join(f" {name}" for name in self._transforms)
+        suffix = "".join(f" {name}" for name in self._transforms)
+        self._headers = {
+            kind: f"stm/{FORMAT} {kind}{suffix}\n".encode("ascii") for kind in get_args(EnvelopeKind)
+        }
 
     def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
         """Return the envelope of one JSON object whose values `require_json` has accepted."""
         data = encode_json(content)
         for transform in self._transforms.values():
             data = transform.encode(data)
-        return f"stm/{FORMAT} {kind}{self._suffix}\n".encode("ascii") + data
+        return self._headers[kind] + data
 
     def open(self, kind: EnvelopeKind, envelope: bytes) -> dict[str, Any]:
         """Return the JSON object in an envelope. Raises `Corrupt` if it cannot be read."""
+        header = self._headers[kind]
+        if envelope.startswith(header):
+            data, transforms = envelope[len(header) :], list(self._transforms)
+        else:
+            data, transforms = self._read_header(kind, envelope)
+        for name in reversed(transforms):
+            try:
+                data = self._transforms[name].decode(data)
+            except Exception as error:
+                raise Corrupt(f"the transform {name!r} could not read the stored bytes") from error
+        try:
+            content = decode_json(data)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"the stored {kind} is not JSON") from error
+        if not isinstance(content, dict):
+            raise Corrupt(f"the stored {kind} is not a JSON object")
+        return cast("dict[str, Any]", content)
+
+    def _read_header(self, kind: EnvelopeKind, envelope: bytes) -> tuple[bytes, list[str]]:
+        """Return what follows the first line, and the transforms that it names."""
         line, newline, data = envelope.partition(b"\n")
         words = line.decode("ascii", "replace").split(" ")
         if not newline or not words[0].startswith("stm/"):
@@ -73,20 +96,10 @@ class Codec:
             )
         if words[1:2] != [kind]:
             raise Corrupt(f"the stored bytes hold a {' '.join(words[1:2])!r}, not a {kind!r}")
-        for name in reversed(words[2:]):
+        for name in words[2:]:
             if name not in self._transforms:
                 raise Corrupt(f"stored through the transform {name!r}, which this process does not have")
-            try:
-                data = self._transforms[name].decode(data)
-            except Exception as error:
-                raise Corrupt(f"the transform {name!r} could not read the stored bytes") from error
-        try:
-            content = json.loads(data.decode("utf-8", "surrogatepass"))
-        except (ValueError, RecursionError) as error:
-            raise Corrupt(f"the stored {kind} is not JSON") from error
-        if not isinstance(content, dict):
-            raise Corrupt(f"the stored {kind} is not a JSON object")
-        return cast("dict[str, Any]", content)
+        return data, words[2:]
 
     def seal_turn(self, stored: StoredTurn) -> bytes:
         """Return the entry of one turn. Raises `InvalidState` if it is not JSON."""
@@ -199,11 +212,11 @@ def load_turn(payload: object) -> ConversationTurn:
 
     Accepts what PenguiFlow 3.11.2 accepts, with the same result: missing and null fields are empty.
     """
-    if not isinstance(payload, Mapping):
+    if not isinstance(payload, (dict, Mapping)):
         raise ValueError("Invalid turn payload")
     fields = cast("Mapping[str, Any]", payload)
     digest = fields.get("trajectory_digest")
-    if digest is not None and not isinstance(digest, Mapping):
+    if digest is not None and not isinstance(digest, (dict, Mapping)):
         raise ValueError("Invalid trajectory_digest payload")
     try:
         return ConversationTurn(
@@ -231,10 +244,28 @@ def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:
 def encode_json(content: object) -> bytes:
     """Return compact UTF-8 JSON of a value that `require_json` has accepted."""
     try:
-        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        text = _encode(content)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidState(f"not JSON: {error}") from error
     return text.encode("utf-8", "surrogatepass")
+
+
+def decode_json(data: bytes) -> object:
+    """Return the value of one JSON document as `encode_json` wrote it. Raises `ValueError` otherwise."""
+    text = data.decode("utf-8", "surrogatepass")
+    content, end = _decode(text)
+    if end != len(text):
+        raise ValueError("there is something after the JSON document")
+    return content
+
+
+# Made once: the functions of the json module make an encoder a call, and look for white space.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode
+
+
+_PRINTED_BITS = 14_000
+"""Integers of up to so many bits are printed under the interpreter's usual limit on digits."""
 
 
 def require_json(value: object, path: str) -> None:
@@ -251,7 +282,12 @@ def require_json(value: object, path: str) -> None:
 
 
 def _require_json(value: object, path: str) -> None:
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
+        try:
+            str(value)
+        except ValueError:
+            raise InvalidState(f"{path} is an integer of more digits than Python prints") from None
+    if value is None or isinstance(value, (str, int, float)):
         return
     if isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():

@@ -175,10 +175,12 @@ def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
             return entry_point, plugin
     found: list[tuple[EntryPoint, BackendPlugin]] = []
     schemes: set[str] = set()
+    broken: list[str] = []
     for entry_point in (one for name in claims for one in claims[name]):
         try:
             plugin = _load(entry_point)
         except ConfigurationError:
+            broken.append(entry_point.name)
             continue
         schemes.update(plugin.url_schemes)
         if scheme in plugin.url_schemes:
@@ -186,7 +188,10 @@ def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
     if not found:
         # Without "//" the word before a colon may be a user's name.
         shown = bool(scheme) and ("://" in url or "@" not in url)
-        raise _unknown("URL scheme", scheme or url, shown=shown, names=claims, known=schemes)
+        error = _unknown("URL scheme", scheme or url, shown=shown, names=claims, known=schemes)
+        if broken:
+            error.add_note(f"Could not be asked: {', '.join(broken)}; `stm-backends drivers` says why.")
+        raise error
     if len(found) > 1:
         raise AmbiguousBackend(_ambiguity(f"{scheme}://", [entry_point for entry_point, _ in found]))
     return found[0]

@@ -30,6 +30,8 @@ SHORTEST_DELAY_S: Final = 0.05
 
 LONGEST_BACKOFF_S: Final = 3_600.0
 
+_encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
+
 _CLOSING_TAG = "</session_summary>"
 _TAG = re.compile(r"</?[A-Za-z_]+>")
 _BROKEN_TAG = re.compile(r"</?[A-Za-z_]*$")
@@ -40,7 +42,8 @@ class Forgotten:
     """The ids of turns that stand in the record no longer, as short hashes, oldest first.
 
     They are what makes adding such a turn again harmless. `digests` is `",d1,d2,"`; `ages` has a pair
-    `(epoch seconds, how many)` for each fold or trim, in the same order.
+    `(epoch seconds, how many)` for each recent fold or trim, in the same order, after one pair whose
+    time is 0 for all the older ones.
     """
 
     digests: str = ","
@@ -66,15 +69,15 @@ class Forgotten:
         if not newer:
             return self
         digests = [*self.each(), *newer]
-        ages = [*self.ages, (now, len(newer))]
-        surplus = len(digests) - REMEMBERED_IDS
-        while surplus > 0 and ages[0][0] <= now - keep_for:
-            when, count = ages[0]
-            gone = min(count, surplus)
-            ages[:1] = [(when, count - gone)] if count > gone else []
-            surplus -= gone
-        digests = digests[-sum(count for _, count in ages) :]
-        return Forgotten(f",{','.join(digests)},", tuple(ages))
+        young = [*self.ages, (now, len(newer))]
+        old = 0
+        while young and young[0][0] <= now - keep_for:
+            old += young.pop(0)[1]
+        # Only the old ones may go, and of those only what is past the number that always stays.
+        old -= min(old, max(0, len(digests) - REMEMBERED_IDS))
+        kept = old + sum(count for _, count in young)
+        ages = ((0.0, old), *young) if old else tuple(young)
+        return Forgotten(f",{','.join(digests[len(digests) - kept :])},", ages)
 
 
 def digest(turn_id: str) -> str:
@@ -403,7 +406,7 @@ class _Context:
             members.append(f'"pending_turns": [{", ".join(texts[:pending])}]')
         members.append(f'"recent_turns": [{", ".join(texts[pending:])}]')
         if summary:
-            members.append(f'"summary": {json.dumps(summary, ensure_ascii=False)}')
+            members.append(f'"summary": {_encode(summary)}')
         return self._config.estimate(f"{{{', '.join(members)}}}")
 
     def _kept_pending(self, keep: int) -> int:
@@ -413,7 +416,7 @@ class _Context:
         text = self._texts.get(index)
         if text is None:
             shown = shown_turn(self._turns[index].turn, self._config)
-            text = self._texts[index] = json.dumps(shown, ensure_ascii=False, sort_keys=True)
+            text = self._texts[index] = _encode(shown)
         return text
 
 

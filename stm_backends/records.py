@@ -19,14 +19,14 @@ SENDS: Final = 3
 _T = TypeVar("_T")
 
 
-async def names(driver: Driver, scope: str) -> AsyncIterator[str]:
-    """Yield the names of one scope in order; those there throughout exactly once."""
-    after: str | None = ""
-    while after is not None:
-        page = await driver.scan(scope, after=after, limit=PAGE)
+async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:
+    """Yield the names of one scope past `after`, in order; those there throughout exactly once."""
+    position: str | None = after
+    while position is not None:
+        page = await driver.scan(scope, after=position, limit=PAGE)
         for name in page.names:
             yield name
-        after = page.after
+        position = page.after
 
 
 async def resent(send: Callable[[], Awaitable[_T]]) -> _T:

@@ -1,0 +1,179 @@
+"""A backend that is open: everything that a program does with one datastore starts here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+from weakref import WeakSet
+
+from stm_backends import plugins
+from stm_backends.codec import Codec, Transform
+from stm_backends.directory import Directory
+from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.driver import Driver, Key, Traits
+from stm_backends.errors import ConfigurationError
+from stm_backends.protocols import Summarizer
+from stm_backends.router import MemoryRouter
+from stm_backends.sessions import Sessions
+from stm_backends.state_store import StateStore
+from stm_backends.types import MemoryKey
+
+logger = logging.getLogger("stm_backends")
+
+NOWHERE: Final = Key("::ping", "ping")
+"""A key that nothing is ever stored under: no tenant is empty, so its scope is nobody's."""
+
+
+def open_backend(
+    name_or_url: str,
+    *,
+    url: str | None = None,
+    create: bool = False,
+    transforms: Sequence[Transform] = (),
+    max_summaries: int = 8,
+    close_timeout_s: float = 10.0,
+    **options: Any,
+) -> Backend:
+    """Return a backend by its entry-point name or by URL, to be used as `async with`.
+
+    `create=True` sets up what the datastore needs beforehand, such as tables. `transforms` change what
+    is stored, in order: compression, encryption. `max_summaries` bounds the summarizer calls in flight.
+    `close_timeout_s` is how long closing waits for summaries under way. `options` are the driver's own.
+    A name, a URL or an option that is wrong raises a `ConfigurationError` right here.
+    """
+    driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
+    return Backend(
+        driver, transforms=transforms, max_summaries=max_summaries, close_timeout_s=close_timeout_s
+    )
+
+
+class Backend(AbstractAsyncContextManager["Backend"]):
+    """One driver and what is built on it: saved states, conversations, and the care for both.
+
+    `open_backend` makes one by name; a driver made by hand, with a client of one's own, goes in here.
+    Closing a backend closes its driver.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        transforms: Sequence[Transform] = (),
+        max_summaries: int = 8,
+        close_timeout_s: float = 10.0,
+    ) -> None:
+        if max_summaries < 1:
+            raise ConfigurationError("max_summaries must be >= 1")
+        if not close_timeout_s >= 0:
+            raise ConfigurationError("close_timeout_s must be >= 0")
+        self.driver = driver
+        self._codec = Codec(transforms)
+        self._directory = Directory(driver, self._codec)
+        self.state_store = StateStore(driver, self._codec, self._directory)
+        self.sessions = Sessions(driver, self._codec, self._directory)
+        self._max_summaries = max_summaries
+        self._slots = asyncio.Semaphore(max_summaries)
+        self._close_timeout_s = close_timeout_s
+        self._given: WeakSet[DistributedShortTermMemory | MemoryRouter] = WeakSet()
+        self._open = False
+
+    @property
+    def name(self) -> str:
+        """The backend's name, as errors and reports show it."""
+        return self.driver.name
+
+    @property
+    def traits(self) -> Traits:
+        """Facts about the datastore: its reach, its limits, its clock."""
+        return self.driver.traits
+
+    def memory(
+        self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
+    ) -> DistributedShortTermMemory:
+        """Return the memory of one conversation, shared with every process that asks for the same key.
+
+        Nothing is read or written by this. The backend sees to its background when closing.
+        """
+        memory = DistributedShortTermMemory(
+            self.driver,
+            key,
+            config,
+            summarizer=summarizer,
+            codec=self._codec,
+            directory=self._directory,
+            slots=self._slots,
+        )
+        self._given.add(memory)
+        return memory
+
+    def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
+        """Return one memory object for all conversations, as agent frameworks want it."""
+        router = MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
+        self._given.add(router)
+        return router
+
+    async def ping(self) -> float:
+        """Ask the datastore for a record that is not there; returns how many seconds that took."""
+        start = time.perf_counter()
+        await self.driver.load(NOWHERE)
+        return time.perf_counter() - start
+
+    async def open(self) -> None:
+        """Make ready. Opening twice is harmless; an opening that fails leaves nothing open."""
+        try:
+            await self.driver.open()
+        except BaseException:
+            try:
+                await self.driver.close()
+            except Exception as error:  # noqa: BLE001 -- the caller is to see why it would not open
+                logger.warning("closing after a failed opening failed too: %s", type(error).__name__)
+            raise
+        self._open = True
+
+    async def close(self) -> None:
+        """End the background of every memory handed out, give back leases, close the driver.
+
+        Takes no longer than `close_timeout_s` and one more operation. Closing twice is harmless.
+        """
+        if not self._open:
+            return
+        self._open = False
+        try:
+            await self._close_memories()
+        finally:
+            # A semaphore belongs to the event loop it was first waited for on; the next may be another.
+            self._slots = asyncio.Semaphore(self._max_summaries)
+            await self.driver.close()
+
+    async def _close_memories(self) -> None:
+        timeout = self._close_timeout_s
+        late = {asyncio.ensure_future(given.close(timeout=timeout)) for given in tuple(self._given)}
+        if not late:
+            return
+        done: set[asyncio.Task[None]] = set()
+        try:
+            done, late = await asyncio.wait(late, timeout=timeout + self.traits.deadline)
+        finally:
+            for task in late:
+                task.cancel()
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.warning("a memory did not close well: %s", type(error).__name__)
+
+    async def __aenter__(self) -> Backend:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

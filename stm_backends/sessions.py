@@ -1,0 +1,249 @@
+"""Conversations as things to list, move and erase.
+
+An exported conversation is a JSON object:
+
+```
+{"format": "stm-session", "version": 1,
+ "key":   {"tenant_id": ..., "user_id": ..., "session_id": ...},
+ "body":  {"summary", "health", "attempts", "next_attempt_at", "folded", "dropped",
+           "forgotten": {"digests", "ages"}},           what `policy.Body` says of them
+ "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
+            "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...]}     oldest first
+```
+
+Fields of a newer version of this library, in the body and in a turn, are carried along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+
+from stm_backends import keys, records
+from stm_backends.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
+from stm_backends.directory import Directory
+from stm_backends.driver import ABSENT, ANY, KEEP, Driver, new_version
+from stm_backends.errors import ConfigurationError, InvalidState, SessionExists, SessionNotFound, located
+from stm_backends.policy import Body
+from stm_backends.snapshot import Snapshot
+from stm_backends.types import MemoryKey
+
+FORMAT: Final = "stm-session"
+FORMAT_VERSION: Final = 1
+
+OnConflict: TypeAlias = Literal["refuse", "merge", "replace"]
+"""What an import does about a conversation that is there already."""
+
+
+class Sessions:
+    """The conversations of every tenant and user on one backend."""
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+
+    def users(self, tenant: str) -> AsyncIterator[str]:
+        """Yield the users of a tenant that anything was stored for."""
+        return self._directory.users(tenant)
+
+    async def list(self, tenant: str, user: str) -> AsyncIterator[MemoryKey]:
+        """Yield the conversations of a user; one that is there throughout comes exactly once."""
+        async for name in records.names(self._driver, keys.scope(tenant, user, "memory")):
+            yield MemoryKey(tenant, user, keys.unname(name))
+
+    async def export(self, key: MemoryKey) -> dict[str, Any]:
+        """Return one conversation as JSON, read in one snapshot and left as it is.
+
+        Raises `SessionNotFound`, and `Corrupt` for one that this version cannot read in full.
+        """
+        record = await self._driver.load(keys.memory_key(key))
+        if record is None:
+            raise SessionNotFound("there is no conversation under this key")
+        with located(self._driver.name, "export"):
+            snapshot = Snapshot.of(record, self._codec)
+            turns = [
+                {**dump_turn(stored), **self._codec.open("turn", record.tail[start])}
+                for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
+            ]
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "key": {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id},
+            "body": dump_body(snapshot.body),
+            "turns": turns,
+        }
+
+    async def import_(
+        self,
+        document: Mapping[str, Any],
+        *,
+        on_conflict: OnConflict = "refuse",
+        ttl: float | None = None,
+    ) -> MemoryKey:
+        """Store an exported conversation under its key, which is returned.
+
+        What is there already is left alone and `SessionExists` raised, unless told otherwise. `"merge"`
+        adds the turns that are missing, at the end; the summary there stays, unless nothing has left
+        that conversation yet. `"replace"` erases what is there. An import that was interrupted is
+        completed by a merge of the same document. `ttl` is the `session_ttl_s` of the conversation.
+        Raises `InvalidState`, before anything is written, for a document that is none.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
+        session = _parse(document)
+        entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
+        where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
+        await self._directory.note(*owner)
+        target = await self._prepare(session, on_conflict, ttl)
+        await self._directory.note(*owner, fresh=True)
+        standing = {stored.id for stored in target.turns}
+        for turn_id, entry in entries.items():
+            if turn_id in standing or turn_id in target.body.forgotten:
+                continue
+            birth = new_version()
+            length = await records.resent(
+                lambda entry=entry, birth=birth: self._driver.append(where, entry, birth=birth, ttl=ttl)
+            )
+            if length == 1:
+                # Perhaps a birth: the conversation may have been erased, and its user unlisted, just now.
+                await self._directory.note(*owner, fresh=True)
+        return session.key
+
+    async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
+        """Store the body unless another stays; returns what then stands there."""
+        where, body, version = (
+            keys.memory_key(session.key),
+            self._codec.seal_body(session.body),
+            new_version(),
+        )
+        condition = ANY if on_conflict == "replace" else ABSENT
+        while True:
+            if await records.resent(
+                lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
+            ):
+                return Snapshot(version, session.body)
+            if on_conflict == "refuse":
+                raise SessionExists("there is a conversation under this key already; merge or replace it")
+            record = await self._driver.load(where)
+            with located(self._driver.name, "import"):
+                found = Snapshot.of(record, self._codec)
+            if found.version is None:
+                continue
+            if found.body.summary or found.body.folded or found.body.forgotten.ages:
+                return found
+            expect = found.version
+            if await records.resent(
+                lambda expect=expect: self._driver.replace(
+                    where, body, version=version, expect=expect, ttl=KEEP
+                )
+            ):
+                return replace(found, version=version, body=session.body)
+
+    async def copy(
+        self,
+        key: MemoryKey,
+        to: Sessions,
+        *,
+        under: MemoryKey | None = None,
+        on_conflict: OnConflict = "refuse",
+        ttl: float | None = None,
+    ) -> MemoryKey:
+        """Copy a conversation to another backend, or on this one `under` another key; see `import_`."""
+        document = await self.export(key)
+        if under is not None:
+            document["key"] = {
+                "tenant_id": under.tenant_id,
+                "user_id": under.user_id,
+                "session_id": under.session_id,
+            }
+        return await to.import_(document, on_conflict=on_conflict, ttl=ttl)
+
+    async def erase(self, key: MemoryKey) -> bool:
+        """Erase all of a conversation, readable or not; returns whether there was anything.
+
+        That is its record and lease, the state saved under its composite, and its `kv:v1:` states.
+        """
+        erased = await self._driver.delete(keys.memory_key(key))
+        await self._driver.delete(keys.lease_key(key))
+        erased |= await self._driver.delete(keys.blob_key(key.composite()))
+        scope, first = keys.blob_key(":".join(("kv:v1", key.tenant_id, key.user_id, key.session_id, "")))
+        async for name in records.names(self._driver, scope, after=first):
+            if not name.startswith(first):
+                break
+            erased |= await self._driver.delete(keys.Key(scope, name))
+        return erased
+
+    async def erase_user(self, tenant: str, user: str) -> int:
+        """Erase everything of a user: conversations, saved states, every kind; returns how many records."""
+        erased = 0
+        for kind in keys.KINDS:
+            scope = keys.scope(tenant, user, kind)
+            async for name in records.names(self._driver, scope):
+                erased += await self._driver.delete(keys.Key(scope, name))
+        await self._directory.forget(tenant, user)
+        # Whoever gives birth to a conversation lists its user once more after the append, which covers
+        # a birth from here on. One from before may have listed them just before they were taken off.
+        for kind in keys.KINDS:
+            async for _ in records.names(self._driver, keys.scope(tenant, user, kind)):
+                await self._directory.note(tenant, user, fresh=True)
+                return erased
+        return erased
+
+    async def erase_tenant(self, tenant: str) -> int:
+        """Erase everything of every user that a tenant has; returns how many records."""
+        erased = 0
+        async for user in self._directory.users(tenant):
+            erased += await self.erase_user(tenant, user)
+        return erased
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """An exported conversation that was found to be one. `turns` are by id, oldest first."""
+
+    key: MemoryKey
+    body: Body
+    turns: Mapping[str, Mapping[str, Any]]
+
+
+def _parse(document: Mapping[str, Any]) -> _Session:
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+        raise InvalidState("this is not an exported conversation")
+    if document.get("version") != FORMAT_VERSION:
+        raise InvalidState(
+            f"this version of the library imports version {FORMAT_VERSION} of exports and no other"
+        )
+    parts = _object(document, "key")
+    key = MemoryKey(*(parts.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
+    key.composite()
+    body = _object(document, "body")
+    listed: object = document.get("turns")
+    if not isinstance(listed, (list, tuple)):
+        raise InvalidState("turns is not a list")
+    turns: dict[str, Mapping[str, Any]] = {}
+    for index, turn in enumerate(cast("Sequence[object]", listed)):
+        path = f"turns[{index}]"
+        require_json(turn, path)
+        try:
+            load_turn(turn)
+        except ValueError as error:
+            raise InvalidState(f"{path} is not a turn: {error}") from error
+        content = cast("Mapping[str, Any]", turn)
+        turn_id = content.get("turn_id")
+        if not isinstance(turn_id, str):
+            raise InvalidState(f"{path} has no turn_id")
+        turns.setdefault(turn_id, content)
+    try:
+        return _Session(key, load_body(body), turns)
+    except ValueError as error:
+        raise InvalidState(f"body is none: {error}") from error
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get(name)
+    require_json(value, name)
+    if not isinstance(value, dict):
+        raise InvalidState(f"{name} is not an object")
+    return cast("Mapping[str, Any]", value)

@@ -1,0 +1,409 @@
+"""Opening a backend, what it hands out, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stm_backends
+from stm_backends import keys
+from stm_backends.backend import NOWHERE, Backend, open_backend
+from stm_backends.driver import Driver, Key
+from stm_backends.errors import ConfigurationError, StmError, Unavailable, UnknownBackend
+from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
+from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
+
+KEY = MemoryKey("acme", "u", "s")
+ROLLING = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=1))
+
+
+class Gate:
+    """A summarizer that waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.called = asyncio.Event()
+        self.running = 0
+        self.most = 0
+
+    async def __call__(self, request: Any) -> dict[str, str]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.called.set()
+        try:
+            await self.go.wait()
+        finally:
+            self.running -= 1
+        return {"summary": " ".join([request["previous_summary"], *(t["user"] for t in request["turns"])])}
+
+
+def turn(text: str) -> ConversationTurn:
+    return ConversationTurn(text, "fine")
+
+
+async def fill(memory: Any, count: int = 2) -> None:
+    for number in range(count):
+        await memory.add_turn(turn(f"u{number}"))
+
+
+@pytest.fixture
+async def backend(driver: Driver) -> AsyncIterator[Backend]:
+    async with Backend(driver, close_timeout_s=0.2) as backend:
+        yield backend
+
+
+# Opening
+
+
+async def test_a_backend_opened_by_name_or_url_keeps_what_it_is_given(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/stm.db"
+    async with open_backend("sqlite", url=url, create=True) as backend:
+        assert backend.name == "sqlite"
+        await fill(backend.memory(KEY, ShortTermMemoryConfig(strategy="truncation")))
+    async with open_backend(url) as backend:
+        memory = backend.memory(KEY, ShortTermMemoryConfig(strategy="truncation"))
+        assert [item.user_message for item in await memory.turns()] == ["u0", "u1"]
+
+
+def test_a_typo_is_found_before_anything_is_opened() -> None:
+    with pytest.raises(UnknownBackend):
+        open_backend("sqllite")
+    with pytest.raises(UnknownBackend):
+        open_backend("sqllite:///x.db")
+    with pytest.raises(ConfigurationError, match="deadline_s"):
+        open_backend("memory", deadlines=3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_summaries": 0}, {"close_timeout_s": -1}, {"close_timeout_s": float("nan")}]
+)
+def test_settings_that_cannot_work_are_refused(settings: Any) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(settings))):
+        open_backend("memory", **settings)
+
+
+async def test_opening_and_closing_twice_is_harmless(tmp_path: Path) -> None:
+    for url in ("memory://", f"sqlite:///{tmp_path}/stm.db"):
+        backend = open_backend(url)
+        await backend.close()
+        await backend.open()
+        await backend.open()
+        assert await backend.ping() > 0
+        await backend.close()
+        await backend.close()
+        with pytest.raises(StmError):
+            await backend.ping()
+
+
+async def test_a_backend_can_be_opened_again() -> None:
+    backend = open_backend("memory")
+    for _ in range(2):
+        async with backend:
+            await backend.ping()
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), asyncio.CancelledError()])
+async def test_an_opening_that_fails_closes_what_it_opened_and_shows_why(error: BaseException) -> None:
+    class Half(MemoryDriver):
+        closed = False
+
+        async def open(self) -> None:
+            await super().open()
+            raise error
+
+        async def close(self) -> None:
+            await super().close()
+            self.closed = True
+            raise OSError("closing fails, too")
+
+    driver = Half()
+    with pytest.raises(type(error)):
+        async with Backend(driver):
+            raise AssertionError
+    assert driver.closed
+
+
+async def test_an_error_in_the_body_is_shown_and_the_driver_closed() -> None:
+    driver = MemoryDriver()
+    with pytest.raises(KeyError):
+        async with Backend(driver):
+            raise KeyError
+    with pytest.raises(Unavailable):
+        await driver.load(NOWHERE)
+
+
+async def test_a_sqlite_file_that_is_none_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "letter.db"
+    path.write_text("dear reader, this is no database\n" * 100)
+    with pytest.raises(StmError):
+        async with open_backend(f"sqlite:///{path}") as backend:
+            await backend.ping()
+    assert path.read_text().startswith("dear reader")
+
+
+# What it hands out
+
+
+async def test_it_says_what_it_is(backend: Backend) -> None:
+    assert backend.name == backend.driver.name
+    assert backend.traits is backend.driver.traits
+    assert isinstance(backend.state_store, SupportsMemoryState)
+    assert isinstance(backend.memory(KEY), ShortTermMemory)
+    assert isinstance(backend.router(), ShortTermMemory)
+
+
+async def test_a_ping_is_one_load_of_what_nobody_has(backend: Backend, calls: list[str]) -> None:
+    start = time.perf_counter()
+    seconds = await backend.ping()
+    assert 0 < seconds <= time.perf_counter() - start
+    assert calls == ["load"]
+    assert await backend.driver.load(NOWHERE) is None
+    assert NOWHERE.scope != keys.OTHER_BLOBS
+
+
+async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend, calls: list[str]) -> None:
+    backend.memory(KEY, ROLLING, summarizer=Gate())
+    backend.router(ROLLING, summarizer=Gate())
+    assert calls == []
+
+
+async def test_two_memories_of_one_key_share_the_conversation(backend: Backend) -> None:
+    config = ShortTermMemoryConfig(strategy="truncation")
+    await backend.memory(KEY, config).add_turn(turn("one"))
+    await backend.memory(KEY, config).add_turn(turn("two"))
+    view = await backend.memory(KEY, config).get_llm_context()
+    assert [item["user"] for item in view["conversation_memory"]["recent_turns"]] == ["one", "two"]
+
+
+async def test_a_user_is_listed_once_for_all_memories_of_a_process(
+    backend: Backend, calls: list[str]
+) -> None:
+    config = ShortTermMemoryConfig(strategy="truncation")
+    await backend.memory(KEY, config).add_turn(turn("one"))
+    calls.clear()
+    await backend.memory(KEY, config).add_turn(turn("two"))
+    await backend.state_store.save_memory_state(KEY.composite(), {})
+    assert calls == ["append", "replace"]
+
+
+async def test_a_router_and_a_memory_share_the_conversation(backend: Backend) -> None:
+    config = ShortTermMemoryConfig(strategy="truncation")
+    router = backend.router(config)
+    with router.bound(KEY):
+        await router.add_turn(turn("one"))
+    assert [item.user_message for item in await backend.memory(KEY, config).turns()] == ["one"]
+
+
+async def test_a_memory_that_nobody_holds_is_let_go(backend: Backend) -> None:
+    for number in range(50):
+        memory = backend.memory(MemoryKey("acme", "u", str(number)), ROLLING, summarizer=Gate())
+        await memory.add_turn(turn("one"))
+    del memory
+    gc.collect()
+    assert len(backend._given) == 0  # noqa: SLF001 -- that a process stays small has no other face
+
+
+async def test_transforms_reach_everything_that_is_stored(driver: Driver) -> None:
+    class Rot:
+        name = "rot"
+
+        def encode(self, data: bytes) -> bytes:
+            return bytes(byte ^ 0x55 for byte in data)
+
+        decode = encode
+
+    async with Backend(driver, transforms=[Rot()]) as backend:
+        gate = Gate()
+        gate.go.set()
+        memory = backend.memory(KEY, ROLLING, summarizer=gate)
+        await fill(memory, 3)
+        await memory.flush()
+        await backend.state_store.save_memory_state(KEY.composite(), {"user": "u0"})
+        conversation = await driver.load(keys.memory_key(KEY))
+        state = await driver.load(keys.blob_key(KEY.composite()))
+        assert conversation is not None
+        assert state is not None
+        for data in (conversation.body, *conversation.tail, state.body):
+            assert data is not None
+            assert data.split(b"\n")[0].endswith(b" rot")
+            assert b"user" not in data
+        assert (await backend.sessions.export(KEY))["body"]["summary"] == " u0 u1"
+
+
+async def test_summaries_in_flight_are_bounded_across_memories_and_routers(driver: Driver) -> None:
+    gate = Gate()
+    async with Backend(driver, max_summaries=2, close_timeout_s=0) as backend:
+        router = backend.router(ROLLING, summarizer=gate)
+        memories = [
+            backend.memory(MemoryKey("acme", "u", f"s{number}"), ROLLING, summarizer=gate)
+            for number in range(4)
+        ]
+        for memory in memories:
+            await fill(memory)
+        for number in range(4):
+            with router.bound(MemoryKey("acme", "u", f"r{number}")):
+                await fill(router)
+        async with asyncio.timeout(5):
+            while gate.running < 2:  # noqa: ASYNC110 -- no event says "two of four"
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert gate.running == 2
+        gate.go.set()
+        await asyncio.gather(*(memory.flush() for memory in memories))
+    assert gate.most == 2
+
+
+# Closing
+
+
+async def lease_is_free(driver: Driver) -> bool:
+    await driver.open()
+    try:
+        return await driver.load(keys.lease_key(KEY)) is None
+    finally:
+        await driver.close()
+
+
+def shared_driver(tmp_path: Path, kind: str) -> tuple[Driver, Driver]:
+    """Return two drivers on one datastore."""
+    if kind == "memory":
+        store = MemoryStore()
+        return MemoryDriver(store), MemoryDriver(store)
+    url = f"sqlite:///{tmp_path}/shared.db"
+    return open_backend(url).driver, open_backend(url).driver
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("through", ["memory", "router"])
+async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kind: str, through: str) -> None:
+    ours, theirs = shared_driver(tmp_path, kind)
+    gate = Gate()
+    async with Backend(ours, close_timeout_s=5) as backend:
+        if through == "memory":
+            memory = backend.memory(KEY, ROLLING, summarizer=gate)
+            await fill(memory)
+        else:
+            router = backend.router(ROLLING, summarizer=gate)
+            with router.bound(KEY):
+                await fill(router)
+        await asyncio.wait_for(gate.called.wait(), 5)
+        asyncio.get_running_loop().call_later(0.1, gate.go.set)
+    assert await lease_is_free(theirs)
+    async with Backend(theirs) as backend:
+        assert (await backend.sessions.export(KEY))["body"]["summary"] == " u0"
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_closing_gives_up_on_a_summary_that_hangs_and_gives_its_lease_back(
+    tmp_path: Path, kind: str
+) -> None:
+    ours, theirs = shared_driver(tmp_path, kind)
+    gate = Gate()
+    backend = Backend(ours, close_timeout_s=0.2)
+    await backend.open()
+    memory = backend.memory(KEY, ROLLING, summarizer=gate)
+    await fill(memory)
+    await asyncio.wait_for(gate.called.wait(), 5)
+    start = time.monotonic()
+    await backend.close()
+    assert time.monotonic() - start < 3
+    assert gate.running == 0
+    assert await lease_is_free(theirs)
+    async with Backend(theirs) as again:
+        assert len((await again.sessions.export(KEY))["turns"]) == 2
+
+
+async def test_a_memory_that_does_not_close_holds_up_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = MemoryDriver(deadline_s=0.1)
+    backend = Backend(driver, close_timeout_s=0.1)
+    await backend.open()
+    hangs, raises = backend.memory(KEY), backend.router()
+    cancelled = asyncio.Event()
+
+    async def hang(*, timeout: float) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def fail(*, timeout: float) -> None:
+        raise OSError("words of a conversation")
+
+    monkeypatch.setattr(hangs, "close", hang)
+    monkeypatch.setattr(raises, "close", fail)
+    with caplog.at_level(logging.WARNING, "stm_backends"):
+        async with asyncio.timeout(3):
+            await backend.close()
+            await cancelled.wait()
+    assert "OSError" in caplog.text
+    assert "words" not in caplog.text
+    with pytest.raises(Unavailable):
+        await driver.load(NOWHERE)
+
+
+async def test_a_cancelled_closing_still_closes_the_driver() -> None:
+    driver = MemoryDriver()
+    backend = Backend(driver, close_timeout_s=60)
+    await backend.open()
+    gate = Gate()
+    memory = backend.memory(KEY, ROLLING, summarizer=gate)
+    await fill(memory)
+    await asyncio.wait_for(gate.called.wait(), 5)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(backend.close(), 0.1)
+    with pytest.raises(Unavailable):
+        await driver.load(Key("s", "n"))
+    gate.go.set()
+
+
+def test_a_backend_works_in_one_event_loop_after_another() -> None:
+    calls = 0
+
+    async def summarize(request: Any) -> dict[str, str]:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01)
+        return {"summary": "so far"}
+
+    backend = open_backend("memory", max_summaries=1)
+
+    failures: list[Any] = []
+
+    async def work(round_: int) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        async with backend:
+            memories = [
+                backend.memory(MemoryKey("acme", f"u{round_}", str(number)), ROLLING, summarizer=summarize)
+                for number in range(3)
+            ]
+            for memory in memories:
+                await fill(memory)
+            await asyncio.gather(*(memory.flush() for memory in memories))
+        del memory, memories
+        gc.collect()
+
+    for round_ in range(2):
+        asyncio.run(work(round_))
+    assert calls >= 6
+    assert failures == []
+
+
+# The public names
+
+
+def test_every_public_name_is_there_and_the_list_is_sorted() -> None:
+    assert all(hasattr(stm_backends, name) for name in stm_backends.__all__)
+    assert len(set(stm_backends.__all__)) == len(stm_backends.__all__)
+    assert stm_backends.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="no_such_name"):
+        stm_backends.no_such_name  # noqa: B018 -- reading it is the test

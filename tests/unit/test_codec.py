@@ -1,0 +1,302 @@
+"""The envelope: what was sealed is what is opened, by this version, an older or a newer one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stm_backends.codec import Codec, Transform, dump_body, dump_turn, load_body, load_turn, require_json
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
+from stm_backends.policy import Body, Forgotten
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
+
+CODEC = Codec()
+
+text = st.text(st.characters(codec=None))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+turns = st.builds(
+    ConversationTurn,
+    user_message=text,
+    assistant_response=text,
+    trajectory_digest=st.none()
+    | st.builds(
+        TrajectoryDigest,
+        tools_invoked=st.lists(text, max_size=3),
+        observations_summary=text,
+        reasoning_summary=st.none() | text,
+        artifacts_refs=st.lists(text, max_size=3),
+    ),
+    artifacts_shown=st.dictionaries(text, json_values, max_size=3),
+    artifacts_hidden_refs=st.lists(text, max_size=3),
+    ts=st.floats(allow_nan=False),
+)
+bodies = st.builds(
+    Body,
+    summary=text,
+    health=st.sampled_from([MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED]),
+    attempts=st.integers(min_value=0),
+    next_attempt_at=st.floats(allow_nan=False),
+    folded=st.integers(min_value=0),
+    dropped=st.integers(min_value=0),
+    forgotten=st.lists(st.lists(text, min_size=1, max_size=3), max_size=3).map(
+        lambda folds: _forgotten([[f"{number}{name}" for name in fold] for number, fold in enumerate(folds)])
+    ),
+    extra=st.dictionaries(text.map("newer {}".format), json_values, max_size=3),
+)
+
+
+def _forgotten(folds: list[list[str]]) -> Forgotten:
+    forgotten = Forgotten()
+    for number, names in enumerate(folds):
+        forgotten = forgotten.adding(names, now=float(number), keep_for=60.0)
+    return forgotten
+
+
+class Deflate:
+    name = "zlib"
+
+    def encode(self, data: bytes) -> bytes:
+        return zlib.compress(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return zlib.decompress(data)
+
+
+class Rot:
+    name = "rot-13"
+
+    def encode(self, data: bytes) -> bytes:
+        return bytes((byte + 13) % 256 for byte in data)
+
+    def decode(self, data: bytes) -> bytes:
+        return bytes((byte - 13) % 256 for byte in data)
+
+
+CODECS = [Codec(), Codec([Deflate()]), Codec([Deflate(), Rot()]), Codec([Rot(), Deflate()])]
+
+
+@given(turn=turns, turn_id=text, codec=st.sampled_from(CODECS))
+def test_a_turn_comes_back_with_every_field(turn: ConversationTurn, turn_id: str, codec: Codec) -> None:
+    assert codec.open_turn(codec.seal_turn(StoredTurn(turn_id, turn))) == StoredTurn(turn_id, turn)
+
+
+@given(body=bodies, codec=st.sampled_from(CODECS))
+def test_a_body_comes_back_with_every_field_and_those_of_a_newer_version(body: Body, codec: Codec) -> None:
+    assert codec.open_body(codec.seal_body(body)) == body
+
+
+@given(bodies)
+def test_a_body_survives_being_a_document(body: Body) -> None:
+    assert load_body(json.loads(json.dumps(dump_body(body)))) == body
+
+
+@given(turns, text)
+def test_a_turn_survives_being_in_a_state(turn: ConversationTurn, turn_id: str) -> None:
+    dumped = dump_turn(StoredTurn(turn_id, turn))
+    assert dumped["turn_id"] == turn_id
+    assert load_turn(json.loads(json.dumps(dumped))) == turn
+
+
+def test_a_sealed_turn_leaves_out_what_is_empty() -> None:
+    sealed = CODEC.seal_turn(StoredTurn("id", ConversationTurn("hi", "")))
+    assert sealed == b'stm/1 turn\n{"turn_id":"id","user_message":"hi","assistant_response":""}'
+
+
+def test_what_is_sealed_is_a_copy() -> None:
+    turn = ConversationTurn("a", "b", artifacts_shown={"x": [1]})
+    sealed = CODEC.seal_turn(StoredTurn("id", turn))
+    turn.artifacts_shown["x"].append(2)
+    assert CODEC.open_turn(sealed).turn.artifacts_shown == {"x": [1]}
+
+
+HIGH, LOW = "\ud83d", "\ude00"
+
+
+@pytest.mark.parametrize("text", [HIGH + LOW, LOW + HIGH, HIGH + HIGH, HIGH, LOW, "\U0001f600", "a\0b"])
+def test_surrogates_stay_as_they_stand(text: str) -> None:
+    state = CODEC.open("state", CODEC.seal("state", {"text": text, text: 1}))
+    assert list(state["text"]) == list(text)
+    assert list(state) == ["text", text]
+
+
+# Other versions
+
+
+def test_no_record_yet_is_an_empty_body() -> None:
+    assert CODEC.open_body(None) == Body()
+
+
+def test_a_body_of_an_older_version_without_newer_fields_is_read() -> None:
+    assert CODEC.open_body(b"stm/1 body\n{}") == Body()
+    old = CODEC.open_body(b'stm/1 body\n{"summary":"so far","health":"degraded"}')
+    assert old == Body(summary="so far", health=MemoryHealth.DEGRADED)
+
+
+def test_fields_of_a_newer_version_survive_a_rewrite() -> None:
+    newer = CODEC.seal("body", {"summary": "so far", "mood": {"a": [1, None]}, "forgotten": {"digests": ","}})
+    body = CODEC.open_body(newer)
+    assert body.extra == {"mood": {"a": [1, None]}}
+    assert CODEC.open("body", CODEC.seal_body(body))["mood"] == {"a": [1, None]}
+
+
+def test_a_field_of_ours_is_never_taken_from_the_extra_ones() -> None:
+    body = Body(summary="ours", extra={"summary": "theirs"})
+    assert CODEC.open_body(CODEC.seal_body(body)).summary == "ours"
+
+
+def test_a_turn_of_a_newer_version_is_read() -> None:
+    entry = CODEC.seal("turn", {"turn_id": "t", "user_message": "u", "assistant_response": "a", "mood": 1})
+    assert CODEC.open_turn(entry) == StoredTurn("t", ConversationTurn("u", "a"))
+
+
+@pytest.mark.parametrize("version", ["stm/2", "stm/10", "stm/0", "stm/", "stm/1.1", "stm/x"])
+@pytest.mark.parametrize("kind", ["turn", "body", "state"])
+def test_another_major_version_is_refused(version: str, kind: Any) -> None:
+    with pytest.raises(Corrupt, match="another version"):
+        CODEC.open(kind, f"{version} {kind}\n{{}}".encode())
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        b"",
+        b"\n",
+        b"stm/1 state",
+        b"{}",
+        b"\xff\xfe\n{}",
+        b"stm/1\n{}",
+        b"stm/1 \n{}",
+        b"stm/1 turn\n{}",
+        b"stm/1 state\n",
+        b"stm/1 state\n[]",
+        b"stm/1 state\n{",
+        b"stm/1 state\n\xff",
+        b"stm/1 state \n{}",
+    ],
+)
+def test_bytes_that_are_no_envelope_are_refused(envelope: bytes) -> None:
+    with pytest.raises(Corrupt):
+        CODEC.open("state", envelope)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
+    for envelope in (data, b"stm/1 body\n" + data, b"stm/1 turn\n" + data):
+        for read in (CODEC.open_body, CODEC.open_turn):
+            with contextlib.suppress(Corrupt):
+                read(envelope)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"health": "superb"},
+        {"health": None},
+        {"attempts": "many"},
+        {"attempts": None},
+        {"folded": float("inf")},
+        {"next_attempt_at": []},
+        {"forgotten": 3},
+        {"forgotten": {"ages": 3}},
+        {"forgotten": {"ages": [[1]]}},
+        {"forgotten": {"ages": [["x", "y"]]}},
+    ],
+)
+def test_a_body_with_a_field_of_another_type_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt):
+        CODEC.open_body(CODEC.seal("body", content))
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"turn_id": 1}, {"turn_id": "t", "trajectory_digest": 3}, {"turn_id": None}]
+)
+def test_a_turn_that_is_none_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt):
+        CODEC.open_turn(CODEC.seal("turn", content))
+
+
+# Transforms
+
+
+def test_transforms_are_applied_in_order_and_undone_in_reverse() -> None:
+    sealed = Codec([Deflate(), Rot()]).seal("state", {"a": "x" * 1000})
+    line, _, data = sealed.partition(b"\n")
+    assert line == b"stm/1 state zlib rot-13"
+    assert zlib.decompress(Rot().decode(data)) == b'{"a":"%s"}' % (b"x" * 1000)
+
+
+def test_what_was_stored_before_a_transform_came_is_still_read() -> None:
+    sealed = CODEC.seal("state", {"a": 1})
+    assert Codec([Deflate()]).open("state", sealed) == {"a": 1}
+    assert Codec([Rot(), Deflate()]).open("state", Codec([Deflate()]).seal("state", {"a": 1})) == {"a": 1}
+
+
+def test_a_transform_that_is_not_here_is_named() -> None:
+    with pytest.raises(Corrupt, match="'zlib'"):
+        CODEC.open("state", Codec([Deflate()]).seal("state", {}))
+
+
+def test_bytes_that_a_transform_cannot_read_are_refused_with_its_own_reason() -> None:
+    with pytest.raises(Corrupt, match="'zlib'") as caught:
+        Codec([Deflate()]).open("state", b"stm/1 state zlib\nnot compressed")
+    assert isinstance(caught.value.__cause__, zlib.error)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "new\nline", "é", "-", "a/b"])
+def test_a_transforms_name_must_fit_on_the_first_line(name: str) -> None:
+    transform: Transform = Deflate()
+    transform.name = name  # type: ignore[misc]
+    with pytest.raises(ConfigurationError):
+        Codec([transform])
+
+
+# What is JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": {"b": [0, {1: 2}]}}, r"^turn\.a\.b\[1\] has a key"),
+        ((0, (1, b"")), r"^turn\[1\]\[1\] is bytes"),
+        (object(), "^turn is object"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_path(value: object, path: str) -> None:
+    with pytest.raises(InvalidState, match=path):
+        require_json(value, "turn")
+
+
+def test_a_turn_that_is_not_json_is_refused_with_its_path() -> None:
+    turn = ConversationTurn("a", "b", artifacts_shown={"x": {"y": {1, 2}}})
+    with pytest.raises(InvalidState, match=r"turn\.artifacts_shown\.x\.y is set"):
+        CODEC.seal_turn(StoredTurn("id", turn))
+
+
+def run_out_of_stack(work: Callable[[], object]) -> None:
+    """Run in a thread of its own: what uses up a thread's stack ends the measuring of coverage there."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def test_what_is_nested_without_end_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(InvalidState, match="nested"):
+        run_out_of_stack(lambda: require_json(loop, "turn"))
+
+
+def test_stored_bytes_that_are_nested_without_end_are_refused() -> None:
+    with pytest.raises(Corrupt):
+        run_out_of_stack(lambda: CODEC.open("state", b"stm/1 state\n" + b"[" * 200_000))

@@ -1,0 +1,235 @@
+"""Who may import whom, as the design says it; read from the source, so that no path is missed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+import stm_backends
+
+ROOT = Path(stm_backends.__file__).parent.parent
+DRIVER_PACKAGES = {"stm_backends_redis", "stm_backends_dynamo", "stm_backends_mongo", "stm_backends_postgres"}
+CLIENTS = {"redis", "valkey", "boto3", "aioboto3", "aiobotocore", "pymongo", "motor", "psycopg", "asyncpg"}
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Return the modules of a package by their dotted names."""
+    found: dict[str, Path] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = {
+    name: path
+    for package in ("stm_backends", *sorted(DRIVER_PACKAGES))
+    for name, path in modules_of(package).items()
+}
+
+
+def is_for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports_of(name: str) -> set[str]:
+    """Return what a module imports at run time, at its top or later, as dotted names."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(MODULES[name].read_text("utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} imports by a relative path"
+            module = node.module or ""
+            submodules = {f"{module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= submodules
+            if submodules != {f"{module}.{alias.name}" for alias in node.names}:
+                found.add(module)
+        waiting += [*node.orelse] if is_for_types_only(node) else ast.iter_child_nodes(node)
+    return found
+
+
+IMPORTS = {name: imports_of(name) for name in MODULES}
+
+
+def ours(name: str) -> set[str]:
+    """Return the names, within the core, of the core's modules that one of them imports."""
+    return {
+        one.removeprefix("stm_backends.")
+        for one in IMPORTS[f"stm_backends.{name}"]
+        if is_within(one, "stm_backends")
+    }
+
+
+def reach(name: str) -> set[str]:
+    """Return every module that importing one brings along, itself included."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += IMPORTS.get(one, ())
+    return found
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+CORE = sorted(name for name in MODULES if is_within(name, "stm_backends"))
+
+
+def test_the_source_was_found() -> None:
+    assert {
+        "stm_backends.driver",
+        "stm_backends.sqlite",
+        "stm_backends.backend",
+        *DRIVER_PACKAGES,
+    } <= MODULES.keys()
+    assert "asyncio" in IMPORTS["stm_backends.tasks"]
+    assert "stm_backends.errors" in IMPORTS["stm_backends.types"]
+    # Within a function, and behind a name that is a module.
+    assert "importlib.metadata" in IMPORTS["stm_backends.plugins"]
+    assert "stm_backends.keys" in IMPORTS["stm_backends.directory"]
+
+
+def breaches(names: Iterable[str], is_forbidden: Callable[[str], bool]) -> list[str]:
+    """Return who imports what it must not."""
+    return [f"{name} imports {one}" for name in names for one in sorted(IMPORTS[name]) if is_forbidden(one)]
+
+
+def outside(package: str) -> list[str]:
+    return [name for name in MODULES if not is_within(name, package)]
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_the_core_imports_no_driver_package_and_no_client_library() -> None:
+    assert not breaches(CORE, lambda one: top(one) in DRIVER_PACKAGES | CLIENTS)
+
+
+def test_nothing_at_run_time_imports_the_conformance_suite() -> None:
+    suite = "stm_backends.testing"
+    assert not breaches(outside(suite), lambda one: is_within(one, suite))
+
+
+def test_only_the_command_line_imports_the_command_line() -> None:
+    command = "stm_backends.cli"
+    assert not breaches(outside(command), lambda one: is_within(one, command))
+
+
+def test_the_only_dependency_is_pluggy() -> None:
+    extras = {
+        "stm_backends.cli": {"typer", "rich", "click"},
+        "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
+    }
+    base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
+    for package, more in extras.items():
+        names = [name for name in CORE if is_within(name, package)]
+        assert not breaches(names, lambda one, known=base | more: top(one) not in known)
+    names = [name for name in CORE if not any(is_within(name, package) for package in extras)]
+    assert not breaches(names, lambda one: top(one) not in base)
+
+
+@pytest.mark.parametrize(
+    ("name", "may_import"),
+    [
+        ("errors", set[str]()),
+        ("driver", set[str]()),
+        ("types", {"errors"}),
+        ("protocols", {"types"}),
+        ("policy", {"errors", "types"}),
+        ("codec", {"errors", "policy", "types"}),
+        ("keys", {"driver", "errors", "types"}),
+        ("checks", {"driver", "errors"}),
+        ("plugins", {"driver", "errors"}),
+        ("records", {"driver", "errors"}),
+        ("lease", {"driver"}),
+        ("tasks", set[str]()),
+    ],
+)
+def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: set[str]) -> None:
+    assert ours(name) <= may_import
+
+
+def test_the_policy_knows_no_clock_no_loop_and_no_io() -> None:
+    forbidden = {"asyncio", "time", "datetime", "random", "logging", "os", "pathlib", "socket", "sqlite3"}
+    assert not breaches(["stm_backends.policy"], lambda one: top(one) in forbidden)
+
+
+def test_the_memory_in_process_knows_no_driver() -> None:
+    known = reach("stm_backends.default")
+    assert "stm_backends.policy" in known
+    assert not known & {
+        f"stm_backends.{name}" for name in ("driver", "distributed", "backend", "plugins", "state_store")
+    }
+
+
+def test_the_policy_does_not_know_the_memories() -> None:
+    for name in CORE:
+        if is_within(name, "stm_backends.default") or is_within(name, "stm_backends.distributed"):
+            assert name not in reach("stm_backends.policy")
+
+
+DRIVER_MODULES = sorted(
+    name
+    for name in MODULES
+    if name.partition(".")[0] in DRIVER_PACKAGES
+    or name == "stm_backends.reference"
+    or name.startswith("stm_backends.sqlite")
+)
+
+
+def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
+    waist = {f"stm_backends.{one}" for one in ("driver", "errors", "checks", "plugins")}
+    for name in DRIVER_MODULES:
+        own = "stm_backends.sqlite" if name.startswith("stm_backends.sqlite") else name
+        own = top(name) if top(name) in DRIVER_PACKAGES else own
+        assert not breaches(
+            [name],
+            lambda one, own=own: (
+                one.startswith("stm_backends") and not one.startswith(own) and one not in waist
+            ),
+        )
+
+
+def test_a_driver_of_the_core_is_reached_by_its_entry_point_alone() -> None:
+    names = set(outside("stm_backends.testing")) - set(DRIVER_MODULES)
+    assert not breaches(sorted(names), lambda one: one in DRIVER_MODULES)
+
+
+def test_no_two_modules_import_each_other() -> None:
+    for name in MODULES:
+        for one in IMPORTS[name] & MODULES.keys():
+            if not is_within(one, name) and not is_within(name, one):
+                assert name not in reach(one), f"{name} and {one} import each other"
+
+
+def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() -> None:
+    program = "import json, sys, stm_backends; print(json.dumps(sorted(sys.modules)))"
+    ran = subprocess.run(  # noqa: S603 -- this interpreter, on the text above
+        [sys.executable, "-c", program],
+        # Measuring coverage would bring modules of its own.
+        env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    loaded = set(json.loads(ran.stdout))
+    assert "stm_backends.backend" in loaded
+    unwanted = {*DRIVER_MODULES, "sqlite3", "typer", "rich", "pytest", "hypothesis", "importlib.metadata"}
+    unwanted |= {"stm_backends.cli", "stm_backends.testing"} | DRIVER_PACKAGES | CLIENTS
+    assert not loaded & unwanted

@@ -1,0 +1,404 @@
+"""Finding backends: what is asked for, what is wrong with it, and that one's trouble is nobody else's."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stm_backends import plugins
+from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
+from stm_backends.plugins import diagnose, open_driver
+from stm_backends.reference import MemoryDriver
+
+HIDDEN = "hunter2"
+
+GOOD = """
+    from stm_backends.plugins import BackendPlugin, hookimpl
+    from stm_backends.reference import MemoryDriver
+
+    OPENED = []
+
+    def open_driver(url, *, create=False, size=1):
+        OPENED.append((url, create, size))
+        return MemoryDriver()
+
+    @hookimpl
+    def stm_backend():
+        return BackendPlugin(name={name!r}, url_schemes={schemes!r}, requires={requires!r}, open=open_driver)
+"""
+
+Install = Callable[..., str]
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a distribution that brings one backend; returns its module's name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(
+        name: str,
+        source: str = GOOD,
+        *,
+        distribution: str = "acme-stm",
+        schemes: tuple[str, ...] = (),
+        requires: tuple[str, ...] = (),
+    ) -> str:
+        # Modules stay imported, so no two tests share a name.
+        module = f"acme_module_{next(_numbers)}"
+        # `source` is a template only where it asks for these.
+        text = textwrap.dedent(source)
+        if "{name" in text:
+            text = text.format(name=name, schemes=schemes, requires=requires)
+        (tmp_path / f"{module}.py").write_text(text)
+        info = tmp_path / f"{distribution.replace('-', '_')}-1.5.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
+        with (info / "entry_points.txt").open("a") as file:
+            file.write(f"[stm_backends]\n{name} = {module}\n")
+        return module
+
+    return install
+
+
+def refused(error: type[Exception], *args: object, **options: object) -> str:
+    """Return the message with which opening is refused."""
+    with pytest.raises(error) as caught:
+        open_driver(*args, **options)  # type: ignore[arg-type]
+    assert type(caught.value) is error
+    return str(caught.value)
+
+
+def test_a_backend_opens_by_its_name() -> None:
+    assert isinstance(open_driver("memory"), MemoryDriver)
+
+
+def test_a_backend_opens_by_a_url_of_its_scheme_in_any_case() -> None:
+    assert isinstance(open_driver("MEMORY://"), MemoryDriver)
+
+
+def test_a_backend_may_claim_other_schemes_than_its_name(install: Install) -> None:
+    module = install("acme", schemes=("acme", "acmes"))
+    open_driver("acmes://host/1", create=True, size=3)
+    assert sys.modules[module].OPENED == [("acmes://host/1", True, 3)]
+
+
+def test_a_name_and_a_url_reach_the_driver(install: Install) -> None:
+    module = install("acme", schemes=("acme",))
+    open_driver("acme", url="acme://host")
+    open_driver("acme", url="a/path")
+    open_driver("acme")
+    assert [url for url, _, _ in sys.modules[module].OPENED] == ["acme://host", "a/path", None]
+
+
+def test_opening_by_name_imports_no_other_backend(install: Install) -> None:
+    other = install("other")
+    open_driver("memory")
+    open_driver("memory://")
+    assert other not in sys.modules
+
+
+def test_an_unknown_name_is_answered_with_the_names_there_are_and_a_near_miss() -> None:
+    message = refused(UnknownBackend, "memroy")
+    assert "'memroy'" in message
+    assert "Did you mean 'memory'?" in message
+    assert "Installed: memory, sqlite" in message
+
+
+def test_an_unknown_name_like_no_other_gets_no_guess() -> None:
+    assert "Did you mean" not in refused(UnknownBackend, "xyzzy")
+
+
+def test_a_name_in_other_letters_is_a_near_miss() -> None:
+    assert "Did you mean 'sqlite'?" in refused(UnknownBackend, "SQLite")
+
+
+def test_a_mistyped_scheme_gets_a_near_miss_and_no_part_of_the_url_is_shown() -> None:
+    message = refused(UnknownBackend, f"sqllite://someone:{HIDDEN}@host/db")
+    assert "Did you mean 'sqlite'?" in message
+    assert HIDDEN not in message
+    assert "someone" not in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"someone:{HIDDEN}@host",
+        f"{HIDDEN}@host",
+        f"redis//:{HIDDEN}@host",
+        f"://{HIDDEN}@host",
+        f"re dis://{HIDDEN}@host",
+        f"postgres:/someone:{HIDDEN}@host",
+    ],
+)
+def test_what_may_be_a_mistyped_url_is_never_shown(text: str) -> None:
+    message = refused(UnknownBackend, text)
+    assert HIDDEN not in message
+    assert "someone" not in message
+    assert "host" not in message
+
+
+@pytest.mark.parametrize(
+    "text", ["redis", "redis://h", "rediss://h", "mongodb+srv://h", "postgresql://h", "dynamo"]
+)
+def test_a_backend_of_a_later_release_is_announced_as_such(text: str) -> None:
+    assert "comes with a later release" in refused(UnknownBackend, text)
+
+
+def test_a_near_miss_of_a_later_backend_says_that_it_is_one() -> None:
+    message = refused(UnknownBackend, "redsi://host")
+    assert "Did you mean 'redis', which comes with a later release?" in message
+
+
+def test_a_later_backend_that_has_come_is_opened(install: Install) -> None:
+    install("redis", schemes=("redis", "rediss"))
+    assert isinstance(open_driver("rediss://host"), MemoryDriver)
+    assert "later" not in refused(UnknownBackend, "redsi://host")
+
+
+def test_an_empty_name_is_refused() -> None:
+    refused(UnknownBackend, "")
+
+
+def test_a_url_beside_a_url_is_refused() -> None:
+    message = refused(ConfigurationError, "memory://", url=f"memory://{HIDDEN}")
+    assert "twice" in message
+    assert HIDDEN not in message
+
+
+def test_a_url_of_another_backend_is_refused_by_name() -> None:
+    message = refused(ConfigurationError, "memory", url=f"sqlite://{HIDDEN}")
+    assert "memory://" in message
+    assert HIDDEN not in message
+
+
+def test_an_option_that_the_backend_does_not_have_is_refused(install: Install) -> None:
+    install("acme")
+    assert "'sise'" in refused(ConfigurationError, "acme", sise=3)
+
+
+# Two packages claim one name
+
+
+def test_two_packages_with_one_name_are_both_named(install: Install) -> None:
+    install("acme", distribution="acme-stm")
+    install("acme", distribution="umbrella-stm")
+    message = refused(AmbiguousBackend, "acme")
+    assert "acme-stm 1.5" in message
+    assert "umbrella-stm 1.5" in message
+
+
+def test_two_packages_with_one_scheme_are_both_named(install: Install) -> None:
+    install("one", distribution="acme-stm", schemes=("shared",))
+    install("two", distribution="umbrella-stm", schemes=("shared",))
+    message = refused(AmbiguousBackend, "shared://host")
+    assert "acme-stm 1.5" in message
+    assert "umbrella-stm 1.5" in message
+
+
+def test_a_package_that_claims_a_built_in_name_does_not_replace_it(install: Install) -> None:
+    install("memory", distribution="umbrella-stm", schemes=("memory",))
+    for asked in ("memory", "memory://"):
+        message = refused(AmbiguousBackend, asked)
+        assert "stm-backends" in message
+        assert "umbrella-stm" in message
+
+
+def test_a_scheme_named_like_a_backend_belongs_to_that_backend(install: Install) -> None:
+    install("pirate", schemes=("memory",))
+    assert isinstance(open_driver("memory://"), MemoryDriver)
+
+
+def test_the_same_distribution_twice_on_the_path_is_one(
+    install: Install, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme")
+    install("acme")
+    again = tmp_path_factory.mktemp("again")
+    info = again / "acme_stm-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-stm\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text("[stm_backends]\nsolo = nowhere\n")
+    monkeypatch.syspath_prepend(again)
+    # The first on the path shadows the second, as it does for an import.
+    refused(UnknownBackend, "acme")
+
+
+# The client library is not installed
+
+
+def test_a_missing_client_library_is_answered_with_the_line_that_installs_it(install: Install) -> None:
+    install("redis", distribution="stm-backends-fake", schemes=("redis",), requires=("no_such_client",))
+    for asked in ("redis", "redis://host"):
+        message = refused(MissingExtra, asked)
+        assert 'pip install "stm-backends-fake[redis]"' in message
+        assert "'no_such_client'" in message
+
+
+def test_a_missing_extra_is_an_import_error_that_names_the_module(install: Install) -> None:
+    install("redis", requires=("no_such_client",))
+    with pytest.raises(ImportError) as caught:
+        open_driver("redis")
+    assert caught.value.name == "no_such_client"
+
+
+def test_a_client_library_that_lacks_a_part_is_a_missing_extra(install: Install) -> None:
+    # As a folder of the same name in the working directory makes it look.
+    source = GOOD.replace("OPENED.append", "import sqlite3.no_such_part; OPENED.append")
+    install("acme", source, requires=("sqlite3",))
+    assert 'pip install "acme-stm[acme]"' in refused(MissingExtra, "acme")
+
+
+def test_a_client_library_without_a_spec_is_there(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a stand-in that somebody's tests put into `sys.modules`.
+    monkeypatch.setitem(sys.modules, "acme_client", ModuleType("acme_client"))
+    install("acme", requires=("acme_client",))
+    assert isinstance(open_driver("acme"), MemoryDriver)
+
+
+def test_another_missing_module_is_the_plugins_own_fault(install: Install) -> None:
+    source = GOOD.replace("OPENED.append", "import no_such_helper; OPENED.append")
+    install("acme", source, requires=("sqlite3",))
+    with pytest.raises(ConfigurationError) as caught:
+        open_driver("acme")
+    assert type(caught.value) is ConfigurationError
+    assert "broken" in str(caught.value)
+    assert "no_such_helper" in str(caught.value)
+    assert "pip install" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_name_missing_in_an_installed_client_library_is_shown_as_it_is(install: Install) -> None:
+    source = GOOD.replace("OPENED.append", "from sqlite3 import no_such_name; OPENED.append")
+    install("acme", source, requires=("sqlite3",))
+    assert "no_such_name" in refused(ConfigurationError, "acme")
+
+
+# A plugin that is broken
+
+BROKEN = {
+    "raises when imported": ("raise RuntimeError('boom')", "boom"),
+    "exits when imported": ("raise SystemExit(3)", "SystemExit"),
+    "is not Python": ("def (", "SyntaxError"),
+    "needs a module at its top": ("import no_such_client", "no_such_client"),
+    "answers no hook": ("", "no BackendPlugin"),
+    "answers something else": (
+        """
+        from stm_backends.plugins import hookimpl
+        @hookimpl
+        def stm_backend():
+            return 42
+        """,
+        "no BackendPlugin",
+    ),
+    "misspells the hook": (
+        """
+        from stm_backends.plugins import hookimpl
+        @hookimpl
+        def stm_backends():
+            return None
+        """,
+        "stm_backends",
+    ),
+    "raises in the hook": (
+        """
+        from stm_backends.plugins import hookimpl
+        @hookimpl
+        def stm_backend():
+            raise OSError('boom')
+        """,
+        "boom",
+    ),
+    "calls itself something else": (GOOD.replace("{name!r}", "'other{name}'"), "'otheracme'"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_plugin_says_what_is_wrong_with_it_and_breaks_nobody_else(
+    install: Install, how: str
+) -> None:
+    source, trace = BROKEN[how]
+    install("acme", source)
+    install("fine", schemes=("fine", "alsofine"), distribution="fine-stm")
+    message = refused(ConfigurationError, "acme")
+    assert "acme-stm 1.5" in message
+    assert trace in message
+    assert trace in refused(ConfigurationError, "acme://host")
+    assert isinstance(open_driver("alsofine://host"), MemoryDriver)
+    states = {diagnosis.name: diagnosis for diagnosis in diagnose()}
+    assert states["acme"].state == "broken"
+    assert trace in states["acme"].reason
+    assert states["fine"].state == "ready"
+    assert states["memory"].state == "ready"
+
+
+def test_a_scheme_that_a_broken_plugin_may_have_claimed_is_answered_with_a_note(install: Install) -> None:
+    install("acme", "import no_such_helper")
+    with pytest.raises(UnknownBackend) as caught:
+        open_driver("acmes://host")
+    assert "acme" in caught.value.__notes__[0]
+    with pytest.raises(UnknownBackend) as caught:
+        open_driver("acmes")
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_half_removed_package_breaks_nobody_else(install: Install, tmp_path: Path) -> None:
+    install("acme")
+    (tmp_path / "acme_stm-1.5.dist-info" / "METADATA").unlink()
+    assert isinstance(open_driver("memory"), MemoryDriver)
+    assert {diagnosis.name for diagnosis in diagnose()} >= {"acme", "memory"}
+
+
+def test_the_diagnosis_tells_the_states_apart(install: Install) -> None:
+    install("acme", schemes=("acme",), requires=("no_such_client",))
+    install("double", distribution="one-stm")
+    install("double", distribution="two-stm")
+    found = {(diagnosis.name, diagnosis.distribution): diagnosis for diagnosis in diagnose()}
+    acme = found["acme", "acme-stm"]
+    assert (acme.state, acme.version, acme.schemes) == ("missing extra", "1.5", ("acme",))
+    assert 'pip install "acme-stm[acme]"' in acme.reason
+    for distribution in ("one-stm", "two-stm"):
+        assert found["double", distribution].state == "ambiguous"
+        assert "one-stm" in found["double", distribution].reason
+        assert "two-stm" in found["double", distribution].reason
+    memory = found["memory", "stm-backends"]
+    assert (memory.state, memory.schemes, memory.reason) == ("ready", ("memory",), "")
+
+
+def test_a_fresh_process_finds_a_plugin_installed_beside_a_broken_one(
+    install: Install, tmp_path: Path
+) -> None:
+    install("acme", "import no_such_client")
+    install("fine", distribution="fine-stm", schemes=("fine",))
+    program = (
+        "from stm_backends import open_backend\n"
+        "print(open_backend('fine://').name)\n"
+        "try: open_backend('acme')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    ran = subprocess.run(  # noqa: S603 -- this interpreter, on the text above
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    first, second = ran.stdout.splitlines()
+    assert first == "memory"
+    assert "broken" in second
+    assert "no_such_client" in second
+
+
+def test_the_scheme_of_a_url_is_what_stands_before_the_colon() -> None:
+    assert plugins.scheme_of("MongoDB+SRV://h") == "mongodb+srv"
+    assert plugins.scheme_of("no scheme") == ""
+    assert plugins.scheme_of("1x://h") == ""

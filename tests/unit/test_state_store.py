@@ -1,0 +1,453 @@
+"""Saved states: any JSON under any string, replaced as a whole, saved on a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stm_backends import keys
+from stm_backends.codec import Codec
+from stm_backends.directory import Directory
+from stm_backends.driver import ANY, Driver
+from stm_backends.errors import Corrupt, InvalidKey, InvalidState, OutcomeUnknown, Unavailable
+from stm_backends.protocols import SupportsMemoryState
+from stm_backends.records import SENDS
+from stm_backends.reference import MemoryDriver
+from stm_backends.state_store import StateStore
+
+
+def store_on(driver: Driver, *transforms: Any) -> StateStore:
+    codec = Codec(transforms)
+    return StateStore(driver, codec, Directory(driver, codec))
+
+
+@pytest.fixture
+def store(driver: Driver) -> StateStore:
+    return store_on(driver)
+
+
+def run_on_a_new_store(work: Callable[[StateStore], Awaitable[None]]) -> None:
+    """Run one Hypothesis example; the fixtures live longer than one."""
+
+    async def run() -> None:
+        driver = MemoryDriver()
+        await driver.open()
+        await work(store_on(driver))
+
+    asyncio.run(run())
+
+
+async def test_what_was_saved_is_loaded(store: StateStore) -> None:
+    await store.save_memory_state("acme:u:s", {"version": 1, "turns": [{"a": None}]})
+    assert await store.load_memory_state("acme:u:s") == {"version": 1, "turns": [{"a": None}]}
+
+
+async def test_nothing_under_a_key_is_none(store: StateStore) -> None:
+    assert await store.load_memory_state("acme:u:s") is None
+    assert await store.load_versioned("acme:u:s") == (None, None)
+
+
+def test_it_is_a_store_that_memories_can_be_saved_in() -> None:
+    assert isinstance(store_on(MemoryDriver()), SupportsMemoryState)
+
+
+async def test_a_save_replaces_and_never_merges(store: StateStore) -> None:
+    await store.save_memory_state("k", {"a": 1, "deep": {"x": 1}})
+    await store.save_memory_state("k", {"b": 2, "deep": {"y": 2}})
+    assert await store.load_memory_state("k") == {"b": 2, "deep": {"y": 2}}
+
+
+async def test_what_was_saved_does_not_change_with_the_object_that_was_given(store: StateStore) -> None:
+    mine: dict[str, Any] = {"turns": [1]}
+    await store.save_memory_state("k", mine)
+    mine["turns"].append(2)
+    loaded = await store.load_memory_state("k")
+    assert loaded == {"turns": [1]}
+    loaded["turns"].append(3)
+    assert await store.load_memory_state("k") == {"turns": [1]}
+
+
+async def test_a_steady_save_is_one_round_trip_and_so_is_a_load(store: StateStore, calls: list[str]) -> None:
+    await store.save_memory_state("acme:u:s", {})
+    calls.clear()
+    await store.save_memory_state("acme:u:s", {})
+    await store.load_memory_state("acme:u:s")
+    assert calls == ["replace", "load"]
+
+
+# JSON
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=2**64)
+    | st.floats()
+    | st.text(st.characters(codec=None)),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(st.characters(codec=None)), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+states = st.dictionaries(st.text(st.characters(codec=None)), json_values, max_size=5)
+
+
+def as_json(value: Any) -> Any:
+    """Return what a value is once JSON has carried it: tuples are lists."""
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def canonical(value: Any) -> str:
+    """Return a text that is equal for JSON-equal values, NaN included, and for no others."""
+    return json.dumps(as_json(value), sort_keys=True)
+
+
+@given(states)
+def test_any_json_object_comes_back_equal(state: dict[str, Any]) -> None:
+    async def work(store: StateStore) -> None:
+        await store.save_memory_state("k", state)
+        loaded = await store.load_memory_state("k")
+        assert canonical(loaded) == canonical(state)
+        assert repr(loaded) == repr(as_json(state))
+
+    run_on_a_new_store(work)
+
+
+async def test_what_json_has_trouble_with_is_carried_by_every_driver(store: StateStore) -> None:
+    state = {
+        "nan": math.nan,
+        "infinite": [math.inf, -math.inf],
+        "minus zero": -0.0,
+        "big": 2**200,
+        "tuple": (1, (2,)),
+        "nul": "a\0b",
+        "lone": "\ud83d",
+        "adjacent": "\ud83d" + "\ude00",
+        "\udfff": "key",
+        "": {"": []},
+    }
+    await store.save_memory_state("k", state)
+    assert repr(await store.load_memory_state("k")) == repr(as_json(state))
+
+
+async def test_a_large_state_is_carried(store: StateStore) -> None:
+    state = {"result": "0123456789" * 500_000}
+    await store.save_memory_state("k", state)
+    assert await store.load_memory_state("k") == state
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+@pytest.mark.parametrize(
+    ("state", "path"),
+    [
+        ({"a": {"b": {1: 2}}}, "state.a.b"),
+        ({"a": [0, {None: 2}]}, "state.a[1]"),
+        ({"a": b"bytes"}, "state.a"),
+        ({"a": [1, {2, 3}]}, "state.a[1]"),
+        ({"a": object()}, "state.a"),
+        ({1: 2}, "state"),
+        ([], "dict"),
+        (None, "dict"),
+        ("text", "dict"),
+        ({"a": 10**5000}, "state.a"),
+    ],
+)
+async def test_what_is_not_json_is_refused_with_its_path_and_nothing_is_written(
+    store: StateStore, calls: list[str], state: Any, path: str
+) -> None:
+    with pytest.raises(InvalidState, match=path.replace("[", r"\[")):
+        await store.save_memory_state("acme:u:s", state)
+    with pytest.raises(InvalidState):
+        await store.save_if("acme:u:s", state, expect=None)
+    assert calls == []
+
+
+# Keys
+
+
+@given(st.lists(st.text(st.characters(codec=None), max_size=60), unique=True, max_size=8))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_no_two_keys_share_a_state(texts: list[str]) -> None:
+    async def work(store: StateStore) -> None:
+        for number, text in enumerate(texts):
+            await store.save_memory_state(text, {"number": number})
+        for number, text in enumerate(texts):
+            assert await store.load_memory_state(text) == {"number": number}
+
+    run_on_a_new_store(work)
+
+
+DIFFICULT_KEYS = [
+    "",
+    " ",
+    "%",
+    "a",
+    "a:b:c",
+    "a:b:c:d",
+    "a:b%3Ac:d",
+    "a:b:c%3Ad",
+    "kv:v1:a:b:c",
+    "kv:v1:a:b:",
+    "kv:v1::b:c",
+    "kv:v1:",
+    "%6Bv:v1:c",
+    "nul\0",
+    "\ud800",
+    "\U0001f600",
+    "\ud83d" + "\ude00",
+    "*",
+    "a*",
+    "' OR 1=1 --",
+    "x" * 900,
+    "日" * 300,
+]
+
+
+async def test_difficult_keys_are_kept_apart(store: StateStore) -> None:
+    for number, key in enumerate(DIFFICULT_KEYS):
+        await store.save_memory_state(key, {"number": number})
+    for number, key in enumerate(DIFFICULT_KEYS):
+        assert await store.load_memory_state(key) == {"number": number}, key
+    assert await store.delete_memory_state("a")
+    assert [await store.load_memory_state(key) is None for key in DIFFICULT_KEYS].count(True) == 1
+
+
+async def test_a_key_that_is_too_long_is_refused(store: StateStore) -> None:
+    with pytest.raises(InvalidKey):
+        await store.save_memory_state("x" * 1001, {})
+    with pytest.raises(InvalidKey):
+        await store.load_memory_state("x" * 1001)
+
+
+async def test_a_state_does_not_touch_the_conversation_of_the_same_key(
+    driver: Driver, store: StateStore
+) -> None:
+    where = keys.Key("acme:u:memory", "s")
+    await driver.append(where, b"turn", birth="v", ttl=None)
+    await store.save_memory_state("acme:u:s", {"a": 1})
+    await store.delete_memory_state("acme:u:s")
+    record = await driver.load(where)
+    assert record is not None
+    assert record.tail == (b"turn",)
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+@pytest.mark.parametrize(
+    ("key", "owner"),
+    [
+        ("acme:u:s", ("acme", "u")),
+        ("kv:v1:acme:u:any:thing", ("acme", "u")),
+        ("some string", None),
+        ("acme:u", None),
+    ],
+)
+async def test_the_owner_of_a_key_is_listed(
+    driver: Driver, store: StateStore, key: str, owner: tuple[str, str] | None
+) -> None:
+    await store.save_memory_state(key, {})
+    listed = [("acme", user) async for user in Directory(driver, Codec()).users("acme")]
+    assert listed == ([owner] if owner else [])
+
+
+async def test_a_state_born_just_after_its_owner_was_erased_is_listed(
+    driver: Driver, store: StateStore
+) -> None:
+    await store.save_memory_state("acme:u:s", {})
+    elsewhere = Directory(driver, Codec())
+    await elsewhere.forget("acme", "u")
+    assert await store.save_if("acme:u:t", {}, expect=None)
+    assert [user async for user in elsewhere.users("acme")] == ["u"]
+
+
+# Time
+
+
+async def test_a_state_has_no_time_to_live_unless_told(
+    store: StateStore, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ttls: list[Any] = []
+    replace = driver.replace
+
+    async def replacing(key: keys.Key, body: bytes, **options: Any) -> bool:
+        if key.scope == keys.OTHER_BLOBS:
+            ttls.append(options["ttl"])
+        return await replace(key, body, **options)
+
+    monkeypatch.setattr(driver, "replace", replacing)
+    await store.save_memory_state("k", {})
+    await store.save_memory_state("k", {}, ttl=30)
+    _, version = await store.load_versioned("k")
+    await store.save_if("k", {}, expect=version)
+    _, version = await store.load_versioned("k")
+    await store.save_if("k", {}, expect=version, ttl=5)
+    assert ttls == [None, 30, None, 5]
+
+
+async def test_a_state_that_has_expired_is_not_there(store: StateStore) -> None:
+    await store.save_memory_state("k", {"a": 1}, ttl=0.05)
+    await asyncio.sleep(0.1)
+    assert await store.load_memory_state("k") is None
+    assert await store.save_if("k", {"a": 2}, expect=None)
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+@pytest.mark.parametrize("ttl", [0, -1, math.nan])
+async def test_a_time_to_live_that_is_none_is_refused(store: StateStore, ttl: float) -> None:
+    with pytest.raises(ValueError, match="ttl"):
+        await store.save_memory_state("k", {}, ttl=ttl)
+
+
+# Saving on a condition
+
+
+async def test_save_if_takes_turns(store: StateStore) -> None:
+    assert await store.save_if("k", {"n": 1}, expect=None)
+    assert not await store.save_if("k", {"n": 2}, expect=None)
+    state, version = await store.load_versioned("k")
+    assert state == {"n": 1}
+    assert await store.save_if("k", {"n": 3}, expect=version)
+    assert not await store.save_if("k", {"n": 4}, expect=version)
+    assert await store.load_memory_state("k") == {"n": 3}
+
+
+async def test_every_save_changes_the_version(store: StateStore) -> None:
+    await store.save_memory_state("k", {})
+    _, first = await store.load_versioned("k")
+    await store.save_memory_state("k", {})
+    _, second = await store.load_versioned("k")
+    assert first != second
+    assert not await store.save_if("k", {}, expect=first)
+
+
+async def test_save_if_onto_what_was_deleted_is_a_lost_race(store: StateStore) -> None:
+    await store.save_memory_state("k", {})
+    _, version = await store.load_versioned("k")
+    assert await store.delete_memory_state("k")
+    assert not await store.delete_memory_state("k")
+    assert not await store.save_if("k", {}, expect=version)
+    assert await store.load_memory_state("k") is None
+
+
+async def test_two_who_load_and_save_on_a_condition_lose_nothing(store: StateStore) -> None:
+    async def add(item: str) -> None:
+        while True:
+            state, version = await store.load_versioned("k")
+            items = [*(state or {"items": []})["items"], item]
+            if await store.save_if("k", {"items": items}, expect=version):
+                return
+
+    await asyncio.gather(*(add(str(number)) for number in range(20)))
+    state = await store.load_memory_state("k")
+    assert state is not None
+    assert sorted(state["items"], key=int) == [str(number) for number in range(20)]
+
+
+# Lost answers
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_save_whose_answer_was_lost_is_sent_again(
+    store: StateStore, lose: Any, calls: list[str], done: bool
+) -> None:
+    lose("replace", done=done)
+    await store.save_memory_state("k", {"a": 1})
+    assert await store.load_memory_state("k") == {"a": 1}
+
+
+async def test_a_save_whose_every_answer_is_lost_says_so(store: StateStore, lose: Any) -> None:
+    lose("replace", done=True, times=SENDS)
+    with pytest.raises(OutcomeUnknown):
+        await store.save_memory_state("k", {"a": 1})
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_conditional_save_whose_answer_was_lost_is_settled(
+    store: StateStore, lose: Any, done: bool, there: bool
+) -> None:
+    if there:
+        await store.save_memory_state("k", {"n": 0})
+    _, version = await store.load_versioned("k")
+    lose("replace", done=done)
+    assert await store.save_if("k", {"n": 1}, expect=version)
+    assert await store.load_memory_state("k") == {"n": 1}
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_third_version_found_when_settling_is_a_lost_race(
+    store: StateStore, lose: Any, done: bool
+) -> None:
+    await store.save_memory_state("k", {"n": 0})
+    _, version = await store.load_versioned("k")
+    lose("replace", done=done, then=lambda: store.save_memory_state("k", {"n": "theirs"}))
+    assert not await store.save_if("k", {"n": "ours"}, expect=version)
+    assert await store.load_memory_state("k") == {"n": "theirs"}
+
+
+async def test_an_outcome_that_cannot_be_looked_up_stays_unknown(
+    store: StateStore, driver: Driver, lose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(_: keys.Key) -> Any:
+        raise Unavailable("down", backend=driver.name, operation="load")
+
+    lose("replace", done=True)
+    monkeypatch.setattr(driver, "load", down)
+    # `Unavailable` would say that it was not done.
+    with pytest.raises(OutcomeUnknown):
+        await store.save_if("k", {}, expect=None)
+
+
+# What cannot be read
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+@pytest.mark.parametrize("body", [b"", b"junk", b"stm/2 state\n{}", b"stm/1 turn\n{}", b"stm/1 state\n[1]"])
+async def test_what_cannot_be_read_is_an_error_with_its_place_and_stays(
+    driver: Driver, store: StateStore, body: bytes
+) -> None:
+    await driver.replace(keys.blob_key("k"), body, version="v", expect=ANY, ttl=None)
+    with pytest.raises(Corrupt) as caught:
+        await store.load_memory_state("k")
+    assert (caught.value.backend, caught.value.operation) == (driver.name, "load_memory_state")
+    record = await driver.load(keys.blob_key("k"))
+    assert record is not None
+    assert record.body == body
+
+
+async def test_entries_where_a_state_should_be_are_not_a_state(driver: Driver, store: StateStore) -> None:
+    await driver.append(keys.blob_key("k"), b"entry", birth="v", ttl=None)
+    with pytest.raises(Corrupt):
+        await store.load_memory_state("k")
+
+
+class Deflate:
+    name = "zlib"
+
+    def encode(self, data: bytes) -> bytes:
+        return zlib.compress(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return zlib.decompress(data)
+
+
+async def test_a_transform_is_applied_to_what_is_stored(driver: Driver, store: StateStore) -> None:
+    await store_on(driver, Deflate()).save_memory_state("k", {"text": "x" * 10_000})
+    record = await driver.load(keys.blob_key("k"))
+    assert record is not None
+    assert len(record.body or b"") < 200
+    assert await store_on(driver, Deflate()).load_memory_state("k") == {"text": "x" * 10_000}
+    with pytest.raises(Corrupt, match="zlib"):
+        await store.load_memory_state("k")
