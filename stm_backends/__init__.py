@@ -1,1 +1,131 @@
 """Conversation memory for agents that run on many machines."""
+
+from stm_backends.backend import Backend, open_backend
+from stm_backends.codec import Transform
+from stm_backends.default import DefaultShortTermMemory
+from stm_backends.directory import Directory
+from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.driver import (
+    ABSENT,
+    ANY,
+    KEEP,
+    Driver,
+    Key,
+    Page,
+    Record,
+    Traits,
+    new_version,
+)
+from stm_backends.errors import (
+    AmbiguousBackend,
+    ConfigurationError,
+    Corrupt,
+    Denied,
+    InvalidKey,
+    InvalidState,
+    MemoryBudgetExceeded,
+    MissingExtra,
+    OutcomeUnknown,
+    SessionExists,
+    SessionNotFound,
+    StmError,
+    StorageError,
+    TooLarge,
+    Unavailable,
+    UnknownBackend,
+)
+from stm_backends.plugins import BackendPlugin, hookimpl
+from stm_backends.protocols import (
+    ShortTermMemory,
+    ShortTermMemoryArtifacts,
+    ShortTermMemoryPersistence,
+    ShortTermMemorySerializable,
+    Summarizer,
+    SupportsMemoryState,
+)
+from stm_backends.router import MemoryRouter
+from stm_backends.sessions import OnConflict, Sessions
+from stm_backends.state_store import StateStore
+from stm_backends.summarizers import ExtractiveSummarizer
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryBudget,
+    MemoryHealth,
+    MemoryIsolation,
+    MemoryKey,
+    OverflowPolicy,
+    ShortTermMemoryConfig,
+    Strategy,
+    TokenEstimator,
+    TrajectoryDigest,
+    default_token_estimator,
+)
+
+__all__ = [
+    "ABSENT",
+    "ANY",
+    "KEEP",
+    "AmbiguousBackend",
+    "Backend",
+    "BackendPlugin",
+    "ConfigurationError",
+    "ConversationTurn",
+    "Corrupt",
+    "DefaultShortTermMemory",
+    "Denied",
+    "Directory",
+    "DistributedShortTermMemory",
+    "Driver",
+    "ExtractiveSummarizer",
+    "InvalidKey",
+    "InvalidState",
+    "Key",
+    "MemoryBudget",
+    "MemoryBudgetExceeded",
+    "MemoryHealth",
+    "MemoryIsolation",
+    "MemoryKey",
+    "MemoryRouter",
+    "MissingExtra",
+    "OnConflict",
+    "OutcomeUnknown",
+    "OverflowPolicy",
+    "Page",
+    "Record",
+    "SessionExists",
+    "SessionNotFound",
+    "Sessions",
+    "ShortTermMemory",
+    "ShortTermMemoryArtifacts",
+    "ShortTermMemoryConfig",
+    "ShortTermMemoryPersistence",
+    "ShortTermMemorySerializable",
+    "StateStore",
+    "StmError",
+    "StorageError",
+    "Strategy",
+    "Summarizer",
+    "SupportsMemoryState",
+    "TokenEstimator",
+    "TooLarge",
+    "Traits",
+    "TrajectoryDigest",
+    "Transform",
+    "Unavailable",
+    "UnknownBackend",
+    "__version__",
+    "default_token_estimator",
+    "hookimpl",
+    "new_version",
+    "open_backend",
+]
+
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 -- costs half as much as all of this library
+
+        return version("stm-backends")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,13 +14,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from stm_backends.errors import MemoryBudgetExceeded
-from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
 
 REMEMBERED_IDS: Final = 256
 """How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
@@ -31,6 +32,9 @@ SHORTEST_DELAY_S: Final = 0.05
 LONGEST_BACKOFF_S: Final = 3_600.0
 
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
+
+_FEW: Final = 32
+"""So many turns are looked at all at once; of more, only those that may be shown."""
 
 _CLOSING_TAG = "</session_summary>"
 _TAG = re.compile(r"</?[A-Za-z_]+>")
@@ -275,23 +279,33 @@ def within_summary_budget(config: ShortTermMemoryConfig) -> Callable[[str], bool
     return lambda summary: not summary or (limit > 0 and config.estimate(summary) <= limit)
 
 
-@dataclass(frozen=True, slots=True)
 class View:
-    """What the model may see of a conversation, within its budget."""
+    """What the model may see of a conversation, within its budget.
 
-    payload: Mapping[str, Any] | None
-    """The value of `conversation_memory`; `None` if the model sees nothing."""
+    `trimmed` says whether the token budget left something out, `kept` how many turns are in it.
+    """
 
-    tokens: int
-    trimmed: bool
-    """Whether the token budget left something out."""
+    def __init__(self, context: _Context, kept: int, summary: str, *, trimmed: bool, shown: bool = True) -> None:
+        self._context = context
+        self._summary = summary
+        self._shown = shown
+        self.kept = kept
+        self.trimmed = trimmed
 
-    kept: int
-    """How many turns are in it."""
+    @property
+    def payload(self) -> dict[str, Any] | None:
+        """The value of `conversation_memory`; `None` if the model sees nothing."""
+        return self._context.payload(self.kept, self._summary) if self._shown else None
+
+    @property
+    def tokens(self) -> int:
+        """The estimate of what is seen, counted when it is asked for."""
+        return self._context.tokens(self.kept, self._summary) if self._shown else self._context.nothing
 
     def patch(self) -> dict[str, Any]:
         """Return what is merged into the model's context."""
-        return {} if self.payload is None else {"conversation_memory": dict(self.payload)}
+        payload = self.payload
+        return {} if payload is None else {"conversation_memory": payload}
 
 
 def render(
@@ -309,7 +323,7 @@ def render(
     is shown, whatever the length of the conversation.
     """
     if config.strategy == "none":
-        return View(None, config.estimate("{}"), trimmed=False, kept=0)
+        return View(_Context(config, (), 0), 0, "", trimmed=False, shown=False)
     if config.strategy == "truncation" or health is MemoryHealth.DEGRADED:
         summary, pending = "", ()
     whole = cut_summary(summary, within_summary_budget(config))
@@ -317,9 +331,11 @@ def render(
     total = config.budget.total_max_tokens
 
     def fits(keep: int, text: str) -> bool:
-        return not total or context.tokens(keep, text) <= total
+        return context.tokens(keep, text) <= total
 
     everything = context.size
+    if not total or (everything <= _FEW and context.at_most(whole) <= total):
+        return View(context, everything, whole, trimmed=False)
     summary_first = config.budget.overflow_policy == "truncate_summary"
     keep, text = _largest(everything, lambda count: fits(count, whole)), whole
     if summary_first and whole and not (keep == everything and fits(keep, whole)):
@@ -328,9 +344,8 @@ def render(
     elif not fits(keep, whole):
         text = ""
     if not fits(keep, text):
-        return View(None, config.estimate("{}"), trimmed=True, kept=0)
-    trimmed = keep < everything or text != whole
-    return View(context.payload(keep, text), context.tokens(keep, text), trimmed=trimmed, kept=keep)
+        return View(context, 0, "", trimmed=True, shown=False)
+    return View(context, keep, text, trimmed=keep < everything or text != whole)
 
 
 def require_room(
@@ -392,6 +407,25 @@ class _Context:
             payload["summary"] = summary
         return payload
 
+    @property
+    def nothing(self) -> int:
+        """The estimate of a model's seeing nothing at all."""
+        return self._config.estimate("{}")
+
+    def at_most(self, summary: str) -> float:
+        """Return a number of tokens that everything surely does not exceed, without serializing it.
+
+        JSON escapes make at most six characters of one. Nothing is known of a custom estimator.
+        """
+        if self._config.token_estimator is not None:
+            return math.inf
+        characters = len(summary)
+        for _, turn in self._turns:
+            characters += len(turn.user_message) + len(turn.assistant_response) + 20
+            if turn.trajectory_digest is not None:
+                characters += _characters(turn.trajectory_digest)
+        return self._config.estimate("") + (6 * characters + 100) / 4
+
     def tokens(self, keep: int, summary: str) -> int:
         known = self._tokens.get((keep, summary))
         if known is None:
@@ -420,12 +454,19 @@ class _Context:
         return text
 
 
+def _characters(digest: TrajectoryDigest) -> int:
+    """Return a sixth, at least, of the characters that a digest takes as JSON."""
+    lists = [*digest.tools_invoked, *digest.artifacts_refs]
+    text = len(digest.observations_summary) + len(digest.reasoning_summary or "")
+    return text + sum(map(len, lists)) + len(lists) + 30
+
+
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
     """Return a number up to `limit` that fits, the largest if larger never fits better; 0 untested.
 
     Doubles from below, so that the cost follows the answer and not the limit.
     """
-    low, high = 0, min(limit, 32)
+    low, high = 0, min(limit, _FEW)
     while low < high and fits(high):
         low, high = high, min(limit, high * 2)
     while high - low > 1:

@@ -37,18 +37,21 @@ class Background:
     async def call_within(self, timeout: float, function: Callable[..., object], *args: object) -> object:
         """Call a user's function in a task of its own and return what it returns.
 
-        Raises `TimeoutError` after `timeout` seconds even if the function ignores its cancellation.
+        Raises `TimeoutError` after `timeout` seconds even if the function ignores its cancellation, and
+        what the function raises; `RuntimeError` if it was cancelled, but not by the caller's own end.
         """
         task = self.start(_call(function, args), name="stm-call")
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout)
         except asyncio.CancelledError:
-            task.cancel()
+            _abandon(task)
             raise
         if not done:
-            task.cancel()
-            task.add_done_callback(_retrieve)
+            _abandon(task)
             raise TimeoutError(f"no answer within {timeout:g} s")
+        if task.cancelled():
+            # Somebody cancelled the function, not us: to the caller that is a failure, not its own end.
+            raise RuntimeError("the function was cancelled from within")
         return task.result()
 
     def __bool__(self) -> bool:
@@ -80,6 +83,12 @@ async def _call_back(callback: Callable[..., object], args: tuple[object, ...]) 
         # The message may quote the conversation, so it is left to those who ask for debugging output.
         logger.warning("a callback of the memory raised %s", type(error).__name__)
         logger.debug("the callback's traceback", exc_info=True)
+
+
+def _abandon(task: asyncio.Task[Any]) -> None:
+    """Cancel a task whose outcome nobody waits for any more."""
+    task.cancel()
+    task.add_done_callback(_retrieve)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

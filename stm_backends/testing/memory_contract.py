@@ -144,9 +144,7 @@ class MemoryContract:
 
     # Text
 
-    @pytest.mark.parametrize(
-        "text", ["", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "日本" * 500]
-    )
+    @pytest.mark.parametrize("text", ["", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "日本" * 500])
     async def test_text_is_carried_character_by_character(self, make_memory: MakeMemory, text: str) -> None:
         memory = await make_memory(config("truncation"))
         await memory.add_turn(ConversationTurn(f"q{text}", text))
@@ -181,7 +179,9 @@ class MemoryContract:
         assert await memory.turns() == []
         assert seen == []
 
-    async def test_a_changed_turn_object_does_not_change_what_is_stored(self, make_memory: MakeMemory) -> None:
+    async def test_a_changed_turn_object_does_not_change_what_is_stored(
+        self, make_memory: MakeMemory
+    ) -> None:
         memory = await make_memory(config("truncation"))
         mine = turn(1)
         await memory.add_turn(mine)
@@ -211,7 +211,9 @@ class MemoryContract:
         }
         assert memory.health is MemoryHealth.HEALTHY
 
-    async def test_nothing_is_forgotten_while_a_summary_is_being_written(self, make_memory: MakeMemory) -> None:
+    async def test_nothing_is_forgotten_while_a_summary_is_being_written(
+        self, make_memory: MakeMemory
+    ) -> None:
         summarizer = LedgerSummarizer()
         summarizer.hold()
         memory = await make_memory(config(), summarizer)
@@ -267,7 +269,9 @@ class MemoryContract:
         await memory.flush()
         assert (await shown(memory))["summary"] == ["u0", "u1"]
 
-    async def test_the_summarizer_gets_the_previous_summary_and_the_turns(self, make_memory: MakeMemory) -> None:
+    async def test_the_summarizer_gets_the_previous_summary_and_the_turns(
+        self, make_memory: MakeMemory
+    ) -> None:
         summarizer = LedgerSummarizer()
         memory = await make_memory(config(zone=1), summarizer)
         for number in range(3):
@@ -294,7 +298,16 @@ class MemoryContract:
 
     @pytest.mark.parametrize(
         "nonsense",
-        [None, "text", 7, {}, {"summary": None}, {"summary": ["x"]}, {"summary": "  "}, {"summary": "<session_summary></session_summary>"}],
+        [
+            None,
+            "text",
+            7,
+            {},
+            {"summary": None},
+            {"summary": ["x"]},
+            {"summary": "  "},
+            {"summary": "<session_summary></session_summary>"},
+        ],
     )
     async def test_a_summarizer_that_answers_nonsense_erases_nothing(
         self, make_memory: MakeMemory, nonsense: object
@@ -346,9 +359,13 @@ class MemoryContract:
         await until(lambda: memory.health is MemoryHealth.RETRY)
         assert await shown(memory) == {"summary": ["u0"], "pending": ["u1"], "recent": ["u2"]}
 
-    async def test_when_retries_are_used_up_only_recent_turns_are_shown(self, make_memory: MakeMemory) -> None:
+    async def test_when_retries_are_used_up_only_recent_turns_are_shown(
+        self, make_memory: MakeMemory
+    ) -> None:
         summarizer = LedgerSummarizer()
-        memory = await make_memory(config(zone=1, retry_attempts=1, degraded_retry_interval_s=60.0), summarizer)
+        memory = await make_memory(
+            config(zone=1, retry_attempts=1, degraded_retry_interval_s=60.0), summarizer
+        )
         for number in range(2):
             await memory.add_turn(turn(number))
         await memory.flush()
@@ -365,7 +382,9 @@ class MemoryContract:
     ) -> None:
         summarizer = LedgerSummarizer()
         summarizer.fail = 2
-        memory = await make_memory(config(zone=1, retry_attempts=0, degraded_retry_interval_s=0.3), summarizer)
+        memory = await make_memory(
+            config(zone=1, retry_attempts=0, degraded_retry_interval_s=0.3), summarizer
+        )
         for number in range(4):
             await memory.add_turn(turn(number))
         await until(lambda: memory.health is MemoryHealth.DEGRADED)
@@ -388,7 +407,8 @@ class MemoryContract:
         summarizer = LedgerSummarizer()
         summarizer.fail = 1
         memory = await make_memory(
-            config(zone=1, retry_attempts=0, recovery_backlog_limit=2, degraded_retry_interval_s=0.5), summarizer
+            config(zone=1, retry_attempts=0, recovery_backlog_limit=2, degraded_retry_interval_s=0.5),
+            summarizer,
         )
         for number in range(2):
             await memory.add_turn(turn(number))
@@ -457,7 +477,9 @@ class MemoryContract:
         assert len((await shown(memory))["recent"]) == 50
 
     async def test_the_budget_leaves_the_store_alone(self, make_memory: MakeMemory) -> None:
-        memory = await make_memory(config(zone=4, total_max_tokens=40, summary_max_tokens=10), LedgerSummarizer())
+        memory = await make_memory(
+            config(zone=4, total_max_tokens=40, summary_max_tokens=10), LedgerSummarizer()
+        )
         for number in range(4):
             await memory.add_turn(turn(number, "x" * 60))
         assert len((await shown(memory))["recent"]) < 4
@@ -470,7 +492,14 @@ class MemoryContract:
             seen.append(added)
 
         memory = await make_memory(
-            config("truncation", zone=5, total_max_tokens=30, summary_max_tokens=1, overflow_policy="error", on_turn_added=note)
+            config(
+                "truncation",
+                zone=5,
+                total_max_tokens=30,
+                summary_max_tokens=1,
+                overflow_policy="error",
+                on_turn_added=note,
+            )
         )
         await memory.add_turn(turn(1))
         with pytest.raises(MemoryBudgetExceeded):
@@ -497,7 +526,9 @@ class MemoryContract:
 
     # Callbacks
 
-    async def test_a_callback_that_raises_or_is_not_awaitable_harms_nobody(self, make_memory: MakeMemory) -> None:
+    async def test_a_callback_that_raises_or_is_not_awaitable_harms_nobody(
+        self, make_memory: MakeMemory
+    ) -> None:
         def not_async(added: ConversationTurn) -> Any:
             return added.user_message
 
@@ -572,7 +603,9 @@ class MemoryContract:
         summarizer.release()
         await memory.flush()
 
-    async def test_a_turn_class_and_a_config_class_of_somebody_else_work(self, make_memory: MakeMemory) -> None:
+    async def test_a_turn_class_and_a_config_class_of_somebody_else_work(
+        self, make_memory: MakeMemory
+    ) -> None:
         class TheirTurn:
             user_message = "u1"
             assistant_response = "hi"

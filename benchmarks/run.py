@@ -1,0 +1,199 @@
+"""What a turn and a read cost, and whether either grows with the conversation.
+
+    python benchmarks/run.py [--rounds 400] [--lengths 10,100,1000,10000] [-o results.md]
+
+Two tables of medians, in microseconds:
+
+- `DefaultShortTermMemory`: `add_turn` and `get_llm_context` after so many turns, in process.
+- SQLite: the distributed memory's `add_turn` and `get_llm_context` beside one bare statement that writes
+  or reads the same bytes through the same hand-off from the event loop, and beside that statement sent
+  directly, blocking. The four take turns in every round, so that whatever slows the machine slows all.
+  Folding is on and the background settles between rounds: what is measured is what a caller waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from stm_backends import (
+    ConversationTurn,
+    DefaultShortTermMemory,
+    DistributedShortTermMemory,
+    ExtractiveSummarizer,
+    MemoryBudget,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    open_backend,
+)
+from stm_backends.keys import memory_key
+from stm_backends.sqlite.thread import ConnectionThread
+
+CONFIG = ShortTermMemoryConfig(
+    strategy="rolling_summary",
+    budget=MemoryBudget(full_zone_turns=5, summary_max_tokens=500),
+    fold_batch_turns=5,
+)
+SUMMARIZER = ExtractiveSummarizer(max_tokens=500)
+
+
+def turn(number: int) -> ConversationTurn:
+    """Return a turn of about the size of a real one: 455 bytes of text."""
+    return ConversationTurn(
+        f"Turn {number}: I want to book a table for two at half past eleven in San Jose, please.",
+        "Your reservation is made. " + "They have good vegetarian options and outdoor seating. " * 6,
+        ts=float(number),
+    )
+
+
+async def timed(call: Callable[[], Awaitable[object]]) -> float:
+    start = time.perf_counter()
+    await call()
+    return (time.perf_counter() - start) * 1e6
+
+
+async def settled(memory: DefaultShortTermMemory | DistributedShortTermMemory) -> None:
+    """Let the background end, so that it is not measured with the next call."""
+    await memory.flush()
+    while getattr(memory, "busy", False):
+        await asyncio.sleep(0.0005)
+
+
+async def default_memory(lengths: list[int], rounds: int) -> list[str]:
+    rows = ["| turns before | add_turn | get_llm_context |", "|---:|---:|---:|"]
+    memory = DefaultShortTermMemory(config=CONFIG, summarizer=SUMMARIZER)
+    added = 0
+    for length in lengths:
+        while added < length:
+            await memory.add_turn(turn(added))
+            added += 1
+            if added % 50 == 0:
+                await memory.flush()
+        await settled(memory)
+        adds: list[float] = []
+        reads: list[float] = []
+        for _ in range(rounds):
+            adds.append(await timed(lambda: memory.add_turn(turn(added))))
+            reads.append(await timed(memory.get_llm_context))
+            added += 1
+            await settled(memory)
+        rows.append(f"| {length:,} | {statistics.median(adds):.0f} | {statistics.median(reads):.0f} |")
+    return rows
+
+
+class Bare:
+    """One statement that writes, and one that reads, the bytes that the memory does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.thread = ConnectionThread(self.connect, name="bare")
+        self.direct = self.connect()
+
+    def connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=5, isolation_level=None)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = normal")
+        connection.execute("CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, entry BLOB)")
+        connection.execute("CREATE TABLE IF NOT EXISTS kept (id INTEGER PRIMARY KEY, entry BLOB)")
+        return connection
+
+    def keep(self, values: list[bytes]) -> None:
+        self.direct.execute("DELETE FROM kept")
+        self.direct.executemany("INSERT INTO kept (entry) VALUES (?)", [(value,) for value in values])
+
+    @staticmethod
+    def write(connection: sqlite3.Connection, entry: bytes) -> None:
+        connection.execute("INSERT INTO written (entry) VALUES (?)", (entry,))
+
+    @staticmethod
+    def read(connection: sqlite3.Connection) -> list[bytes]:
+        return connection.execute("SELECT entry FROM kept ORDER BY id").fetchall()
+
+    async def handed_write(self, entry: bytes) -> None:
+        until = asyncio.get_running_loop().time() + 5
+        await self.thread.run(lambda connection: self.write(connection, entry), until=until)
+
+    async def handed_read(self) -> None:
+        until = asyncio.get_running_loop().time() + 5
+        await self.thread.run(self.read, until=until)
+
+
+async def sqlite_memory(folder: Path, lengths: list[int], rounds: int) -> list[str]:
+    rows = [
+        "| turns before | add_turn | bare write | ratio | direct write | get_llm_context | bare read | ratio | direct read |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    bare = Bare(folder / "bare.db")
+    async with open_backend(f"sqlite:///{folder / 'memory.db'}") as backend:
+        memory = backend.memory(MemoryKey("acme", "u1", "chat"), CONFIG, summarizer=SUMMARIZER)
+        key = memory_key(MemoryKey("acme", "u1", "chat"))
+        added = 0
+        for length in lengths:
+            while added < length:
+                await memory.add_turn(turn(added))
+                added += 1
+                if added % 10 == 0:
+                    await memory.flush()
+            await settled(memory)
+            taken: dict[str, list[float]] = {name: [] for name in ("add", "read", "w", "r", "dw", "dr")}
+            for _ in range(rounds):
+                record = await backend.driver.load(key)
+                assert record is not None
+                bare.keep([record.body or b"", *record.tail])
+                entry = record.tail[-1]
+                taken["w"].append(await timed(lambda: bare.handed_write(entry)))
+                taken["add"].append(await timed(lambda: memory.add_turn(turn(added))))
+                added += 1
+                await settled(memory)
+                taken["r"].append(await timed(bare.handed_read))
+                taken["read"].append(await timed(memory.get_llm_context))
+                start = time.perf_counter()
+                bare.write(bare.direct, entry)
+                middle = time.perf_counter()
+                bare.read(bare.direct)
+                taken["dw"].append((middle - start) * 1e6)
+                taken["dr"].append((time.perf_counter() - middle) * 1e6)
+            m = {name: statistics.median(values) for name, values in taken.items()}
+            rows.append(
+                f"| {length:,} | {m['add']:.0f} | {m['w']:.0f} | **{m['add'] / m['w']:.2f}** | {m['dw']:.0f} "
+                f"| {m['read']:.0f} | {m['r']:.0f} | **{m['read'] / m['r']:.2f}** | {m['dr']:.0f} |"
+            )
+    bare.direct.close()
+    await bare.thread.close()
+    return rows
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--lengths", default="10,100,1000,10000")
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [
+            f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {arguments.rounds} rounds, "
+            "medians in microseconds.",
+            "",
+            "**DefaultShortTermMemory**",
+            "",
+            *await default_memory(lengths, arguments.rounds),
+            "",
+            "**Distributed memory on SQLite** (synchronous=normal)",
+            "",
+            *await sqlite_memory(Path(folder), lengths, arguments.rounds),
+        ]
+    print("\n".join(lines))
+    if arguments.output:
+        arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,129 @@
+"""Tell which turns a memory holds, in full or within a summary.
+
+Every replayed turn carries a mark among the artifact references of its trajectory, and the summarizer
+is wrapped so that each summary begins with a line that lists the turns it covers, in the order they
+were given to it. What the model is shown, less marks and ledger, is what it would be without a replay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final, TypeAlias, cast
+
+from stm_backends.protocols import Summarizer
+from stm_backends.types import ConversationTurn, TrajectoryDigest, default_token_estimator
+
+Place: TypeAlias = int
+"""Which turn of its conversation a turn is, from 0; or `FOREIGN`."""
+
+FOREIGN: Final = -1
+"""The place of a turn that is none of this conversation, or not as it was added."""
+
+_LINE = re.compile(r"\[turns ([0-9,?-]*)\](?:\n|$)")
+
+
+def marked(turn: ConversationTurn, session: str, place: Place) -> ConversationTurn:
+    """Return a copy of a turn that says which one of its conversation it is."""
+    digest = turn.trajectory_digest or TrajectoryDigest([], "")
+    references = [*digest.artifacts_refs, _mark(session, place)]
+    return replace(turn, trajectory_digest=replace(digest, artifacts_refs=references))
+
+
+def place_of(turn: Mapping[str, Any], session: str) -> Place:
+    """Return the place of a turn as the model or a summarizer sees it."""
+    digest = turn.get("trajectory_digest")
+    references = cast("Mapping[str, Any]", digest).get("artifacts_refs") if digest else ()
+    for reference in cast("Sequence[object]", references or ()):
+        mark, _, number = str(reference).rpartition("#")
+        if mark == f"turn:{session}" and number.isdecimal():
+            return int(number)
+    return FOREIGN
+
+
+def unmarked(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a turn as the model would see it without its mark."""
+    shown = dict(turn)
+    if digest := shown.pop("trajectory_digest", None):
+        kept = [ref for ref in digest["artifacts_refs"] if not str(ref).startswith("turn:")]
+        if kept or digest["tools_invoked"] or digest["observations_summary"] or digest["reasoning_summary"]:
+            shown["trajectory_digest"] = {**digest, "artifacts_refs": kept}
+    return shown
+
+
+def write(places: Iterable[Place]) -> str:
+    """Return a summary's first line: the turns it covers, in order, runs as `first-last`."""
+    numbers = list(places)
+    breaks = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if a == FOREIGN or b != a + 1]
+    runs = [numbers[start:end] for start, end in pairwise([0, *breaks, len(numbers)]) if start < end]
+    names = ["?" if n[0] == FOREIGN else f"{n[0]}-{n[-1]}" if len(n) > 1 else f"{n[0]}" for n in runs]
+    return f"[turns {','.join(names)}]"
+
+
+def split(summary: str) -> tuple[list[Place], str]:
+    """Return the turns that a summary covers, and its text. Without a ledger it covers none."""
+    line = _LINE.match(summary)
+    if line is None:
+        return [], summary
+    places: list[Place] = []
+    for run in filter(None, line[1].split(",")):
+        first, _, last = run.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            places.append(FOREIGN)
+        else:
+            places.extend(range(int(first), int(last or first) + 1))
+    return places, summary[line.end() :]
+
+
+def places_in(memory: Mapping[str, Any], session: str) -> list[Place]:
+    """Return every turn that a `conversation_memory` covers, oldest first, repeats included."""
+    covered, _ = split(memory.get("summary", ""))
+    shown = [*memory.get("pending_turns", ()), *memory.get("recent_turns", ())]
+    return [*covered, *(place_of(turn, session) for turn in shown)]
+
+
+def without_ledger(memory: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `conversation_memory` as it would be without a replay."""
+    shown: dict[str, Any] = {
+        name: [unmarked(turn) for turn in memory[name]]
+        for name in ("recent_turns", "pending_turns")
+        if name in memory
+    }
+    if "summary" in memory:
+        shown["summary"] = split(memory["summary"])[1]
+    return shown
+
+
+class LedgerSummarizer:
+    """A summarizer whose summaries begin with the ledger of one conversation."""
+
+    def __init__(self, summarizer: Summarizer, session: str) -> None:
+        self._summarizer = summarizer
+        self._session = session
+
+    async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
+        """Answer as the wrapped summarizer does, with one line more."""
+        covered, previous = split(request["previous_summary"])
+        covered += [place_of(turn, self._session) for turn in request["turns"]]
+        turns = [unmarked(turn) for turn in request["turns"]]
+        answer = await self._summarizer({"previous_summary": previous, "turns": turns})
+        return {"summary": f"{write(covered)}\n{answer['summary']}"}
+
+
+def _mark(session: str, place: Place) -> str:
+    return f"turn:{session}#{place}"
+
+
+def tokens_of(memory: Mapping[str, Any]) -> int:
+    """Estimate the tokens of a `conversation_memory` as it would be without a replay."""
+    plain = without_ledger(memory)
+    turns = [*plain.get("pending_turns", ()), *plain.get("recent_turns", ())]
+    return estimate_turns(turns) + (default_token_estimator(plain["summary"]) if "summary" in plain else 0)
+
+
+def estimate_turns(turns: Iterable[Mapping[str, Any]]) -> int:
+    """Estimate the tokens of turns as the model is shown them."""
+    return sum(default_token_estimator(json.dumps(turn, ensure_ascii=False)) for turn in turns)

@@ -1,0 +1,164 @@
+"""What the commands show."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from stm_backends import policy
+from stm_backends.cli.report import Report
+from stm_backends.codec import load_body, load_turn
+from stm_backends.plugins import Diagnosis
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryBudget,
+    ShortTermMemoryConfig,
+    StoredTurn,
+)
+
+console = Console()
+
+_ROWS_OF_PODS: Final = 16
+
+_UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """Return text with what a terminal would obey, or cannot show, escaped."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def report(result: Report) -> RenderableType:
+    """Return the tables at the end of a replay."""
+    tables = [_outcome(result), _latencies(result)]
+    return Group(*tables, _verdict(result))
+
+
+def drivers(diagnoses: Iterable[Diagnosis]) -> Table:
+    """Return what is installed, what is broken and why."""
+    table = Table("backend", "URLs", "package", "state", "reason", title="Installed backends")
+    for one in diagnoses:
+        schemes = ", ".join(f"{scheme}://" for scheme in one.schemes)
+        state = Text(one.state, style="green" if one.state == "ready" else "red")
+        table.add_row(
+            one.name, schemes, f"{one.distribution} {one.version}".strip(), state, Text(plain(one.reason))
+        )
+    return table
+
+
+def conversation(document: Mapping[str, Any], key: str, *, full_zone_turns: int) -> RenderableType:
+    """Return a readable view of one exported conversation."""
+    config = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns, total_max_tokens=0))
+    body = load_body(document["body"])
+    turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
+    pending, recent = policy.split(turns, config)
+    view = policy.render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
+    parts: list[RenderableType] = [_facts(key, body, len(turns), view.tokens)]
+    if body.summary:
+        parts.append(Panel(Text(plain(body.summary)), title="summary", title_align="left"))
+    if pending:
+        parts.append(_turns("pending (not summarized yet)", pending))
+    if recent:
+        parts.append(_turns("recent", recent))
+    return Group(*parts)
+
+
+def _facts(key: str, body: policy.Body, turns: int, tokens: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("conversation", Text(plain(key), style="bold"))
+    table.add_row("health", body.health.value)
+    table.add_row(
+        "turns", f"{turns} in full, {body.folded} in the summary, {body.dropped} dropped unsummarized"
+    )
+    table.add_row("tokens", f"{tokens:,} (estimated, all of it)")
+    return table
+
+
+def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
+    rows = Table.grid(padding=(0, 2))
+    for stored in turns:
+        _add_turn(rows, stored.turn)
+    return Panel(rows, title=title, title_align="left")
+
+
+def _add_turn(rows: Table, turn: ConversationTurn) -> None:
+    if turn.ts:
+        when = datetime.datetime.fromtimestamp(turn.ts, datetime.UTC)
+        rows.add_row("", Text(f"{when:%Y-%m-%d %H:%M:%S} UTC", style="dim"))
+    rows.add_row(Text("user", style="bold cyan"), Text(plain(turn.user_message)))
+    if turn.trajectory_digest is not None and turn.trajectory_digest.tools_invoked:
+        digest = turn.trajectory_digest
+        observed = digest.observations_summary or ", ".join(digest.tools_invoked)
+        rows.add_row(Text("tools", style="bold yellow"), Text(plain(observed)))
+    rows.add_row(Text("assistant", style="bold green"), Text(plain(turn.assistant_response)))
+
+
+# Replay
+
+
+def _outcome(result: Report) -> Table:
+    table = Table(
+        title=f"Replay on {result.backend}, {result.strategy}, {result.pods} pods", show_header=False
+    )
+    table.add_column()
+    table.add_column(justify="right")
+
+    def row(name: str, value: object, *, bad: object = False) -> None:
+        table.add_row(
+            name, Text(f"{value:,}" if isinstance(value, int) else str(value), "bold red" if bad else "")
+        )
+
+    row("conversations", result.conversations)
+    row("turns written", result.turns)
+    for name, count in (
+        ("turns lost", result.found.lost),
+        ("turns doubled", result.found.doubled),
+        ("turns out of order", result.found.out_of_order),
+        ("turns foreign or altered", result.found.foreign),
+        ("reads that missed or doubled a turn", result.bad_reads),
+    ):
+        row(name, count, bad=count)
+    table.add_section()
+    row("workers killed", result.killed)
+    row("turns sent again", result.sent_again)
+    row("summaries written", result.summaries)
+    row("lost summary races", result.lost_races)
+    row("summarizer calls", result.summarizer_calls)
+    row("turns in summaries", result.summarized)
+    row("turns in full", result.in_full)
+    row("turns still to be summarized", result.pending)
+    table.add_section()
+    row("LLM tokens with memory", result.tokens_with)
+    row("LLM tokens without (all turns, every time)", result.tokens_without)
+    row("wall time", f"{result.seconds:.1f} s")
+    row("turns per second", f"{result.turns_per_second:,.0f}")
+    return table
+
+
+def _latencies(result: Report) -> Table:
+    table = Table("process", "turns", title="Latency in ms", caption_justify="left")
+    for name in ("add_turn p50", "p99", "get_llm_context p50", "p99"):
+        table.add_column(name, justify="right")
+    table.columns[1].justify = "right"
+    for one in result.latencies[:_ROWS_OF_PODS]:
+        numbers = (one.add_p50, one.add_p99, one.read_p50, one.read_p99)
+        killed = " (killed)" if one.killed else ""
+        shown = ("-" if math.isnan(number) else f"{number:.2f}" for number in numbers)
+        table.add_row(f"{one.process}{killed}", f"{one.turns:,}", *shown)
+    if len(result.latencies) > _ROWS_OF_PODS:
+        table.caption = f"and {len(result.latencies) - _ROWS_OF_PODS} more processes; --json has them all"
+    return table
+
+
+def _verdict(result: Report) -> Text:
+    if result.ok:
+        return Text("Every acknowledged turn is there, once and in order.", style="green")
+    return Text("Verification failed: what is stored is not what was acknowledged.", style="bold red")

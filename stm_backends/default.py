@@ -1,0 +1,374 @@
+"""The memory of one process: an asyncio task summarizes, and any store may keep the state.
+
+Nothing here waits while it changes the conversation, so every method sees it whole; whatever was read
+before an `await` is looked at again after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from stm_backends import policy
+from stm_backends.conversation import Conversation
+from stm_backends.errors import ConfigurationError, InvalidKey, Unavailable
+from stm_backends.policy import Body, Fold, Step, Trim, Wait
+from stm_backends.protocols import Summarizer
+from stm_backends.states import FORGET_BY_COUNT, State, dump_state, load_state, own_turn
+from stm_backends.stores import Shelf
+from stm_backends.tasks import Background
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, as_config, as_turn
+
+logger = logging.getLogger("stm_backends")
+
+SAVES: Final = 100
+"""How many lost races in a row make `persist` give up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One run of the background. `waiting_for` is the time of the attempt that it sleeps until."""
+
+    task: asyncio.Task[None] | None = None
+    waiting_for: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs here: a task of another loop, closed or not, cannot be counted on."""
+        task = self.task
+        return task is not None and not task.done() and task.get_loop() is _loop()
+
+    def cancel(self) -> None:
+        """End it, if its loop is there to see to that."""
+        if self.task is not None and not self.task.get_loop().is_closed():
+            self.task.cancel()
+
+
+class DefaultShortTermMemory:
+    """Conversation memory in one process, which any store with `SupportsMemoryState` can keep.
+
+    One object is one conversation at a time: `hydrate` and `persist` tie it to a key, and `hydrate` of
+    another key lets go of the old conversation first. `time_source` returns seconds since the epoch: a
+    retry that a saved state tells of is due by it. Not for use by several threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: object,
+        summarizer: Summarizer | None = None,
+        time_source: Callable[[], float] | None = None,
+    ) -> None:
+        self._config = as_config(config)
+        if self._config.strategy == "rolling_summary" and summarizer is None:
+            raise ConfigurationError("the strategy rolling_summary needs a summarizer")
+        self._summarizer: Callable[..., object] = summarizer or _no_summarizer
+        self._clock = time_source or time.time
+        self._background = Background()
+        self._worker: _Worker | None = None
+        self._changes: set[asyncio.Future[None]] = set()
+        self._flushing = 0
+        self._closed = False
+        self._key: str | None = None
+        self._binding = object()
+        self._turnstile: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._conversation = Conversation(self._config, State(), now=self._clock())
+
+    @property
+    def health(self) -> MemoryHealth:
+        """How summarization is doing; `RECOVERING` while an attempt to leave `DEGRADED` is under way."""
+        return self._conversation.health
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        """Remember a completed turn; costs the same for a conversation of any age, and never waits.
+
+        Adding the same `turn_id` again changes nothing, while the first stands and until 256 more turns
+        have left. Raises `InvalidState` for a turn that is not JSON, and `MemoryBudgetExceeded` if
+        `overflow_policy="error"` refuses it; then nothing is stored and nothing called back.
+        """
+        if self._config.strategy == "none":
+            return
+        if turn_id is not None and self._conversation.knows(turn_id):
+            return
+        stored = own_turn(StoredTurn(turn_id or uuid.uuid4().hex, as_turn(turn)))
+        self._conversation.require_room(stored)
+        self._conversation.add(stored, now=self._clock())
+        self._background.call_back(self._config.on_turn_added, turn)
+        self._wake()
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        """Return what the model shall know: `{}` or `{"conversation_memory": {...}}`; never waits."""
+        self._wake()
+        view = self._conversation.view()
+        if view.trimmed and self._config.budget.overflow_policy == "error":
+            logger.warning("the memory exceeds total_max_tokens and was trimmed for reading")
+        return view.patch()
+
+    def estimate_tokens(self) -> int:
+        """Estimate the tokens that `get_llm_context` would show."""
+        return self._conversation.view().tokens
+
+    async def turns(self) -> list[ConversationTurn]:
+        """Return every turn that is retained in full, oldest first."""
+        return [own_turn(stored).turn for stored in self._conversation.state.turns]
+
+    def get_artifact(self, ref: str) -> Any | None:
+        """Return `None`: this memory keeps references to hidden artifacts, not the artifacts."""
+        del ref
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
+
+        Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one summarizer call
+        and all its retries. Cancelling it stops the waiting and nothing else.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (self._patience() if timeout is None else timeout)
+        self._flushing += 1
+        try:
+            while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
+                self._wake()
+                remaining = until - loop.time()
+                task = self._worker.task if self._worker is not None else None
+                if task is None or task.done() or remaining <= 0:
+                    return
+                change: asyncio.Future[None] = loop.create_future()
+                self._changes.add(change)
+                try:
+                    await asyncio.wait({change, task}, timeout=remaining)
+                finally:
+                    self._changes.discard(change)
+        finally:
+            self._flushing -= 1
+
+    async def aclose(self, *, timeout: float = 5.0) -> None:
+        """End the background; callbacks may finish within `timeout` seconds.
+
+        What is pending stays pending. The memory can still be read and persisted.
+        """
+        self._closed = True
+        self._stop_worker()
+        await self._background.close(timeout=timeout)
+
+    # The state, and the stores that keep it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole state as a JSON object, in PenguiFlow's shape, the caller's to keep."""
+        return dump_state(self._conversation.state, self._config)
+
+    def from_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state, ours or PenguiFlow's, for the whole conversation.
+
+        Raises `ValueError`, and changes nothing, for what is no state or is of a version that this
+        library does not read. A summarizer call that is under way has no effect any more.
+        """
+        self._start_over(load_state(state, self._config))
+        self._wake()
+
+    async def persist(self, store: Any, key: str) -> None:
+        """Save the conversation: what is stored, and what was said here since the last confirmed save.
+
+        Two processes that save under one key keep both their turns, see `merge`. Raises `InvalidKey`
+        under another key than the one this conversation was hydrated from or first persisted under.
+        Nothing is saved unless what is stored could be loaded and read. A store without PenguiFlow's
+        methods is left alone.
+        """
+        shelf = Shelf(store, key)
+        if not shelf.writable:
+            return
+        if self._key not in (None, key):
+            raise InvalidKey("this memory holds the conversation of another key; hydrate this one first")
+        self._key = key
+        binding, conversation = self._binding, self._conversation
+        sides = conversation.sides()
+        async with self._one_at_a_time():
+            for attempt in range(SAVES):
+                content, version = await shelf.load()
+                stored = None if content is None else load_state(content, self._config)
+                # If another key was bound meanwhile, what was to be persisted still is.
+                if self._binding is binding:
+                    conversation = self._conversation
+                    sides = conversation.sides()
+                merged = conversation.merged(stored, sides, now=self._clock())
+                if await shelf.save(dump_state(merged, self._config), version):
+                    break
+                await asyncio.sleep(random.uniform(0, 0.001 * attempt))
+            else:
+                raise Unavailable("another process came first every time", operation="persist")
+            if self._conversation is conversation:
+                conversation.take_saved(merged, sides.local, now=self._clock())
+                self._changed()
+        self._wake()
+
+    async def hydrate(self, store: Any, key: str) -> None:
+        """Continue the conversation that is stored under a key, and keep what is not saved yet.
+
+        Another key than before first lets go of everything that belongs to the other conversation, so
+        that an error, a timeout or an unknown key shows nothing of it.
+        """
+        if self._key not in (None, key):
+            self._binding = object()
+            unsaved = self._conversation.unsaved
+            if unsaved:
+                logger.warning("%d turns that were not persisted are let go for another key", unsaved)
+            self._start_over(State())
+        self._key = key
+        shelf, binding = Shelf(store, key), self._binding
+        if not shelf.readable:
+            return
+        async with self._one_at_a_time():
+            content, _ = await shelf.load()
+            if self._binding is binding and content is not None:
+                self._conversation.take_stored(load_state(content, self._config), now=self._clock())
+                self._changed()
+        self._wake()
+
+    def _one_at_a_time(self) -> asyncio.Lock:
+        """Return the lock of this event loop: one that a closed loop left locked would stay so."""
+        loop = asyncio.get_running_loop()
+        if self._turnstile is None or self._turnstile[0] is not loop:
+            self._turnstile = (loop, asyncio.Lock())
+        return self._turnstile[1]
+
+    def _start_over(self, state: State) -> None:
+        self._stop_worker()
+        self._conversation = Conversation(self._config, state, now=self._clock())
+        self._changed()
+
+    # The background
+
+    def _wake(self) -> None:
+        """Trim what is due, and see to it that the background runs if there is something for it."""
+        worker = self._worker
+        running = worker is not None and worker.running
+        # One that is not asleep looks for itself, and what it summarizes must not be trimmed meanwhile.
+        if worker is not None and running and worker.waiting_for is None:
+            return
+        if self._next_step() is None or self._closed or _loop() is None:
+            return
+        if worker is not None and running:
+            if worker.waiting_for == self._conversation.body.next_attempt_at:
+                return
+            worker.cancel()
+        self._worker = worker = _Worker()
+        worker.task = self._background.start(self._work(worker), name="stm-memory")
+
+    def _next_step(self, *, now: float | None = None) -> Step:
+        """Trim what is due, and return what is to be done besides."""
+        conversation, batch = self._conversation, 1 if self._flushing else None
+        while True:
+            clock = self._clock()
+            step = conversation.next_step(now=clock if now is None else now, batch=batch)
+            if not isinstance(step, Trim):
+                return step
+            conversation.trim(step, now=clock)
+            self._changed()
+            if step.lost:
+                logger.warning("%d turns beyond recovery_backlog_limit were dropped", step.count)
+
+    async def _work(self, worker: _Worker) -> None:
+        """Do what is due until nothing is, waiting as long as the policy says."""
+        while self._worker is worker:
+            due = self._conversation.body.next_attempt_at
+            # Whoever has slept through the whole wait need not ask a clock that may stand still.
+            step = self._next_step(now=due if worker.waiting_for == due else None)
+            worker.waiting_for = None
+            match step:
+                case Fold():
+                    await self._fold(step, worker)
+                case Wait(seconds):
+                    worker.waiting_for = due
+                    await asyncio.sleep(seconds)
+                case _:
+                    return
+
+    async def _fold(self, fold: Fold, worker: _Worker) -> None:
+        conversation, config = self._conversation, self._config
+        shown = conversation.health
+        conversation.recovering = conversation.body.health is MemoryHealth.DEGRADED
+        self._announce(shown)
+        try:
+            answer = await self._background.call_within(
+                config.summarizer_timeout_s, self._summarizer, fold.request(config)
+            )
+            body = policy.after_fold(
+                config,
+                conversation.body,
+                fold,
+                policy.summary_of(answer),
+                now=self._clock(),
+                keep_for=FORGET_BY_COUNT,
+            )
+        except asyncio.CancelledError:
+            conversation.recovering = False
+            raise
+        except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
+            if self._worker is worker:
+                self._note_failure(conversation, error)
+        else:
+            if self._worker is worker:
+                self._take_summary(conversation, fold, body)
+
+    def _take_summary(self, conversation: Conversation, fold: Fold, body: Body) -> None:
+        shown, before = conversation.health, conversation.body
+        if fold.still_applies(conversation.body, conversation.pending):
+            conversation.fold(fold, body)
+            self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
+            if before.health is not MemoryHealth.HEALTHY:
+                logger.info("summarizing works again")
+        else:
+            # Another summary, or other turns, have come from the store; they are looked at next.
+            conversation.recovering = False
+        self._announce(shown)
+
+    def _note_failure(self, conversation: Conversation, error: Exception) -> None:
+        shown, before = conversation.health, conversation.body
+        after = policy.after_failure(self._config, before, now=self._clock())
+        conversation.body, conversation.recovering = after, False
+        cause = type(error).__name__
+        if after.health is MemoryHealth.RETRY:
+            logger.warning("summarizing failed (%s), attempt %d will be repeated", cause, after.attempts)
+        elif before.health is not MemoryHealth.DEGRADED:
+            logger.warning("summarizing is unavailable (%s): recent turns only until it works", cause)
+        self._announce(shown)
+
+    def _announce(self, shown: MemoryHealth) -> None:
+        """Call back if the health is not what was shown before."""
+        if self.health is not shown:
+            self._background.call_back(self._config.on_health_changed, shown, self.health)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Let everybody who waits for a change look again."""
+        for change in self._changes:
+            if not change.done() and not change.get_loop().is_closed():
+                change.set_result(None)
+
+    def _stop_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.cancel()
+
+    def _patience(self) -> float:
+        config = self._config
+        retries = range(1, min(config.retry_attempts, 10) + 1)
+        waits = sum(policy.delay_after(config, attempt) for attempt in retries)
+        return waits + config.summarizer_timeout_s * (len(retries) + 1)
+
+
+def _no_summarizer(request: object) -> NoReturn:
+    raise ConfigurationError("the strategy of this memory needs no summarizer, and it has none")
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop; `from_dict` may be called without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

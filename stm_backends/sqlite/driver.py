@@ -1,0 +1,291 @@
+"""The SQLite driver: one file, shared by the processes of one host, with nothing to install.
+
+The file may be the application's own database: only tables whose names begin with `stm_` are touched
+(and the journal mode, which is set to WAL, so that readers and the writer do not wait for each other).
+
+Every operation is one transaction and one hand-off to the thread that owns the connection. A writer
+finds the write lock taken only while another process is in the middle of a transaction; it then waits
+in the event loop, never in the thread, and sends the whole transaction again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from stm_backends.checks import require_drop, require_fits, require_limit, require_ttl
+from stm_backends.driver import (
+    ABSENT,
+    ANY,
+    KEEP,
+    AbsentType,
+    AnyType,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+)
+from stm_backends.errors import Corrupt, Unavailable
+from stm_backends.sqlite import statements
+from stm_backends.sqlite.errors import is_busy, translate
+from stm_backends.sqlite.settings import SqliteSettings
+from stm_backends.sqlite.thread import ConnectionThread, NotBegun, NotEnded
+
+T = TypeVar("T")
+
+_PURGE_EVERY: Final = 32
+"""One write in so many removes up to as many expired records, so that removing keeps up with writing."""
+
+_MAX_PAGE: Final = 10_000
+"""More names than this are not read in one statement, so that the thread stays free for others."""
+
+
+class _Found(NamedTuple):
+    """A row of stm_record."""
+
+    id: int
+    version: str
+    expires: float | None
+    first: int
+    next: int
+    size: int
+
+
+class SqliteDriver:
+    """The five operations on a database file. Each instance has a connection and a thread of its own.
+
+    `clock` is the host's, in seconds since the epoch, and must be the same for all who share the file.
+    """
+
+    name = "sqlite"
+
+    def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        # An absolute path is never taken for a `file:` URI, nor for another file after a change of the
+        # working directory.
+        self._path = Path(settings.path).absolute()
+        self._clock = clock
+        self._thread: ConnectionThread | None = None
+        self._opening = asyncio.Lock()
+        self._writes = 0
+        self.traits = Traits(
+            reach="host",
+            clock="host",
+            durability=(
+                "survives the death of any process, and a power cut"
+                if settings.synchronous == "full"
+                else "survives the death of any process; a power cut may take the last transactions"
+            ),
+            max_entry=settings.max_entry_bytes,
+            max_record=settings.max_record_bytes,
+            max_drop=settings.max_record_bytes,
+            deadline=settings.deadline_s,
+        )
+
+    async def open(self) -> None:
+        """Open the file, create it and the tables if need be. Opening twice is harmless."""
+        async with self._opening:
+            if self._thread is not None:
+                return
+            self._thread = ConnectionThread(self._connect, name="stm-sqlite")
+            try:
+                await self._run("open", lambda _: None)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        """Let what has been sent end, close the connection and end the thread. Twice is harmless."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.close()
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as it is now, or `None` only if it is not there."""
+
+        def work(connection: sqlite3.Connection) -> list[Any]:
+            return connection.execute(statements.LOAD, (*key, self._clock())).fetchall()
+
+        rows = await self._run("load", work)
+        if not rows:
+            return None
+        version, length, size, seq, _ = rows[0]
+        values = [entry for *_, entry in rows if entry is not None]
+        body = values.pop(0) if seq == 0 else None
+        if len(values) != length or sum(map(len, values), len(body or b"")) != size:
+            raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
+        return Record(version, body, tuple(values))
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        """Add one entry at the end; the version stays, the time to live starts anew."""
+        require_ttl(ttl)
+        self._require_fits("entry", len(entry), "append")
+
+        def work(connection: sqlite3.Connection, now: float) -> int:
+            expires = None if ttl is None else now + ttl
+            found = _find(connection, key, now)
+            if found is None:
+                self._require_fits("record", len(entry), "append")
+                new = connection.execute(statements.CREATE, (*key, birth, expires, 2, len(entry))).lastrowid
+                connection.execute(statements.ENTER, (new, 1, entry))
+                return 1
+            size = found.size + len(entry)
+            self._require_fits("record", size, "append")
+            connection.execute(statements.GROW, (expires, size, found.id))
+            connection.execute(statements.ENTER, (found.id, found.next, entry))
+            return found.next + 1 - found.first
+
+        return await self._run("append", lambda connection: self._write(connection, work))
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version if the record is what the caller expects."""
+        require_ttl(ttl)
+        require_drop(drop, expect)
+        self._require_fits("entry", len(body), "replace")
+
+        def work(connection: sqlite3.Connection, now: float) -> bool:
+            found = _find(connection, key, now)
+            if ttl is KEEP:
+                expires = found.expires if found else None
+            else:
+                expires = None if ttl is None else now + ttl
+            if found is None:
+                if isinstance(expect, str):
+                    return False
+                self._require_fits("record", len(body), "replace")
+                record = connection.execute(
+                    statements.CREATE, (*key, version, expires, 1, len(body))
+                ).lastrowid
+                connection.execute(statements.ENTER, (record, 0, body))
+                return True
+            if found.version == version:
+                return True
+            if expect is ABSENT:
+                return False
+            if isinstance(expect, str) and (found.version != expect or drop > found.next - found.first):
+                return False
+            first = found.next if expect is ANY else found.first + drop
+            (going,) = connection.execute(statements.MEASURE_BEFORE, (found.id, first)).fetchone()
+            size = found.size - int(going) + len(body)
+            self._require_fits("record", size, "replace")
+            connection.execute(statements.DELETE_BEFORE, (found.id, first))
+            connection.execute(statements.ENTER, (found.id, 0, body))
+            connection.execute(statements.REPLACE, (version, expires, first, size, found.id))
+            return True
+
+        return await self._run("replace", lambda connection: self._write(connection, work))
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+
+        def work(connection: sqlite3.Connection, now: float) -> bool:
+            found = _find(connection, key, now)
+            if found is None or expect not in (ANY, found.version):
+                return False
+            connection.execute(statements.DELETE, (found.id,))
+            return True
+
+        return await self._run("delete", lambda connection: self._write(connection, work))
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        require_limit(limit)
+        limit = min(limit, _MAX_PAGE)
+
+        def work(connection: sqlite3.Connection) -> list[Any]:
+            return connection.execute(statements.SCAN, (scope, after, self._clock(), limit + 1)).fetchall()
+
+        names = [name for (name,) in await self._run("scan", work)]
+        return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+    async def purge(self, limit: int) -> int:
+        """Remove up to `limit` expired records, which nobody sees any more; returns how many."""
+        require_limit(limit)
+
+        def work(connection: sqlite3.Connection, now: float) -> int:
+            return connection.execute(statements.PURGE, (now, limit)).rowcount
+
+        return await self._run("purge", lambda connection: self._write(connection, work))
+
+    async def _run(self, operation: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run one transaction in the thread, again while another process is in the middle of one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.deadline_s
+        attempt = 0
+        while (thread := self._thread) is not None:
+            try:
+                return await thread.run(work, until=until)
+            except (sqlite3.Error, NotBegun, NotEnded) as error:
+                # What was found locked and did not get to try again before the deadline was locked.
+                if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
+                    raise translate(error, operation) from error
+                pause = _pause(attempt)
+                if loop.time() + pause >= until:
+                    raise Unavailable(
+                        "the database is locked by another process", backend=self.name, operation=operation
+                    ) from error
+            attempt += 1
+            await asyncio.sleep(pause)
+        raise Unavailable("the driver is not open", backend=self.name, operation=operation)
+
+    def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
+        """Run `work` in one transaction that has the write lock from its beginning."""
+        connection.execute(statements.BEGIN)
+        try:
+            now = self._clock()
+            answer = work(connection, now)
+            self._writes += 1
+            if self._writes % _PURGE_EVERY == 0:
+                connection.execute(statements.PURGE, (now, _PURGE_EVERY))
+            connection.execute(statements.COMMIT)
+        except BaseException:
+            # SQLite has rolled back by itself after some errors, such as a full disk.
+            if connection.in_transaction:
+                connection.execute(statements.ROLLBACK)
+            raise
+        return answer
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        try:
+            statements.prepare(connection, self._settings)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
+        limit = self.traits.max_entry if what == "entry" else self.traits.max_record
+        require_fits(what, size, limit, backend=self.name, operation=operation)
+
+
+def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None:
+    """Return the row of a record within a write transaction, which removes an expired one first."""
+    row = connection.execute(statements.FIND, key).fetchone()
+    if row is None:
+        return None
+    found = _Found._make(row)
+    if found.expires is None or found.expires > now:
+        return found
+    connection.execute(statements.DELETE, (found.id,))
+    return None
+
+
+def _pause(attempt: int) -> float:
+    """Return how long to wait before the next attempt: at first hardly, at most 10 ms, never in step."""
+    return random.uniform(0, min(0.0002 * 2 ** min(attempt, 6), 0.01))

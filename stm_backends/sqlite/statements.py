@@ -1,0 +1,107 @@
+"""What the SQLite driver says to SQLite, and why each operation is atomic.
+
+A read is one statement, and one statement reads one snapshot. A write is several statements between
+BEGIN and COMMIT: BEGIN takes the write lock before FIND reads, so that nobody, in this process or
+another, writes between what a transaction has seen and what it does about it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from stm_backends.errors import ConfigurationError
+from stm_backends.sqlite.settings import SqliteSettings
+
+SCHEMA_VERSION: Final = 1
+
+SCHEMA: Final = (
+    "CREATE TABLE IF NOT EXISTS stm_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
+    "INSERT OR IGNORE INTO stm_meta VALUES ('schema', 1)",
+    # `first` and `next` bound the sequence numbers of the tail, `size` is the bytes of body and tail. The
+    # default collation compares the bytes of UTF-8, which is the order that `scan` promises.
+    """CREATE TABLE IF NOT EXISTS stm_record (
+        id      INTEGER PRIMARY KEY,
+        scope   TEXT    NOT NULL,
+        name    TEXT    NOT NULL,
+        version TEXT    NOT NULL,
+        expires REAL,
+        first   INTEGER NOT NULL,
+        next    INTEGER NOT NULL,
+        size    INTEGER NOT NULL,
+        UNIQUE (scope, name)
+    )""",
+    "CREATE INDEX IF NOT EXISTS stm_record_expires ON stm_record (expires) WHERE expires IS NOT NULL",
+    # The body is the row with seq 0, the tail are those from 1. An append writes one small row of
+    # stm_record and one of stm_entry, whatever the record has grown to.
+    """CREATE TABLE IF NOT EXISTS stm_entry (
+        record  INTEGER NOT NULL,
+        seq     INTEGER NOT NULL,
+        entry   BLOB    NOT NULL,
+        PRIMARY KEY (record, seq)
+    ) WITHOUT ROWID""",
+    """CREATE TRIGGER IF NOT EXISTS stm_record_deleted AFTER DELETE ON stm_record
+    BEGIN
+        DELETE FROM stm_entry WHERE record = old.id;
+    END""",
+)
+
+BEGIN: Final = "BEGIN IMMEDIATE"
+COMMIT: Final = "COMMIT"
+ROLLBACK: Final = "ROLLBACK"
+
+LOAD: Final = """
+    SELECT version, next - first, size, seq, entry
+    FROM stm_record LEFT JOIN stm_entry ON record = id
+    WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?)
+    ORDER BY seq"""
+
+SCAN: Final = """
+    SELECT name FROM stm_record
+    WHERE scope = ? AND name > ? AND (expires IS NULL OR expires > ?)
+    ORDER BY name LIMIT ?"""
+
+FIND: Final = "SELECT id, version, expires, first, next, size FROM stm_record WHERE scope = ? AND name = ?"
+DELETE: Final = "DELETE FROM stm_record WHERE id = ?"
+CREATE: Final = """
+    INSERT INTO stm_record (scope, name, version, expires, first, next, size) VALUES (?, ?, ?, ?, 1, ?, ?)"""
+GROW: Final = "UPDATE stm_record SET expires = ?, next = next + 1, size = ? WHERE id = ?"
+REPLACE: Final = "UPDATE stm_record SET version = ?, expires = ?, first = ?, size = ? WHERE id = ?"
+# The body has seq 0, so what precedes the new `first` is the old body and the dropped entries.
+MEASURE_BEFORE: Final = "SELECT total(length(entry)) FROM stm_entry WHERE record = ? AND seq < ?"
+DELETE_BEFORE: Final = "DELETE FROM stm_entry WHERE record = ? AND seq < ?"
+ENTER: Final = "INSERT INTO stm_entry (record, seq, entry) VALUES (?, ?, ?)"
+PURGE: Final = """
+    DELETE FROM stm_record
+    WHERE id IN (SELECT id FROM stm_record WHERE expires <= ? ORDER BY expires LIMIT ?)"""
+
+
+def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
+    """Set the connection up, and the tables too unless they are there. Any number may do so at once."""
+    if _schema_version(connection) > SCHEMA_VERSION:
+        raise ConfigurationError(
+            "the database was set up by a newer version of this library; it was left as it is"
+        )
+    (encoding,) = connection.execute("PRAGMA encoding").fetchone()
+    if encoding != "UTF-8":
+        raise ConfigurationError(f"the database stores text as {encoding}; names would not sort as promised")
+    connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    if _schema_version(connection) == 0:
+        connection.execute(BEGIN)
+        try:
+            for statement in SCHEMA:
+                connection.execute(statement)
+            connection.execute(COMMIT)
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute(ROLLBACK)
+            raise
+
+
+def _schema_version(connection: sqlite3.Connection) -> int:
+    """Return the version of the tables that are there, 0 if there are none."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'stm_meta'").fetchone():
+        return 0
+    row = connection.execute("SELECT value FROM stm_meta WHERE name = 'schema'").fetchone()
+    return int(row[0]) if row else 0

@@ -1,0 +1,222 @@
+"""The whole of a conversation as one value, and as the JSON object that PenguiFlow calls its state.
+
+PenguiFlow's fields have PenguiFlow's meaning. What it does not have stands in one more field, `stm`, and
+in a `turn_id` beside each turn; it ignores both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from stm_backends import policy
+from stm_backends.codec import dump_body, dump_turn, load_body, load_turn
+from stm_backends.errors import InvalidState
+from stm_backends.policy import Body, Trim
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+
+OURS: Final = "stm"
+"""The field of a state that holds what PenguiFlow's states do not."""
+
+FORGET_BY_COUNT: Final = -math.inf
+"""The `keep_for` of a memory in one process: no write of it is ever sent twice, so no id is kept for its
+age, and the cost of a turn stays the same however many there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A conversation at one instant.
+
+    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering`
+    says that an attempt to leave `DEGRADED` was under way. `ours` is whether this library wrote it: a
+    state that PenguiFlow rewrote remembers nobody.
+    """
+
+    body: Body = Body()
+    pending: tuple[StoredTurn, ...] = ()
+    recent: tuple[StoredTurn, ...] = ()
+    gone: int = 0
+    recovering: bool = False
+    ours: bool = True
+
+    @property
+    def turns(self) -> tuple[StoredTurn, ...]:
+        """Every turn that is retained, oldest first."""
+        return (*self.pending, *self.recent)
+
+    @property
+    def health(self) -> MemoryHealth:
+        """The health as it is shown."""
+        return MemoryHealth.RECOVERING if self.recovering else self.body.health
+
+    def without(self, trim: Trim, *, now: float) -> State:
+        """Return the state after a trim."""
+        gone = self.pending[: trim.count]
+        return replace(
+            self,
+            body=policy.after_trim(self.body, trim, gone, now=now, keep_for=FORGET_BY_COUNT),
+            pending=self.pending[trim.count :],
+            gone=self.gone + len(gone),
+        )
+
+    def divided(self, config: ShortTermMemoryConfig, *, now: float) -> State:
+        """Return the state with its turns where this configuration has them.
+
+        What is pending stays pending, even if the full zone has become larger since.
+        """
+        if config.strategy == "none":
+            return self
+        turns = self.turns
+        boundary = max(len(self.pending), len(turns) - config.budget.full_zone_turns)
+        state = replace(self, pending=turns[:boundary], recent=turns[boundary:])
+        return (
+            state.without(Trim(boundary, lost=False), now=now) if config.strategy == "truncation" else state
+        )
+
+
+def own_turn(stored: StoredTurn) -> StoredTurn:
+    """Return our own copy of a turn, exactly as it would come back from a state.
+
+    Raises `InvalidState` for what would not come back.
+    """
+    try:
+        return StoredTurn(stored.id, load_turn(_copy(dump_turn(stored))))
+    except InvalidState:
+        raise
+    except (TypeError, ValueError):
+        raise InvalidState("a field of the turn is of another type") from None
+    except RecursionError:
+        raise InvalidState("the turn is nested too deeply") from None
+
+
+def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
+    """Return a state as JSON, the caller's to keep.
+
+    Under `truncation` it holds only the turns that the token budget shows, as PenguiFlow's does.
+    """
+    recent = state.recent
+    if config.strategy == "truncation":
+        view = policy.render(config, health=state.health, summary="", pending=(), recent=recent)
+        recent = recent[len(recent) - view.kept :]
+    unsummarized = _dump_turns(state.pending)
+    degraded = state.body.health is MemoryHealth.DEGRADED
+    ours = dump_body(state.body)
+    return {
+        "version": 1,
+        "health": ours.pop("health"),
+        "summary": ours.pop("summary"),
+        "turns": _dump_turns(recent),
+        "pending": [] if degraded else unsummarized,
+        "backlog": unsummarized if degraded else [],
+        "config_snapshot": _snapshot(config),
+        OURS: _copy(ours) | {"gone": state.gone},
+    }
+
+
+def load_state(content: object, config: ShortTermMemoryConfig) -> State:
+    """Return the state in a JSON object, ours or PenguiFlow's. Raises `ValueError` if it is none.
+
+    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError("a memory state is a mapping")
+    fields = cast("Mapping[str, Any]", content)
+    if fields.get("version") != 1:
+        raise ValueError("a memory state of a version that this library does not read; it reads version 1")
+    ours = fields.get(OURS)
+    if ours is not None and not isinstance(ours, Mapping):
+        raise ValueError(f"the field {OURS!r} of a memory state is a mapping")
+    kept = dict(cast("Mapping[str, Any]", ours or {}))
+    try:
+        health = MemoryHealth(fields.get("health"))
+        gone = int(kept.pop("gone", 0))
+        body = load_body(kept)
+        loaded = _Turns()
+        pending = (*loaded.of(fields.get("backlog")), *loaded.of(fields.get("pending")))
+        recent = loaded.of(fields.get("turns"))
+    except InvalidState:
+        raise
+    except (TypeError, OverflowError, ValueError):
+        # The cause may quote the conversation.
+        raise ValueError("not a memory state: a field is of another type, or has no such value") from None
+    return State(
+        body=replace(_with_health(body, health, config), summary=str(fields.get("summary") or "")),
+        pending=pending,
+        recent=recent,
+        gone=gone,
+        recovering=health is MemoryHealth.RECOVERING,
+        ours=ours is not None,
+    )
+
+
+class _Turns:
+    """The turns of one state, each id once.
+
+    A turn without an id gets one from its content and from how many like it stood before it, so that
+    everybody who reads the same state calls it the same.
+    """
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._alike: Counter[str] = Counter()
+
+    def of(self, payloads: object) -> tuple[StoredTurn, ...]:
+        payloads = payloads or []
+        if not isinstance(payloads, Sequence):
+            raise ValueError("the turns of a memory state are lists")
+        return tuple(turn for payload in cast("Sequence[object]", payloads) for turn in self._one(payload))
+
+    def _one(self, payload: object) -> list[StoredTurn]:
+        turn = load_turn(payload)
+        turn_id: object = cast("Mapping[str, Any]", payload).get("turn_id")
+        if not isinstance(turn_id, str) or not turn_id:
+            content = dump_turn(StoredTurn("", turn))
+            text = json.dumps(content, sort_keys=True)
+            alike = hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+            turn_id = f"{alike}-{self._alike[alike]}"
+            self._alike[alike] += 1
+        if turn_id in self._ids:
+            return []
+        self._ids.add(turn_id)
+        return [own_turn(StoredTurn(turn_id, turn))]
+
+
+def _with_health(body: Body, health: MemoryHealth, config: ShortTermMemoryConfig) -> Body:
+    """Add the health of a state, and the failures that must have led to it if they are not told."""
+    if health is MemoryHealth.HEALTHY:
+        return replace(body, health=health, attempts=0, next_attempt_at=0.0)
+    if health is MemoryHealth.RETRY:
+        return replace(body, health=health, attempts=max(body.attempts, 1))
+    attempts = max(body.attempts, config.retry_attempts + 1)
+    return replace(body, health=MemoryHealth.DEGRADED, attempts=attempts)
+
+
+def _dump_turns(turns: Sequence[StoredTurn]) -> list[dict[str, Any]]:
+    return [_copy(dump_turn(stored)) for stored in turns]
+
+
+def _copy(value: Any) -> Any:
+    """Copy JSON, with lists for tuples, as it would come back from a store."""
+    if isinstance(value, dict):
+        return {name: _copy(item) for name, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(item) for item in cast("Sequence[Any]", value)]
+    return value
+
+
+def _snapshot(config: ShortTermMemoryConfig) -> dict[str, Any]:
+    budget, isolation = config.budget, config.isolation
+    return {
+        "strategy": config.strategy,
+        "budget": {name: getattr(budget, name) for name in budget.__slots__},
+        "isolation": {name: getattr(isolation, name) for name in isolation.__slots__},
+        "summarizer_model": config.summarizer_model,
+        "include_trajectory_digest": config.include_trajectory_digest,
+        "recovery_backlog_limit": config.recovery_backlog_limit,
+        "retry_attempts": config.retry_attempts,
+    }

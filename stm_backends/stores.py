@@ -1,0 +1,34 @@
+"""Any object that may keep states: PenguiFlow's two methods, or ours that save on a condition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Shelf:
+    """Where one state is kept: a key of a duck-typed store.
+
+    A store with `load_versioned` and `save_if` (see `StateStore`) loses no race. One with
+    `load_memory_state` and `save_memory_state` alone is overwritten by whoever saves last.
+    """
+
+    def __init__(self, store: Any, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._conditional = hasattr(store, "load_versioned") and hasattr(store, "save_if")
+        self.readable = self._conditional or hasattr(store, "load_memory_state")
+        self.writable = self._conditional or hasattr(store, "save_memory_state")
+
+    async def load(self) -> tuple[object | None, str | None]:
+        """Return the state and the version to save it on; two `None` if there is none."""
+        if self._conditional:
+            return await self._store.load_versioned(self._key)
+        # A store that can only be written to cannot be asked; its user wants it so.
+        return (await self._store.load_memory_state(self._key) if self.readable else None), None
+
+    async def save(self, state: dict[str, Any], version: str | None) -> bool:
+        """Save a state; `False` if another writer came first and nothing was saved."""
+        if self._conditional:
+            return await self._store.save_if(self._key, state, expect=version)
+        await self._store.save_memory_state(self._key, state)
+        return True

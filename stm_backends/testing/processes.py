@@ -1,0 +1,113 @@
+"""Other operating-system processes that work on the same datastore as a check does.
+
+A worker is told what to do as a pickle on its standard input, and writes one line per acknowledged
+write to its standard output, so that whoever kills it knows what must still be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from stm_backends.driver import KEEP, Driver, Key, new_version
+
+_MAIN: Final = "from stm_backends.testing.processes import main; main()"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then."""
+
+    open: Callable[[], Awaitable[Driver]]
+    key: Key
+    label: str
+    count: int
+    fold_every: int = 0
+
+
+class Worker:
+    """A process of its own that carries out a task."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.acknowledged: list[str] = []
+
+    @classmethod
+    async def start(cls, task: Task) -> Worker:
+        """Start a process on a task."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _MAIN,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdin is not None
+        process.stdin.write(pickle.dumps(task))
+        process.stdin.write_eof()
+        return cls(process)
+
+    async def read(self, *, until: int | None = None) -> None:
+        """Note what is acknowledged: up to `until` writes, or all until the process ends."""
+        assert self._process.stdout is not None
+        while until is None or len(self.acknowledged) < until:
+            line = await self._process.stdout.readline()
+            if not line.endswith(b"\n"):
+                return
+            self.acknowledged.append(line.decode().strip())
+
+    async def kill(self) -> None:
+        """Kill the process in the middle of what it does, and note what it had acknowledged."""
+        self._process.kill()
+        await self.read()
+        await self._process.wait()
+
+    async def finish(self) -> None:
+        """Wait for the end of the task, which must be a good one."""
+        await self.read()
+        status = await self._process.wait()
+        assert status == 0, f"a worker process ended with status {status}"
+
+
+def main() -> None:
+    """Carry out the task on standard input; the entry of a worker process."""
+    task = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 -- our own parent wrote it
+    asyncio.run(_carry_out(task))
+
+
+async def _carry_out(task: Task) -> None:
+    driver = await task.open()
+    try:
+        for number in range(task.count):
+            entry = f"{task.label}:{number}"
+            length = await driver.append(task.key, entry.encode(), birth=new_version(), ttl=None)
+            sys.stdout.write(f"{entry}\n")
+            sys.stdout.flush()
+            if task.fold_every and length >= task.fold_every:
+                await fold(driver, task.key, length // 2)
+    finally:
+        await driver.close()
+
+
+async def fold(driver: Driver, key: Key, drop: int) -> bool:
+    """Move up to `drop` of the oldest entries into the body, one a line; returns whether it won."""
+    record = await driver.load(key)
+    if record is None:
+        return False
+    drop = min(drop, len(record.tail))
+    body = (record.body or b"") + b"".join(entry + b"\n" for entry in record.tail[:drop])
+    return await driver.replace(key, body, version=new_version(), expect=record.version, drop=drop, ttl=KEEP)
+
+
+async def ledger(driver: Driver, key: Key) -> list[str]:
+    """Return every entry ever appended, folded or not, in the order in which it stands."""
+    record = await driver.load(key)
+    if record is None:
+        return []
+    return (record.body or b"").decode().split() + [entry.decode() for entry in record.tail]

@@ -1,0 +1,228 @@
+"""Any sequence of operations, on a driver and on a model of a few lines, with the same answers.
+
+Needs hypothesis. `driver_machine(...)` returns a state machine whose `TestCase` pytest runs, or that
+`hypothesis.stateful.run_state_machine_as_test` does; a failure is shrunk to the shortest history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stm_backends.driver import ABSENT, ANY, KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
+from stm_backends.testing.bench import Datastore, names_in
+
+T = TypeVar("T")
+
+# Histories are short, so most of one is about the same record.
+NAMES: Final = st.sampled_from(["a", "a", "a", "a:", "\U0001f600"])
+SCOPES: Final = st.sampled_from([0, 0, 0, 1])
+VALUES: Final = st.binary(max_size=4)
+TICKS: Final = st.sampled_from([1.0, 2.0, 3.0])
+TTLS: Final = st.none() | TICKS
+WHICH: Final = st.integers(0, 1)
+
+
+@dataclass
+class Modelled:
+    """A record as the contract describes it; times are ticks."""
+
+    version: str
+    body: bytes | None = None
+    tail: list[bytes] = field(default_factory=list[bytes])
+    expires: float | None = None
+
+
+class DriverMachine(RuleBasedStateMachine):
+    """Two instances of a driver on one datastore, beside a dictionary.
+
+    Time passes only in a rule of its own and by more than a tick's rest, so that a driver on a real
+    clock agrees with the model as long as one operation takes less than half a tick.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    datastore: Datastore
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.datastore = self.make_datastore()
+        self.drivers: list[Driver] = [self.run(_open(self.datastore)) for _ in range(2)]
+        self.scopes = [f"machine:{uuid.uuid4().hex}:{number}" for number in range(2)]
+        self.model: dict[Key, Modelled] = {}
+        self.now = 0.0
+        self.versions = 0
+
+    def make_datastore(self) -> Datastore:
+        """Return the datastore of one history."""
+        raise NotImplementedError
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Run one operation to its end."""
+        return self.loop.run_until_complete(work)
+
+    def teardown(self) -> None:
+        """Remove what the machine stored, and close what it opened."""
+        for scope in self.scopes:
+            for name in self.run(names_in(self.drivers[0], scope)):
+                self.run(self.drivers[0].delete(Key(scope, name)))
+        for driver in self.drivers:
+            self.run(driver.close())
+        self.loop.close()
+
+    def find(self, key: Key) -> Modelled | None:
+        """Return the model of a record that has not expired."""
+        found = self.model.get(key)
+        if found and found.expires is not None and found.expires <= self.now:
+            del self.model[key]
+            return None
+        return found
+
+    def mint(self) -> str:
+        """Return a version that was never used."""
+        self.versions += 1
+        return f"v{self.versions}"
+
+    def lasting(self, ttl: float | None) -> tuple[float | None, float | None]:
+        """Return a time to live as the driver and as the model take it."""
+        # Half a tick keeps the two from meeting the end of a life at different sides of it.
+        return (None, None) if ttl is None else ((ttl - 0.5) * self.datastore.tick, self.now + ttl - 0.5)
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, entry=VALUES, ttl=TTLS)
+    def append(self, which: int, scope: int, name: str, entry: bytes, ttl: float | None) -> None:
+        """Append an entry."""
+        key, birth = Key(self.scopes[scope], name), self.mint()
+        seconds, expires = self.lasting(ttl)
+        found = self.find(key) or Modelled(birth)
+        found.tail.append(entry)
+        found.expires = expires
+        self.model[key] = found
+        length = self.run(self.drivers[which].append(key, entry, birth=birth, ttl=seconds))
+        assert length == len(found.tail)
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, body=VALUES, ttl=TTLS, expect=st.sampled_from([ABSENT, ANY]))
+    def save(
+        self, which: int, scope: int, name: str, body: bytes, ttl: float | None, expect: AbsentType | AnyType
+    ) -> None:
+        """Replace whatever is there, or nothing."""
+        self._replace(which, Key(self.scopes[scope], name), body, self.mint(), expect, 0, ttl)
+
+    @rule(
+        which=WHICH,
+        scope=SCOPES,
+        name=NAMES,
+        body=VALUES,
+        drop=st.integers(0, 4),
+        ttl=TTLS | st.just(KEEP),
+        stale=st.booleans(),
+        twice=st.booleans(),
+    )
+    def fold(
+        self,
+        which: int,
+        scope: int,
+        name: str,
+        body: bytes,
+        drop: int,
+        ttl: float | None | KeepType,
+        stale: bool,
+        twice: bool,
+    ) -> None:
+        """Replace a version, perhaps one that is no more, perhaps sent twice."""
+        key = Key(self.scopes[scope], name)
+        found = self.find(key)
+        expect = "stale" if stale or found is None else found.version
+        version = self.mint()
+        for _ in range(1 + twice):
+            self._replace(which, key, body, version, expect, drop, ttl)
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, stale=st.booleans(), any_=st.booleans())
+    def delete(self, which: int, scope: int, name: str, stale: bool, any_: bool) -> None:
+        """Delete a record, or one version of it."""
+        key = Key(self.scopes[scope], name)
+        found = self.find(key)
+        expect = ANY if any_ else "stale" if stale or found is None else found.version
+        expected = found is not None and expect in (ANY, found.version)
+        if expected:
+            del self.model[key]
+        assert self.run(self.drivers[which].delete(key, expect=expect)) is expected
+
+    @rule(ticks=TICKS)
+    def pass_time(self, ticks: float) -> None:
+        """Let time go by."""
+        self.now += ticks
+        self.run(self.datastore.pass_time(ticks * self.datastore.tick))
+
+    @rule(which=WHICH, scope=SCOPES, limit=st.integers(1, 5))
+    def scan(self, which: int, scope: int, limit: int) -> None:
+        """List a scope in pages."""
+        names = [key.name for key in list(self.model) if key.scope == self.scopes[scope] and self.find(key)]
+        listed = self.run(names_in(self.drivers[which], self.scopes[scope], limit=limit))
+        assert listed == sorted(names, key=str.encode)
+
+    @rule(which=WHICH)
+    def reopen(self, which: int) -> None:
+        """Close an instance and open another in its place."""
+        self.run(self.drivers[which].close())
+        self.drivers[which] = self.run(_open(self.datastore))
+
+    @precondition(lambda self: bool(self.model))
+    @invariant()
+    def records_are_as_modelled(self) -> None:
+        """Load every record through both instances."""
+        for key in list(self.model):
+            found = self.find(key)
+            expected = found and Record(found.version, found.body, tuple(found.tail))
+            for driver in self.drivers:
+                assert self.run(driver.load(key)) == expected
+
+    def _replace(
+        self,
+        which: int,
+        key: Key,
+        body: bytes,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int,
+        ttl: float | None | KeepType,
+    ) -> None:
+        found = self.find(key)
+        seconds: float | None | KeepType = KEEP
+        expires = found.expires if found else None
+        if ttl is not KEEP:
+            seconds, expires = self.lasting(ttl)
+        if found and found.version == version:
+            expected = True
+        else:
+            expected = (
+                expect is ANY
+                or (expect is ABSENT and found is None)
+                or (found is not None and found.version == expect and drop <= len(found.tail))
+            )
+            if expected:
+                tail = found.tail[drop:] if found and isinstance(expect, str) else []
+                self.model[key] = Modelled(version, body, tail, expires)
+        answer = self.run(
+            self.drivers[which].replace(key, body, version=version, expect=expect, drop=drop, ttl=seconds)
+        )
+        assert answer is expected
+
+
+async def _open(datastore: Datastore) -> Driver:
+    return await datastore.open()
+
+
+def driver_machine(make_datastore: Callable[[], Datastore]) -> type[DriverMachine]:
+    """Return a state machine for the drivers of a datastore; it is made anew for each history."""
+
+    class Machine(DriverMachine):
+        def make_datastore(self) -> Datastore:
+            return make_datastore()
+
+    return Machine

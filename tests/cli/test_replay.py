@@ -1,0 +1,149 @@
+"""The main job with real processes: nothing is lost, and what is lost is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "conversations.jsonl"
+BACKENDS = Path(__file__).parent / "backends"
+
+
+def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 -- it runs what this project ships
+        [sys.executable, "-m", "stm_backends.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+
+
+def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
+    """Run a replay; returns its exit status and its numbers."""
+    numbers = tmp_path / "numbers.json"
+    done = cli("replay", file, "--json", numbers, *options, **environment)
+    assert numbers.exists(), done.stderr
+    return done.returncode, json.loads(numbers.read_text())
+
+
+def generated(tmp_path: Path, *, conversations: int, turns: int) -> Path:
+    path = tmp_path / "generated.jsonl"
+    with path.open("w") as out:
+        for session in range(conversations):
+            said = [
+                {
+                    "user": f"I want number {place} of conversation {session}, please.",
+                    "assistant": f"Booked {place}.",
+                    "tools": [{"name": "book", "arguments": {"n": place}, "results": ["ok"]}] * (place % 2),
+                }
+                for place in range(turns)
+            ]
+            out.write(json.dumps({"session": f"session-{session}", "turns": said}) + "\n")
+    return path
+
+
+def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/demo.db"
+
+    done = cli("replay", EXAMPLES, "--url", url, "--full-zone-turns", 3)
+
+    assert done.returncode == 0, done.stderr
+    assert "Every acknowledged turn is there, once and in order." in done.stdout
+    shown = cli("show", "demo:replay:trip-to-lisbon", "--url", url, "--full-zone-turns", 3)
+    assert shown.returncode == 0, shown.stderr
+    assert "[turns 0-8]" in shown.stdout
+    assert "634 EUR for the flights and 438 EUR for the hotel" in shown.stdout
+
+
+def test_processes_that_are_killed_take_nothing_acknowledged_with_them(tmp_path: Path):
+    # Leases of the killed expire after some deadlines, which the replay waits for.
+    url = f"sqlite:///{tmp_path}/x.db?deadline_s=0.5"
+    file = generated(tmp_path, conversations=24, turns=15)
+
+    status, numbers = replay(file, tmp_path, "--url", url, "--kill-every", 0.5, "--full-zone-turns", 2)
+
+    assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
+    assert numbers["bad_reads"] == 0
+    assert status == 0
+    assert numbers["turns"] == 360
+    assert numbers["killed"] > 0
+    assert numbers["summarized"] + numbers["in_full"] == 360
+    assert sum(one["turns"] for one in numbers["latencies"] if one["process"] != "all") == 360
+
+
+def test_truncation_keeps_at_least_the_newest_turns(tmp_path: Path):
+    file = generated(tmp_path, conversations=6, turns=15)
+
+    status, numbers = replay(file, tmp_path, "--strategy", "truncation", "--full-zone-turns", 4, "--pods", 2)
+
+    assert status == 0
+    assert 6 * 4 <= numbers["in_full"] <= 6 * 9
+    assert numbers["tokens_with"] < numbers["tokens_without"]
+
+
+@pytest.fixture
+def python_path(tmp_path: Path) -> str:
+    """A path on which the backends of the tests are installed."""
+    metadata = tmp_path / "leaky-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: leaky\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[stm_backends]\nleaky = leaky\n")
+    return os.pathsep.join(filter(None, [str(BACKENDS), str(tmp_path), os.environ.get("PYTHONPATH")]))
+
+
+@pytest.mark.parametrize(
+    ("way", "what", "full_zone_turns"),
+    [
+        ("ForgetsEveryTenthAppend", "lost", 2),
+        ("FoldsOneTurnTooMany", "lost", 2),
+        ("ReadsBackwards", "out_of_order", 2),
+        ("MixesUpConversations", "foreign", 99),
+    ],
+)
+def test_a_backend_that_breaks_its_promises_is_found_out(
+    tmp_path: Path, python_path: str, way: str, what: str, full_zone_turns: int
+):
+    status, numbers = replay(
+        generated(tmp_path, conversations=6, turns=10),
+        tmp_path,
+        *("--url", f"leaky://{way}/{tmp_path}/x.db", "--pods", 2, "--full-zone-turns", full_zone_turns),
+        PYTHONPATH=python_path,
+    )
+
+    assert status == 1
+    assert numbers["found"][what] > 0
+    assert numbers["ok"] is False
+
+
+def test_summaries_that_race_each_other_lose_and_double_nothing(tmp_path: Path, python_path: str):
+    status, numbers = replay(
+        generated(tmp_path, conversations=2, turns=30),
+        tmp_path,
+        *("--url", f"leaky://LeasesToEverybody/{tmp_path}/x.db", "--pods", 3, "--full-zone-turns", 1),
+        PYTHONPATH=python_path,
+    )
+
+    assert status == 0
+    assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
+    assert numbers["lost_races"] > 0
+    assert numbers["turns"] == numbers["summarized"] + numbers["in_full"] == 60
+
+
+def test_a_second_replay_into_the_same_conversations_is_refused_unless_told(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    file = generated(tmp_path, conversations=2, turns=3)
+    arguments = ("replay", file, "--url", url, "--pods", 1)
+
+    assert cli(*arguments).returncode == 0
+    again = cli(*arguments)
+    assert again.returncode == 2
+    assert "--replace" in again.stderr
+    assert cli(*arguments, "--replace").returncode == 0

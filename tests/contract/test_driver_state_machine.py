@@ -1,0 +1,58 @@
+"""Any sequence of operations has the answers that a model of a few lines gives."""
+
+import functools
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.testing import Datastore, FakeClock, open_at
+from stm_backends.testing.mutants import DropIsClamped, ExpiredComesBack, ReplaceForgetsItsToken
+from stm_backends.testing.state_machine import driver_machine
+
+FEW = settings(
+    report_multiple_bugs=False,
+    max_examples=30,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def memory_datastore(driver_class=MemoryDriver):
+    clock, store = FakeClock(), MemoryStore()
+
+    async def open_one():
+        driver = driver_class(store, clock=clock)
+        await driver.open()
+        return driver
+
+    return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0)
+
+
+def test_the_memory_driver_behaves_as_modelled():
+    run_state_machine_as_test(driver_machine(memory_datastore), settings=FEW)
+
+
+def test_the_sqlite_driver_behaves_as_modelled(tmp_path):
+    numbers = itertools.count()
+
+    def sqlite_datastore():
+        clock = FakeClock()
+        url = f"sqlite:///{tmp_path}/{next(numbers)}.db"
+        return Datastore(
+            open=functools.partial(open_at, url, clock=clock), pass_time=clock.pass_time, tick=60.0
+        )
+
+    run_state_machine_as_test(driver_machine(sqlite_datastore), settings=settings(FEW, max_examples=20))
+
+
+@pytest.mark.parametrize("mutant", [DropIsClamped, ExpiredComesBack, ReplaceForgetsItsToken])
+def test_the_machine_finds_a_broken_driver(mutant):
+    machine = driver_machine(functools.partial(memory_datastore, mutant))
+    # Shrinking makes a failure readable; that there is one is enough here.
+    find = settings(FEW, max_examples=300, derandomize=True, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=find)

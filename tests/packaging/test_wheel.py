@@ -1,0 +1,180 @@
+"""What is shipped: exactly what belongs in it, and usable with nothing else installed.
+
+Run by `nox -s packaging`, which brings `build`; the wheel is built from the sdist, as an installer would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+
+pytest.importorskip("build", reason="`nox -s packaging` brings what these tests build with")
+
+ROOT = Path(__file__).parents[2]
+DRIVERS = ("redis", "dynamo", "mongo", "postgres")
+PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
+
+
+def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command as on a machine where nobody has set Python up in a special way."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def metadata(contents: dict[str, bytes]) -> Metadata:
+    """Every field validated, as the package index does on an upload."""
+    (name,) = (name for name in contents if name.endswith(".dist-info/METADATA"))
+    return Metadata.from_email(contents[name], validate=True)
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment that holds the wheel, what it requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("alone")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    executable = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    run(sys.executable, "-m", "pip", "--python", executable, "install", "--quiet", wheel, cwd=folder)
+    return executable
+
+
+def test_the_sdist_builds_a_universal_wheel(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_the_wheel_holds_the_packages_as_they_stand_in_the_tree(contents: dict[str, bytes]) -> None:
+    shipped = {name for name in contents if ".dist-info/" not in name}
+    in_the_tree = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name.split("/")[0] for name in shipped} == PACKAGES
+    assert shipped == in_the_tree
+
+
+def test_every_package_is_marked_as_typed(contents: dict[str, bytes]) -> None:
+    assert {name for name in contents if name.endswith("/py.typed")} == {
+        f"{name}/py.typed" for name in PACKAGES
+    }
+
+
+def test_the_sdist_holds_what_its_tests_need(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        top = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert PACKAGES | {"tests", "noxfile.py", "pyproject.toml", "README.md", "LICENSE"} <= top
+    assert not {".git", ".nox", ".ci", "dist"} & top
+
+
+def test_the_metadata_carries_the_licence_and_the_readme(
+    metadata: Metadata, contents: dict[str, bytes]
+) -> None:
+    assert metadata.name == "stm-backends"
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (ROOT / "README.md").read_text("utf-8")
+    (licence,) = (name for name in contents if name.endswith(".dist-info/licenses/LICENSE"))
+    assert contents[licence] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_pluggy_is_the_only_requirement_without_an_extra(metadata: Metadata) -> None:
+    assert {each.name for each in metadata.requires_dist or () if each.marker is None} == {"pluggy"}
+
+
+def test_the_extras_are_the_drivers_the_command_line_and_all(metadata: Metadata) -> None:
+    assert set(metadata.provides_extra or ()) == {*DRIVERS, "cli", "all"}
+
+
+def test_the_entry_points_name_the_two_backends_and_the_command(contents: dict[str, bytes]) -> None:
+    (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
+    parsed = ConfigParser(delimiters="=")
+    parsed.read_string(contents[name].decode())
+    assert {section: dict(parsed[section]) for section in parsed.sections()} == {
+        "console_scripts": {"stm-backends": "stm_backends.cli:main"},
+        "stm_backends": {"memory": "stm_backends.reference", "sqlite": "stm_backends.sqlite.plugin"},
+    }
+
+
+@pytest.mark.parametrize("extra", [*DRIVERS, "cli", "all"])
+def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extra}]", cwd=tmp_path)
+
+
+def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_path: Path) -> None:
+    listed = run(
+        sys.executable, "-m", "pip", "--python", python, "list", "--format", "json", cwd=tmp_path
+    ).stdout
+    assert {each["name"] for each in json.loads(listed)} == {"pluggy", "stm-backends"}
+
+
+def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> None:
+    """All but the command line, which is an extra, and the suite for drivers, which is for pytest."""
+    program = """
+import importlib, pkgutil, sys
+for package in sys.argv[1:]:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if not module.name.startswith(("stm_backends.cli", "stm_backends.testing")):
+            importlib.import_module(module.name)
+"""
+    run(python, "-I", "-W", "error", "-c", program, *sorted(PACKAGES), cwd=tmp_path)
+
+
+def test_importing_the_core_imports_no_driver_package(python: Path, tmp_path: Path) -> None:
+    program = "import stm_backends, sys; print([m for m in sys.modules if m.startswith('stm_backends_')])"
+    assert run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path).stdout.strip() == "[]"
+
+
+def test_installed_alone_the_built_in_backends_open(python: Path, tmp_path: Path) -> None:
+    program = """
+import asyncio, stm_backends
+async def main():
+    for url in ("memory://", "sqlite:///alone.db"):
+        async with stm_backends.open_backend(url) as backend:
+            await backend.state_store.save_memory_state("a:b:c", {"x": 1})
+            assert await backend.state_store.load_memory_state("a:b:c") == {"x": 1}
+asyncio.run(main())
+"""
+    run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path)
+
+
+def test_the_command_without_its_extra_says_how_to_install_it(python: Path, tmp_path: Path) -> None:
+    done = run(python.with_name("stm-backends"), "drivers", cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    assert 'pip install "stm-backends[cli]"' in done.stderr
+    assert "Traceback" not in done.stderr

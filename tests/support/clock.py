@@ -1,0 +1,49 @@
+"""An event loop whose time is virtual: it stands still while anything runs and jumps when all wait."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+START = 1_000_000.0
+
+_T = TypeVar("_T")
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Never waits: the time it was asked to wait has passed at once."""
+
+    jumped = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everything waits and nothing is scheduled: a deadlock")
+        self.jumped += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that sleeps for hours in no time. Nothing in it may wait for a thread or a socket."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return START + self._jumping.jumped
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine in a virtual loop of its own."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+def now() -> float:
+    """Return the running loop's time, to be used as a memory's `time_source`; outside of any, the start."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return START

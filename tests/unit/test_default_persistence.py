@@ -1,0 +1,646 @@
+"""The stores that keep states: what is saved, loaded, merged, and never erased."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends.testing.memory_contract import config, shown, turn, until
+from stm_backends.testing.summarizers import LedgerSummarizer, covered
+from stm_backends.types import MemoryHealth
+from tests.support.default_memory import KEY, OTHER, added, memory, never, penguiflow_state, users
+from tests.support.stores import ConditionalStore, Gate, PlainStore
+
+
+@pytest.fixture(params=[PlainStore, ConditionalStore])
+def store(request: pytest.FixtureRequest) -> PlainStore:
+    return request.param()
+
+
+# Saving and loading
+
+
+async def test_a_conversation_goes_on_in_another_process(store: PlainStore) -> None:
+    one = await added(memory(), 1, 2, 3)
+    await one.flush()
+    await one.persist(store, KEY)
+    two = memory()
+    await two.hydrate(store, KEY)
+    await added(two, 4)
+    await two.flush()
+    await two.persist(store, KEY)
+    await one.hydrate(store, KEY)
+    for each in (one, two):
+        assert await shown(each) == {"summary": ["u1", "u2"], "pending": [], "recent": ["u3", "u4"]}
+
+
+async def test_two_processes_that_persist_keep_both_their_turns(store: PlainStore) -> None:
+    one, two = await added(never(), 1), await added(never(), 2)
+    await one.persist(store, KEY)
+    await two.persist(store, KEY)
+    assert users(store.state(KEY)) == ["u1", "u2"]
+    await added(one, 3)
+    await one.persist(store, KEY)
+    assert users(store.state(KEY)) == ["u1", "u2", "u3"]
+    await two.hydrate(store, KEY)
+    assert users(two.to_dict()) == ["u1", "u2", "u3"]
+
+
+async def test_hydrate_keeps_what_is_not_saved_yet(store: PlainStore) -> None:
+    one = await added(never(), 1)
+    await one.persist(store, KEY)
+    two = await added(never(), 2)
+    await two.hydrate(store, KEY)
+    await two.hydrate(store, KEY)
+    assert users(two.to_dict()) == ["u1", "u2"]
+
+
+async def test_a_turn_goes_before_the_stored_turn_that_follows_it_here(store: PlainStore) -> None:
+    one = never(config(zone=9))
+    for name in "ac":
+        await one.add_turn(turn(name), turn_id=name)
+    await one.persist(store, KEY)
+    two = never(config(zone=9))
+    for name in "bcd":
+        await two.add_turn(turn(name), turn_id=name)
+    await two.persist(store, KEY)
+    assert users(store.state(KEY)) == ["ua", "ub", "uc", "ud"]
+
+
+async def test_a_turn_added_while_saving_is_not_taken_for_saved() -> None:
+    gate = Gate()
+    one = await added(never(), 1)
+    gate.close("save")
+    saving = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    await added(one, 2)
+    gate.open()
+    await saving
+    assert users(gate.state(KEY)) == ["u1"]
+    assert users(one.to_dict()) == ["u1", "u2"]
+    await one.persist(gate, KEY)
+    assert users(gate.state(KEY)) == ["u1", "u2"]
+
+
+async def test_a_turn_added_while_loading_is_kept() -> None:
+    gate = Gate()
+    await (await added(never(), 1)).persist(gate, KEY)
+    one = never()
+    gate.close("load")
+    loading = asyncio.create_task(one.hydrate(gate, KEY))
+    await gate.reached.wait()
+    await added(one, 2)
+    gate.open()
+    await loading
+    assert users(one.to_dict()) == ["u1", "u2"]
+
+
+async def test_a_summary_finished_while_saving_is_kept_and_saved_next() -> None:
+    gate = Gate()
+    held = LedgerSummarizer()
+    held.hold()
+    one = await added(memory(held), 1, 2, 3)
+    await held.called.wait()
+    gate.close("saved")
+    saving = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    held.release()
+    await one.flush()
+    gate.open()
+    await saving
+    assert await shown(one) == {"summary": ["u1"], "pending": [], "recent": ["u2", "u3"]}
+    await one.persist(gate, KEY)
+    state = gate.state(KEY)
+    assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
+
+
+async def test_a_summary_finished_in_the_background_is_in_the_next_persisted_state(store: PlainStore) -> None:
+    held = LedgerSummarizer()
+    held.hold()
+    one = await added(memory(held), 1, 2, 3)
+    await one.persist(store, KEY)
+    assert users(store.state(KEY)) == ["u1", "u2", "u3"]
+    held.release()
+    await one.flush()
+    await one.persist(store, KEY)
+    state = store.state(KEY)
+    assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
+
+
+async def test_a_summary_outlives_a_hydrate_of_what_it_grew_from(store: PlainStore) -> None:
+    one = await added(memory(), 1, 2, 3)
+    await one.persist(store, KEY)
+    await one.flush()
+    await one.hydrate(store, KEY)
+    assert (await shown(one))["summary"] == ["u1"]
+    await one.persist(store, KEY)
+    assert covered(store.state(KEY)["summary"]) == ["u1"]
+
+
+async def test_of_two_summaries_the_stored_one_stands_and_what_only_ours_covers_comes_back(
+    store: PlainStore,
+) -> None:
+    first = await added(never(), 1, 2, 3)
+    await first.persist(store, KEY)
+    ours, theirs = memory(), memory()
+    await ours.hydrate(store, KEY)
+    await theirs.hydrate(store, KEY)
+    await added(ours, 4, 5)
+    await ours.flush()
+    await theirs.flush()
+    await theirs.persist(store, KEY)
+    assert (await shown(ours))["summary"] == ["u1", "u2", "u3"]
+    await ours.persist(store, KEY)
+    state = store.state(KEY)
+    assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3", "u4", "u5"])
+    assert await shown(ours) == {"summary": ["u1"], "pending": ["u2", "u3"], "recent": ["u4", "u5"]}
+    await ours.flush()
+    await ours.persist(store, KEY)
+    assert covered(store.state(KEY)["summary"]) == ["u1", "u2", "u3"]
+
+
+async def test_turns_never_saved_come_back_when_their_summary_does_not_stand(store: PlainStore) -> None:
+    first = memory()
+    ours = memory()
+    await ours.hydrate(store, KEY)
+    await added(ours, 7, 8, 9)
+    await ours.flush()
+    await added(first, 1, 2, 3)
+    await first.flush()
+    await first.persist(store, KEY)
+    await ours.persist(store, KEY)
+    state = store.state(KEY)
+    assert covered(state["summary"]) == ["u1"]
+    assert users(state) == ["u2", "u3", "u7", "u8", "u9"]
+
+
+async def test_a_call_in_flight_for_a_summary_that_was_replaced_is_discarded(store: PlainStore) -> None:
+    held = LedgerSummarizer()
+    held.hold()
+    ours = await added(memory(held), 1, 2, 3)
+    await ours.persist(store, KEY)
+    theirs = memory()
+    await theirs.hydrate(store, KEY)
+    await theirs.flush()
+    await theirs.persist(store, KEY)
+    await ours.hydrate(store, KEY)
+    held.release()
+    await ours.flush()
+    assert await shown(ours) == {"summary": ["u1"], "pending": [], "recent": ["u2", "u3"]}
+    assert ours.health is MemoryHealth.HEALTHY
+
+
+async def test_an_overwritten_turn_is_put_back_by_the_next_persist() -> None:
+    plain = PlainStore()
+    one, two = never(), never()
+    await one.hydrate(plain, KEY)
+    await two.hydrate(plain, KEY)
+    await added(two, 2)
+    stale = two.to_dict()
+    await added(one, 1)
+    await one.persist(plain, KEY)
+    await plain.save_memory_state(KEY, stale)
+    assert users(plain.state(KEY)) == ["u2"]
+    await one.persist(plain, KEY)
+    assert sorted(users(plain.state(KEY))) == ["u1", "u2"]
+
+
+async def test_a_confirmed_summary_that_was_overwritten_is_put_back_by_whoever_has_it() -> None:
+    plain = PlainStore()
+    author = await added(memory(), 1, 2, 3)
+    await author.persist(plain, KEY)
+    stale = plain.state(KEY)
+    await added(author, 4, 5)
+    await author.flush()
+    await author.persist(plain, KEY)
+    reader = memory()
+    await reader.hydrate(plain, KEY)
+    await plain.save_memory_state(KEY, stale)
+    await reader.persist(plain, KEY)
+    state = plain.state(KEY)
+    assert (covered(state["summary"]), users(state)) == (["u1", "u2", "u3"], ["u4", "u5"])
+
+
+async def test_turns_of_a_confirmed_summary_that_another_one_replaced_come_back() -> None:
+    plain = PlainStore()
+    author, rival = memory(), memory()
+    await author.hydrate(plain, KEY)
+    await added(rival, 7, 8, 9)
+    await rival.flush()
+    await added(author, 1, 2, 3)
+    await author.flush()
+    await author.persist(plain, KEY)
+    await plain.save_memory_state(KEY, rival.to_dict())
+    await author.persist(plain, KEY)
+    state = plain.state(KEY)
+    assert covered(state["summary"]) == ["u7"]
+    assert sorted(users(state)) == ["u1", "u2", "u3", "u8", "u9"]
+
+
+async def test_a_turn_that_another_process_folded_is_not_put_back(store: PlainStore) -> None:
+    one = await added(never(), 1, 2, 3)
+    await one.persist(store, KEY)
+    two = memory()
+    await two.hydrate(store, KEY)
+    await two.flush()
+    await two.persist(store, KEY)
+    await one.persist(store, KEY)
+    state = store.state(KEY)
+    assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
+
+
+async def test_turns_folded_long_ago_are_not_put_back_when_nobody_remembers_them(store: PlainStore) -> None:
+    sleeper = await added(never(), 1, 2, 3)
+    await sleeper.persist(store, KEY)
+    busy = memory(settings=config(zone=2, total_max_tokens=0, summary_max_tokens=0))
+    await busy.hydrate(store, KEY)
+    await added(busy, *range(10, 400))
+    await busy.persist(store, KEY)
+    await sleeper.persist(store, KEY)
+    assert users(store.state(KEY)) == ["u398", "u399"]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 300), (200, 100), (250, 250)])
+async def test_a_summary_of_long_ago_is_not_undone_when_nobody_remembers_its_turns(
+    store: PlainStore, ours: int, theirs: int
+) -> None:
+    settings = config(zone=0, summary_max_tokens=100_000, total_max_tokens=0)
+    author, busy = memory(settings=settings), memory(settings=settings)
+    await added(author, *range(ours))
+    await author.flush()
+    await author.persist(store, KEY)
+    await busy.hydrate(store, KEY)
+    await added(busy, *range(1_000, 1_000 + theirs))
+    await busy.flush()
+    await busy.persist(store, KEY)
+    await author.persist(store, KEY)
+    state = store.state(KEY)
+    assert users(state) == []
+    assert covered(state["summary"]) == [f"u{n}" for n in (*range(ours), *range(1_000, 1_000 + theirs))]
+
+
+async def test_a_save_whose_answer_was_lost_doubles_nothing(store: PlainStore) -> None:
+    class Forgetful:
+        def __init__(self) -> None:
+            self.lose = True
+
+        async def load_memory_state(self, key: str) -> dict[str, Any] | None:
+            return await store.load_memory_state(key)
+
+        async def save_memory_state(self, key: str, state: dict[str, Any]) -> None:
+            await store.save_memory_state(key, state)
+            if self.lose:
+                raise ConnectionError("no answer")
+
+    forgetful = Forgetful()
+    one = await added(memory(), 1, 2, 3)
+    with pytest.raises(ConnectionError):
+        await one.persist(forgetful, KEY)
+    other = memory()
+    await other.hydrate(store, KEY)
+    await other.flush()
+    await added(other, 4)
+    await other.flush()
+    await other.persist(store, KEY)
+    await one.flush()
+    await one.persist(store, KEY)
+    state = store.state(KEY)
+    assert (covered(state["summary"]), users(state)) == (["u1", "u2"], ["u3", "u4"])
+
+
+async def test_what_penguiflow_removed_stays_removed(store: PlainStore) -> None:
+    one = await added(never(), 1, 2)
+    await one.persist(store, KEY)
+    await store.save_memory_state(KEY, penguiflow_state(2, 3, summary="S"))
+    await added(one, 4)
+    await one.persist(store, KEY)
+    assert (users(store.state(KEY)), store.state(KEY)["summary"]) == (["u2", "u3", "u4"], "S")
+    assert users(one.to_dict()) == ["u2", "u3", "u4"]
+
+
+async def test_truncation_keeps_the_last_turns_of_both(store: PlainStore) -> None:
+    settings = config("truncation", zone=3)
+    one, two = await added(never(settings), 1, 2, 3), await added(never(settings), 4, 5)
+    await one.persist(store, KEY)
+    await two.persist(store, KEY)
+    assert users(store.state(KEY)) == ["u3", "u4", "u5"]
+    await one.persist(store, KEY)
+    assert users(store.state(KEY)) == ["u3", "u4", "u5"]
+
+
+async def test_the_health_of_another_process_is_taken_over(store: PlainStore) -> None:
+    failing = LedgerSummarizer()
+    failing.fail = 100
+    settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=60.0)
+    one = await added(memory(failing, settings), 1, 2)
+    await until(lambda: one.health is MemoryHealth.DEGRADED)
+    await one.persist(store, KEY)
+    asked = LedgerSummarizer()
+    two = memory(asked, settings)
+    await two.hydrate(store, KEY)
+    assert two.health is MemoryHealth.DEGRADED
+    assert asked.requests == []
+    await asyncio.gather(one.aclose(), two.aclose())
+
+
+async def test_a_recovery_that_is_under_way_is_shown_throughout_a_persist(store: PlainStore) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    one = memory(summarizer, config(zone=1, retry_attempts=0))
+    await added(one, 1, 2)
+    await until(lambda: one.health is MemoryHealth.DEGRADED)
+    summarizer.hold()
+    await one.persist(store, KEY)
+    await summarizer.called.wait()
+    for _ in range(2):
+        await one.persist(store, KEY)
+        await one.hydrate(store, KEY)
+        assert one.health is MemoryHealth.RECOVERING
+        assert store.state(KEY)["health"] == "degraded"
+    summarizer.release()
+    await until(lambda: one.health is MemoryHealth.HEALTHY)
+
+
+async def test_a_stored_recovery_ends_the_wait_here(store: PlainStore) -> None:
+    failing = LedgerSummarizer()
+    failing.fail = 1
+    settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=600.0)
+    one = await added(memory(failing, settings), 1, 2)
+    await until(lambda: one.health is MemoryHealth.DEGRADED)
+    two = memory(settings=settings)
+    two.from_dict({**one.to_dict(), "health": "healthy"})
+    await two.flush()
+    await two.persist(store, KEY)
+    await one.hydrate(store, KEY)
+    assert one.health is MemoryHealth.HEALTHY
+    await added(one, 3)
+    await one.flush(timeout=5)
+    assert await shown(one) == {"summary": ["u1", "u2"], "pending": [], "recent": ["u3"]}
+
+
+# Keys
+
+
+async def test_another_key_shows_nothing_of_the_one_before(store: PlainStore) -> None:
+    one = await added(never(), 1)
+    await one.persist(store, KEY)
+    await one.hydrate(store, OTHER)
+    assert await one.turns() == []
+    await added(one, 2)
+    await one.persist(store, OTHER)
+    assert users(store.state(OTHER)) == ["u2"]
+    assert users(store.state(KEY)) == ["u1"]
+    await one.hydrate(store, KEY)
+    assert users(one.to_dict()) == ["u1"]
+
+
+class _Broken:
+    async def load_memory_state(self, key: str) -> dict[str, Any] | None:
+        raise ConnectionError("down")
+
+    async def save_memory_state(self, key: str, state: dict[str, Any]) -> None:
+        raise AssertionError("nothing is saved that was not loaded before")
+
+
+async def test_a_failed_hydrate_of_another_key_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    one = await added(never(), 1)
+    await one.persist(PlainStore(), KEY)
+    await added(one, 2)
+    with pytest.raises(ConnectionError), caplog.at_level(logging.WARNING, logger="stm_backends"):
+        await one.hydrate(_Broken(), OTHER)
+    assert await one.get_llm_context() == {"conversation_memory": {"recent_turns": []}}
+    assert "1 turns that were not persisted" in caplog.text
+
+
+async def test_a_hydrate_that_is_cancelled_shows_nothing_of_the_key_before() -> None:
+    gate = Gate()
+    one = await added(never(), 1)
+    await one.persist(gate, KEY)
+    gate.close("load")
+    hydrating = asyncio.create_task(one.hydrate(gate, OTHER))
+    await gate.reached.wait()
+    hydrating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hydrating
+    assert await one.turns() == []
+    gate.open()
+    await added(one, 2)
+    await one.persist(gate, OTHER)
+    assert (users(gate.state(KEY)), users(gate.state(OTHER))) == (["u1"], ["u2"])
+
+
+async def test_a_hydrate_overtaken_by_another_key_shows_nothing_of_its_own() -> None:
+    gate = Gate()
+    await (await added(never(), 1)).persist(gate, KEY)
+    one = never()
+    gate.close("load")
+    slow = asyncio.create_task(one.hydrate(gate, KEY))
+    await gate.reached.wait()
+    fast = asyncio.create_task(one.hydrate(gate, OTHER))
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(slow, fast)
+    assert await one.turns() == []
+
+
+async def test_a_store_without_the_methods_is_left_alone_and_still_unbinds() -> None:
+    one = await added(never(), 1)
+    await one.hydrate(object(), KEY)
+    await one.persist(object(), KEY)
+    assert users(one.to_dict()) == ["u1"]
+    await one.hydrate(object(), OTHER)
+    assert await one.turns() == []
+
+
+async def test_persisting_under_a_foreign_key_raises_and_saves_nothing(store: PlainStore) -> None:
+    one = await added(never(), 1)
+    await one.hydrate(store, KEY)
+    with pytest.raises(InvalidKey):
+        await one.persist(store, OTHER)
+    assert store.texts == {}
+
+
+async def test_what_was_to_be_persisted_is_even_if_another_key_comes_meanwhile() -> None:
+    gate = Gate()
+    one = await added(never(), 1)
+    gate.close("load")
+    saving = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    moving = asyncio.create_task(one.hydrate(gate, OTHER))
+    await asyncio.sleep(0)
+    await added(one, 2)
+    gate.open()
+    await asyncio.gather(saving, moving)
+    assert users(gate.state(KEY)) == ["u1"]
+    assert users(one.to_dict()) == ["u2"]
+
+
+async def test_a_summary_in_flight_never_reaches_the_next_key() -> None:
+    held = LedgerSummarizer()
+    held.hold()
+    plain = PlainStore()
+    one = await added(memory(held), 1, 2, 3)
+    await one.persist(plain, KEY)
+    await held.called.wait()
+    await one.hydrate(plain, OTHER)
+    held.release()
+    await asyncio.sleep(0.02)
+    assert await shown(one) == {"summary": [], "pending": [], "recent": []}
+
+
+# What is stored is never harmed
+
+
+async def test_a_failed_load_never_leads_to_a_save() -> None:
+    one = await added(never(), 1)
+    with pytest.raises(ConnectionError):
+        await one.persist(_Broken(), KEY)
+    assert users(one.to_dict()) == ["u1"]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"version": 2, "turns": "who knows"},
+        {"version": 1},
+        {},
+        [],
+        "text",
+        {**penguiflow_state(1), "turns": 3},
+    ],
+)
+async def test_what_cannot_be_read_is_never_overwritten(store: PlainStore, stored: Any) -> None:
+    text = store.texts[KEY] = json.dumps(stored)
+    one = await added(never(), 1)
+    with pytest.raises(ValueError, match=r"state|turns"):
+        await one.hydrate(store, KEY)
+    with pytest.raises(ValueError, match=r"state|turns"):
+        await one.persist(store, KEY)
+    assert store.texts[KEY] == text
+    assert users(one.to_dict()) == ["u1"]
+
+
+async def test_a_cancelled_persist_can_be_repeated() -> None:
+    gate = Gate()
+    one = await added(never(), 1)
+    gate.close("saved")
+    saving = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    gate.open()
+    await added(one, 2)
+    await one.persist(gate, KEY)
+    assert users(gate.state(KEY)) == ["u1", "u2"]
+
+
+async def test_one_waiter_that_is_cancelled_holds_up_nobody_else() -> None:
+    gate = Gate()
+    one = await added(never(), 1)
+    gate.close("load")
+    first = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    second, third = (asyncio.create_task(one.persist(gate, KEY)) for _ in range(2))
+    await asyncio.sleep(0)
+    second.cancel()
+    gate.open()
+    await asyncio.gather(first, third)
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert users(gate.state(KEY)) == ["u1"]
+
+
+async def test_a_lost_race_is_merged_and_saved_again() -> None:
+    gate = Gate()
+    one, two = await added(never(), 1), await added(never(), 2)
+    gate.close("save")
+    slow = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    gate.closed = set()
+    await two.persist(gate, KEY)
+    await added(one, 3)
+    gate.open()
+    await slow
+    assert gate.races == 1
+    assert users(gate.state(KEY)) == ["u2", "u1", "u3"]
+
+
+async def test_a_store_that_always_says_no_is_an_error_in_the_end() -> None:
+    class No(ConditionalStore):
+        async def save_if(self, key: str, state: dict[str, Any], *, expect: str | None) -> bool:
+            return False
+
+    one = await added(never(), 1)
+    with pytest.raises(Unavailable):
+        await one.persist(No(), KEY)
+    assert users(one.to_dict()) == ["u1"]
+
+
+async def test_a_state_loaded_while_saving_is_not_touched_by_what_was_saved() -> None:
+    gate = Gate()
+    one = await added(never(), 1)
+    gate.close("saved")
+    saving = asyncio.create_task(one.persist(gate, KEY))
+    await gate.reached.wait()
+    one.from_dict(penguiflow_state(8))
+    gate.open()
+    await saving
+    assert users(one.to_dict()) == ["u8"]
+
+
+async def test_a_summary_that_grew_from_a_loaded_state_is_saved_over_that_state(store: PlainStore) -> None:
+    one = await added(memory(), 1, 2, 3)
+    await one.flush()
+    await one.persist(store, KEY)
+    two = memory()
+    two.from_dict(store.state(KEY))
+    await added(two, 4)
+    await two.flush()
+    await two.persist(store, KEY)
+    state = store.state(KEY)
+    assert (covered(state["summary"]), users(state), state["stm"]["folded"]) == (
+        ["u1", "u2"],
+        ["u3", "u4"],
+        2,
+    )
+
+
+async def test_the_summary_of_a_loaded_state_is_saved_where_there_is_none(store: PlainStore) -> None:
+    await (await added(never(), 1)).persist(store, KEY)
+    two = never()
+    two.from_dict(penguiflow_state(8, summary="S"))
+    await two.persist(store, KEY)
+    assert (users(store.state(KEY)), store.state(KEY)["summary"]) == (["u1", "u8"], "S")
+
+
+def test_a_memory_can_be_persisted_in_one_event_loop_after_another() -> None:
+    plain = PlainStore()
+    one = never()
+
+    async def once(number: int) -> None:
+        await one.hydrate(plain, KEY)
+        await added(one, number)
+        await asyncio.gather(one.persist(plain, KEY), one.persist(plain, KEY))
+
+    for number in range(3):
+        asyncio.run(once(number))
+    assert users(plain.state(KEY)) == ["u0", "u1", "u2"]
+
+
+async def test_a_store_that_can_only_be_written_to_is_written_to() -> None:
+    class WriteOnly:
+        saved: dict[str, Any] | None = None
+
+        async def save_memory_state(self, key: str, state: dict[str, Any]) -> None:
+            self.saved = state
+
+    only = WriteOnly()
+    await (await added(never(), 1)).persist(only, KEY)
+    assert only.saved is not None
+    assert users(only.saved) == ["u1"]

@@ -1,0 +1,392 @@
+"""The background of the memory in one process: when it summarizes, retries, recovers, and lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stm_backends.default import DefaultShortTermMemory
+from stm_backends.testing.memory_contract import config, shown, turn
+from stm_backends.testing.summarizers import LedgerSummarizer, covered, summary_of
+from stm_backends.types import MemoryHealth
+from tests.support import clock
+
+
+class Timed:
+    """A ledger's summarizer that notes when it is called, takes its time, and fails as often as told."""
+
+    def __init__(self, *, fails: int = 0, takes: float = 0.0) -> None:
+        self.fails = fails
+        self.takes = takes
+        self.times: list[float] = []
+        self.asked: list[list[str]] = []
+
+    async def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.times.append(clock.now())
+        users = [item["user"] for item in request["turns"]]
+        self.asked.append(users)
+        await asyncio.sleep(self.takes)
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("told to fail: u0")
+        return {"summary": summary_of(covered(request["previous_summary"]) + users)}
+
+    @property
+    def gaps(self) -> list[float]:
+        return [round(later - earlier, 3) for earlier, later in zip(self.times, self.times[1:], strict=False)]
+
+
+def memory(summarizer: Any, **settings: Any) -> DefaultShortTermMemory:
+    settings = {"zone": 1, "retry_backoff_base_s": 2.0, "degraded_retry_interval_s": 30.0, **settings}
+    return DefaultShortTermMemory(config=config(**settings), summarizer=summarizer, time_source=clock.now)
+
+
+async def added(target: DefaultShortTermMemory, *numbers: int) -> None:
+    for number in numbers:
+        await target.add_turn(turn(number))
+
+
+def test_retries_come_by_themselves_after_two_four_and_eight_seconds() -> None:
+    async def main() -> None:
+        summarizer = Timed(fails=3)
+        one = memory(summarizer)
+        await added(one, 0, 1)
+        await asyncio.sleep(60)
+        assert summarizer.gaps == [2, 4, 8]
+        assert (await shown(one))["summary"] == ["u0"]
+
+    clock.run(main())
+
+
+def test_degraded_keeps_trying_on_its_interval_and_recovers_with_one_batch() -> None:
+    async def main() -> None:
+        summarizer = Timed(fails=6)
+        one = memory(summarizer)
+        await added(one, 0, 1)
+        await asyncio.sleep(20)
+        assert one.health is MemoryHealth.DEGRADED
+        await added(one, 2, 3)
+        await asyncio.sleep(100)
+        assert summarizer.gaps == [2, 4, 8, 30, 30, 30]
+        assert summarizer.asked[-1] == ["u0", "u1", "u2"]
+        assert one.health is MemoryHealth.HEALTHY
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize(("base", "interval"), [(0.0, 0.0), (0.0, 30.0), (1e9, 0.0)])
+def test_no_interval_makes_the_background_spin(base: float, interval: float) -> None:
+    async def main() -> None:
+        summarizer = Timed(fails=10**9)
+        one = memory(summarizer, retry_backoff_base_s=base, degraded_retry_interval_s=interval)
+        await added(one, 0, 1)
+        await asyncio.sleep(10)
+        assert len(summarizer.times) <= 201
+        await one.aclose()
+
+    clock.run(main())
+
+
+def test_a_clock_that_stands_still_does_not_keep_retries_from_coming() -> None:
+    async def main() -> None:
+        summarizer = Timed(fails=5)
+        one = DefaultShortTermMemory(
+            config=config(zone=1, retry_backoff_base_s=2.0, degraded_retry_interval_s=30.0),
+            summarizer=summarizer,
+            time_source=lambda: 5.0,
+        )
+        await added(one, 0, 1)
+        await asyncio.sleep(600)
+        assert summarizer.gaps == [2, 4, 8, 30, 30]
+        assert one.health is MemoryHealth.HEALTHY
+
+    clock.run(main())
+
+
+def test_there_is_one_summarizer_call_at_a_time_whatever_happens_meanwhile() -> None:
+    async def main() -> None:
+        summarizer = LedgerSummarizer()
+        one = memory(summarizer)
+        summarizer.hold()
+        await added(one, 0, 1)
+        await summarizer.called.wait()
+        flushes = [asyncio.create_task(one.flush(timeout=5)) for _ in range(3)]
+        await added(one, *range(2, 50))
+        for _ in range(10):
+            await one.get_llm_context()
+            await asyncio.sleep(0.1)
+        summarizer.release()
+        await asyncio.gather(*flushes)
+        assert summarizer.most_running == 1
+        assert (await shown(one))["summary"] == [f"u{number}" for number in range(49)]
+
+    clock.run(main())
+
+
+def test_turns_added_during_a_recovery_beyond_the_limit_are_not_trimmed_under_it() -> None:
+    async def main() -> None:
+        summarizer = Timed(fails=1, takes=5)
+        one = memory(summarizer, retry_attempts=0, recovery_backlog_limit=2)
+        await added(one, 0, 1, 2)
+        await asyncio.sleep(36)
+        assert one.health is MemoryHealth.RECOVERING
+        await added(one, 3, 4, 5, 6)
+        await asyncio.sleep(20)
+        assert await shown(one) == {
+            "summary": ["u0", "u1", "u2", "u3", "u4", "u5"],
+            "pending": [],
+            "recent": ["u6"],
+        }
+        assert one.to_dict()["stm"]["dropped"] == 0
+
+    clock.run(main())
+
+
+def test_dropped_turns_are_counted_and_logged_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        one = memory(Timed(fails=10**6), retry_attempts=0, recovery_backlog_limit=3)
+        await added(one, 0, 1)
+        await asyncio.sleep(1)
+        await added(one, *range(2, 10))
+        state = one.to_dict()
+        assert [item["user_message"] for item in state["backlog"]] == ["u6", "u7", "u8"]
+        assert (state["pending"], state["stm"]["dropped"]) == ([], 6)
+        await one.aclose()
+
+    with caplog.at_level(logging.DEBUG, logger="stm_backends"):
+        clock.run(main())
+    assert caplog.text.count("1 turns beyond recovery_backlog_limit were dropped") == 6
+    assert "u0" not in caplog.text
+
+
+def test_failures_degradation_and_recovery_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        one = memory(Timed(fails=4), retry_attempts=1)
+        await added(one, 0, 1)
+        await asyncio.sleep(200)
+        await one.aclose()
+
+    with caplog.at_level(logging.INFO, logger="stm_backends"):
+        clock.run(main())
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+    assert "attempt 1" in caplog.records[0].message
+
+
+def test_a_summarizer_that_hangs_for_ever_counts_as_failed_each_time() -> None:
+    async def main() -> None:
+        summarizer = Timed(takes=10**6)
+        one = memory(summarizer, summarizer_timeout_s=10.0, retry_attempts=1)
+        await added(one, 0, 1)
+        await asyncio.sleep(30)
+        assert one.health is MemoryHealth.DEGRADED
+        assert summarizer.gaps == [12]
+        summarizer.takes = 0
+        await asyncio.sleep(60)
+        assert (await shown(one))["summary"] == ["u0"]
+
+    clock.run(main())
+
+
+def test_a_summarizer_that_cancels_itself_has_failed() -> None:
+    async def main() -> None:
+        calls: list[int] = []
+
+        async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            calls.append(1)
+            if len(calls) == 1:
+                raise asyncio.CancelledError
+            return {"summary": "S"}
+
+        one = memory(summarize)
+        await added(one, 0, 1)
+        await asyncio.sleep(1)
+        assert one.health is MemoryHealth.RETRY
+        await asyncio.sleep(5)
+        assert one.health is MemoryHealth.HEALTHY
+
+    clock.run(main())
+
+
+def test_a_token_estimator_that_fails_on_a_summary_is_a_failed_attempt() -> None:
+    async def main() -> None:
+        def estimate(text: str) -> int:
+            if text == "bad":
+                raise LookupError
+            return 1
+
+        answers = ["bad", "good"]
+
+        async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {"summary": answers.pop(0)}
+
+        one = memory(summarize, token_estimator=estimate)
+        await added(one, 0, 1)
+        await asyncio.sleep(10)
+        assert one.to_dict()["summary"] == "good"
+
+    clock.run(main())
+
+
+def test_a_summarizer_may_keep_and_change_what_it_was_given() -> None:
+    async def main() -> None:
+        async def summarize(request: Any) -> Mapping[str, Any]:
+            request["turns"].clear()
+            request["previous_summary"] = None
+            return {"summary": "S"}
+
+        one = memory(summarize)
+        await added(one, 0, 1)
+        await one.flush()
+        assert (await one.get_llm_context())["conversation_memory"]["summary"] == "S"
+
+    clock.run(main())
+
+
+def test_flush_waits_for_retries_and_returns_when_degraded() -> None:
+    async def main() -> None:
+        one = memory(Timed(fails=3))
+        await added(one, 0, 1)
+        started = clock.now()
+        await one.flush()
+        assert (clock.now() - started, (await shown(one))["summary"]) == (14, ["u0"])
+        two = memory(Timed(fails=100), retry_attempts=1)
+        await added(two, 0, 1)
+        await two.flush()
+        assert two.health is MemoryHealth.DEGRADED
+        started = clock.now()
+        await two.flush()
+        assert clock.now() == started
+        await two.aclose()
+
+    clock.run(main())
+
+
+def test_flush_of_a_summarizer_that_hangs_ends() -> None:
+    async def main() -> None:
+        one = memory(Timed(takes=10**6), summarizer_timeout_s=10.0, retry_attempts=2)
+        await added(one, 0, 1)
+        started = clock.now()
+        await one.flush()
+        assert clock.now() - started <= 36
+        await one.aclose()
+
+    clock.run(main())
+
+
+async def test_flush_has_nothing_to_wait_for_without_pending_turns() -> None:
+    for strategy in ("none", "truncation", "rolling_summary"):
+        one = DefaultShortTermMemory(config=config(strategy), summarizer=LedgerSummarizer())
+        await one.add_turn(turn(1))
+        async with asyncio.timeout(1):
+            await one.flush()
+
+
+def test_a_flush_that_is_cancelled_cancels_no_summary() -> None:
+    async def main() -> None:
+        summarizer = Timed(takes=5)
+        one = memory(summarizer, fold_batch_turns=2)
+        await added(one, 0, 1)
+        flush = asyncio.create_task(one.flush())
+        await asyncio.sleep(1)
+        flush.cancel()
+        await asyncio.sleep(10)
+        assert (await shown(one))["summary"] == ["u0"]
+        await added(one, 2)
+        await asyncio.sleep(10)
+        assert (await shown(one))["pending"] == ["u1"]
+        assert len(summarizer.times) == 1
+
+    clock.run(main())
+
+
+def test_a_caller_that_is_cancelled_cancels_no_summary() -> None:
+    async def main() -> None:
+        summarizer = Timed(takes=5)
+        one = memory(summarizer)
+
+        async def request() -> None:
+            await added(one, 0, 1)
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(request())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(10)
+        assert (await shown(one))["summary"] == ["u0"]
+
+    clock.run(main())
+
+
+def test_the_next_loop_resumes_what_a_dead_one_left() -> None:
+    summarizer = Timed(takes=100)
+    one = memory(summarizer)
+
+    async def first() -> None:
+        await added(one, 0, 1)
+        await asyncio.sleep(1)
+
+    async def second() -> dict[str, Any]:
+        summarizer.takes = 0
+        await one.get_llm_context()
+        await one.flush()
+        return await shown(one)
+
+    clock.run(first())
+    assert clock.run(second()) == {"summary": ["u0"], "pending": [], "recent": ["u1"]}
+
+
+def test_a_loop_that_was_closed_in_the_middle_of_a_recovery_is_forgotten() -> None:
+    summarizer = Timed(fails=1, takes=10)
+    one = memory(summarizer, retry_attempts=0)
+    loop = clock.VirtualLoop()
+
+    async def first() -> None:
+        await added(one, 0, 1)
+        await asyncio.sleep(45)
+        assert one.health is MemoryHealth.RECOVERING
+
+    loop.run_until_complete(first())
+    loop.close()
+
+    async def second() -> None:
+        await added(one, 2)
+        await asyncio.sleep(120)
+        assert one.health is MemoryHealth.HEALTHY
+        assert (await shown(one))["summary"] == ["u0", "u1"]
+        one.from_dict(one.to_dict())
+
+    clock.run(second())
+    gc.collect()
+
+
+def test_closing_ends_the_background_and_leaves_what_is_pending() -> None:
+    async def main() -> None:
+        summarizer = Timed(takes=100)
+        one = memory(summarizer)
+        await added(one, 0, 1)
+        await asyncio.sleep(1)
+        await one.aclose()
+        await added(one, 2)
+        await asyncio.sleep(500)
+        assert await shown(one) == {"summary": [], "pending": ["u0", "u1"], "recent": ["u2"]}
+        assert len(summarizer.times) == 1
+        await one.flush()
+
+    clock.run(main())
+
+
+def test_closing_during_a_recovery_shows_degraded_again() -> None:
+    async def main() -> None:
+        one = memory(Timed(fails=1, takes=10), retry_attempts=0)
+        await added(one, 0, 1)
+        await asyncio.sleep(45)
+        assert one.health is MemoryHealth.RECOVERING
+        await one.aclose()
+        assert one.health is MemoryHealth.DEGRADED
+
+    clock.run(main())

@@ -1,0 +1,399 @@
+"""The decisions of a memory, as pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stm_backends.errors import MemoryBudgetExceeded
+from stm_backends.policy import (
+    REMEMBERED_IDS,
+    SHORTEST_DELAY_S,
+    BadSummary,
+    Body,
+    Fold,
+    Forgotten,
+    Trim,
+    View,
+    Wait,
+    after_failure,
+    after_fold,
+    after_trim,
+    cut_summary,
+    delay_after,
+    is_blank,
+    next_step,
+    render,
+    require_room,
+    split,
+    summary_of,
+    within_summary_budget,
+)
+from stm_backends.testing.memory_contract import config, turn
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
+
+NOW = 1_000_000.0
+HEALTHY, RETRY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED
+
+
+def turns(count: int, text: str = "fine") -> list[StoredTurn]:
+    return [StoredTurn(f"id-{number}", turn(number, text)) for number in range(count)]
+
+
+def tokens(view: View) -> int:
+    return len(json.dumps(view.payload, ensure_ascii=False, sort_keys=True)) // 4 + 1
+
+
+def shown(view: View) -> tuple[list[str], list[str], str]:
+    payload = view.payload or {}
+    users = [[item["user"] for item in payload.get(part, [])] for part in ("pending_turns", "recent_turns")]
+    return users[0], users[1], payload.get("summary", "")
+
+
+def rendered(settings: Any, *, pending: int = 0, recent: int = 0, summary: str = "", **given: Any) -> View:
+    stored = turns(pending + recent, given.pop("text", "fine"))
+    health = given.pop("health", HEALTHY)
+    return render(settings, health=health, summary=summary, pending=stored[:pending], recent=stored[pending:])
+
+
+# What is done next
+
+
+@pytest.mark.parametrize("zone", [0, 1, 3, 9])
+def test_the_last_turns_are_recent_and_the_ones_before_pending(zone: int) -> None:
+    stored = turns(5)
+    pending, recent = split(stored, config(zone=zone))
+    assert [*pending, *recent] == stored
+    assert len(recent) == min(zone, 5)
+
+
+def test_nothing_is_to_be_done_without_pending_turns() -> None:
+    for strategy in ("none", "truncation", "rolling_summary"):
+        assert next_step(config(strategy), Body(), [], now=NOW) is None
+
+
+def test_none_never_does_anything() -> None:
+    assert next_step(config("none"), Body(), turns(9), now=NOW) is None
+
+
+def test_a_healthy_memory_folds_all_that_is_pending() -> None:
+    assert next_step(config(), Body(summary="S"), turns(3), now=NOW) == Fold("S", tuple(turns(3)))
+
+
+def test_a_fold_waits_for_its_batch_unless_told_otherwise() -> None:
+    settings = config(fold_batch_turns=4)
+    assert next_step(settings, Body(), turns(3), now=NOW) is None
+    assert isinstance(next_step(settings, Body(), turns(4), now=NOW), Fold)
+    assert isinstance(next_step(settings, Body(), turns(1), now=NOW, batch=1), Fold)
+
+
+def test_a_retry_does_not_wait_for_a_batch() -> None:
+    body = Body(health=RETRY, attempts=1, next_attempt_at=NOW)
+    assert isinstance(next_step(config(fold_batch_turns=4), body, turns(1), now=NOW), Fold)
+
+
+def test_a_failed_attempt_is_followed_by_a_wait() -> None:
+    settings = config(retry_backoff_base_s=2.0)
+    body = after_failure(settings, Body(), now=NOW)
+    assert next_step(settings, body, turns(1), now=NOW + 0.5) == Wait(1.5)
+    assert isinstance(next_step(settings, body, turns(1), now=NOW + 2), Fold)
+
+
+def test_a_clock_that_is_wrong_by_years_delays_an_attempt_by_one_backoff_only() -> None:
+    settings = config(retry_backoff_base_s=2.0)
+    body = after_failure(settings, Body(), now=NOW + 1e9)
+    assert next_step(settings, body, turns(1), now=NOW) == Wait(2.0)
+
+
+def test_the_backlog_is_trimmed_to_its_limit_only_while_degraded() -> None:
+    settings = config(recovery_backlog_limit=3)
+    for health, step in ((DEGRADED, Trim(2, lost=True)), (HEALTHY, Fold("", tuple(turns(5))))):
+        assert next_step(settings, Body(health=health), turns(5), now=NOW) == step
+
+
+def test_truncation_trims_at_twice_its_zone() -> None:
+    settings = config("truncation", zone=3)
+    assert next_step(settings, Body(), turns(3), now=NOW) is None
+    assert next_step(settings, Body(), turns(4), now=NOW) == Trim(4, lost=False)
+
+
+def test_without_room_for_a_summary_turns_are_trimmed_and_nobody_is_asked() -> None:
+    assert next_step(config(summary_max_tokens=0), Body(), turns(2), now=NOW) == Trim(2, lost=False)
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 100))
+def test_every_delay_is_long_enough_not_to_spin_and_finite(
+    attempts: int, base: float, interval: float, retries: int
+) -> None:
+    settings = config(retry_attempts=retries, retry_backoff_base_s=base, degraded_retry_interval_s=interval)
+    assert SHORTEST_DELAY_S <= delay_after(settings, attempts) < math.inf
+
+
+def test_retries_back_off_twofold_and_then_go_on_at_the_interval() -> None:
+    settings = config(retry_attempts=3, retry_backoff_base_s=2.0, degraded_retry_interval_s=30.0)
+    body, seen = Body(), list[tuple[str, float]]()
+    for _ in range(6):
+        body = after_failure(settings, body, now=NOW)
+        seen.append((body.health.value, body.next_attempt_at - NOW))
+    assert seen == [("retry", 2), ("retry", 4), ("retry", 8)] + [("degraded", 30)] * 3
+
+
+def test_without_retries_the_first_failure_degrades() -> None:
+    assert after_failure(config(retry_attempts=0), Body(), now=NOW).health is DEGRADED
+
+
+# What the body is then
+
+
+def test_a_fold_makes_the_memory_healthy_and_remembers_what_it_covers() -> None:
+    before = Body("old", DEGRADED, 7, NOW + 5, folded=2, dropped=1, extra={"new": 1})
+    after = after_fold(config(), before, Fold("old", tuple(turns(3))), "new", now=NOW, keep_for=0)
+    assert after == replace(
+        before,
+        summary="new",
+        health=HEALTHY,
+        attempts=0,
+        next_attempt_at=0,
+        folded=5,
+        forgotten=after.forgotten,
+    )
+    assert all(f"id-{number}" in after.forgotten for number in range(3))
+    assert "id-3" not in after.forgotten
+
+
+@pytest.mark.parametrize(("lost", "dropped"), [(True, 3), (False, 1)])
+def test_only_turns_that_nobody_meant_to_lose_count_as_dropped(lost: bool, dropped: int) -> None:
+    after = after_trim(Body(dropped=1), Trim(2, lost=lost), turns(2), now=NOW, keep_for=0)
+    assert after.dropped == dropped
+    assert "id-1" in after.forgotten
+
+
+def test_a_fold_applies_as_long_as_its_summary_and_turns_stand_at_the_head() -> None:
+    fold = Fold("S", tuple(turns(3)))
+    assert fold.still_applies(Body(summary="S"), turns(3))
+    assert fold.still_applies(Body(summary="S"), turns(5))
+    assert not fold.still_applies(Body(summary="other"), turns(3))
+    assert not fold.still_applies(Body(summary="S"), turns(2))
+    assert not fold.still_applies(Body(summary="S"), turns(4)[1:])
+
+
+def test_a_request_is_what_the_summarizer_expects_and_its_to_change() -> None:
+    digest = TrajectoryDigest(["t"], "o", None, ["r"])
+    stored = StoredTurn("x", ConversationTurn("u", "a", digest))
+    request = Fold("S", (stored,)).request(config())
+    assert request == {
+        "previous_summary": "S",
+        "turns": [
+            {
+                "user": "u",
+                "assistant": "a",
+                "trajectory_digest": {
+                    "tools_invoked": ["t"],
+                    "observations_summary": "o",
+                    "reasoning_summary": None,
+                    "artifacts_refs": ["r"],
+                },
+            }
+        ],
+    }
+    request["turns"][0]["trajectory_digest"]["tools_invoked"].append("x")
+    assert digest.tools_invoked == ["t"]
+
+
+# Remembered ids
+
+
+def _after(rounds: Sequence[int], *, keep_for: float) -> Forgotten:
+    forgotten, number = Forgotten(), 0
+    for when, count in enumerate(rounds):
+        ids = [f"id-{number + offset}" for offset in range(count)]
+        forgotten, number = forgotten.adding(ids, now=NOW + when, keep_for=keep_for), number + count
+    return forgotten
+
+
+@given(st.lists(st.integers(0, 60), max_size=20))
+@settings(deadline=None)
+def test_exactly_the_last_ids_are_remembered_once_they_are_old(rounds: list[int]) -> None:
+    total, forgotten = sum(rounds), _after(rounds, keep_for=-math.inf)
+    known = [number for number in range(total) if f"id-{number}" in forgotten]
+    assert known == [*range(max(0, total - REMEMBERED_IDS), total)]
+    assert len(forgotten.each()) == sum(count for _, count in forgotten.ages) == len(known)
+
+
+def test_young_ids_are_remembered_however_many_they_are() -> None:
+    forgotten = _after([200, 200, 200], keep_for=10.0)
+    assert all(f"id-{number}" in forgotten for number in range(600))
+    assert "id-0" not in _after([200, 200, 200], keep_for=0.5)
+
+
+def test_nothing_is_remembered_of_nothing() -> None:
+    assert "" not in Forgotten()
+    assert Forgotten().adding([], now=NOW, keep_for=0) == Forgotten()
+    assert Forgotten().each() == []
+
+
+def test_a_union_has_the_ids_of_both_once_each() -> None:
+    one = Forgotten().adding(["a", "b"], now=NOW, keep_for=0)
+    two = Forgotten().adding(["b", "c"], now=NOW + 1, keep_for=0)
+    both = one.union(two, now=NOW + 2, keep_for=0)
+    assert both.each() == [*one.each(), two.each()[1]]
+    assert one.union(Forgotten(), now=NOW, keep_for=0) == one
+    assert Forgotten().union(one, now=NOW, keep_for=0).each() == one.each()
+
+
+# Summaries
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, "text", 7, [], {}, {"summary": None}, {"summary": b"x"}, {"summary": " \n"}, {"Summary": "x"}],
+)
+def test_anything_but_a_mapping_with_a_summary_that_says_something_is_refused(answer: object) -> None:
+    with pytest.raises(BadSummary):
+        summary_of(answer)
+
+
+def test_a_summary_is_taken_as_it_is() -> None:
+    assert summary_of({"summary": " <session_summary>x</session_summary> ", "more": 1}).strip().endswith(">")
+
+
+@pytest.mark.parametrize(
+    ("text", "blank"), [("<a></a>", True), (" \n", True), ("<a>x</a>", False), ("<", False)]
+)
+def test_tags_alone_say_nothing(text: str, blank: bool) -> None:
+    assert is_blank(text) is blank
+
+
+@given(st.text(max_size=200), st.integers(0, 60), st.booleans())
+def test_a_cut_summary_fits_says_something_and_keeps_its_closing_tag(
+    text: str, limit: int, tagged: bool
+) -> None:
+    summary = f"<session_summary>{text}</session_summary>" if tagged else text
+    fits = within_summary_budget(config(summary_max_tokens=limit, total_max_tokens=0))
+    cut = cut_summary(summary, fits)
+    assert fits(cut)
+    assert cut in (summary, "") or not is_blank(cut)
+    assert not (tagged and cut) or cut.endswith("</session_summary>")
+
+
+def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
+    fits = within_summary_budget(config(summary_max_tokens=10))
+    assert len(cut_summary("x" * 100, fits)) == 39
+    assert cut_summary("x" * 39, fits) == "x" * 39
+
+
+# What the model sees
+
+
+def test_everything_is_shown_if_there_is_room() -> None:
+    view = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S")
+    assert shown(view) == (["u0", "u1"], ["u2", "u3"], "S")
+    assert (view.trimmed, view.kept, view.tokens) == (False, 4, tokens(view))
+
+
+def test_degraded_shows_recent_turns_only() -> None:
+    assert shown(rendered(config(), pending=2, recent=2, summary="S", health=DEGRADED)) == (
+        [],
+        ["u2", "u3"],
+        "",
+    )
+    recovering = rendered(config(), pending=2, recent=2, summary="S", health=MemoryHealth.RECOVERING)
+    assert shown(recovering) == (["u0", "u1"], ["u2", "u3"], "S")
+
+
+SIZES = st.integers(0, 12)
+
+
+@given(
+    st.sampled_from(["truncate_oldest", "truncate_summary", "error"]),
+    st.sampled_from(["truncation", "rolling_summary"]),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    SIZES,
+    SIZES,
+    st.text('ab \n<>/"\u00e4\ud800', max_size=120),
+    st.text('ab "\\', max_size=60),
+)
+@settings(deadline=None, max_examples=300)
+def test_what_is_shown_is_within_the_budget_and_the_newest_there_is(
+    policy: Any, strategy: Any, total: int, most: int, pending: int, recent: int, summary: str, text: str
+) -> None:
+    settings = config(
+        strategy,
+        total_max_tokens=total,
+        summary_max_tokens=min(most, total) if total else most,
+        overflow_policy=policy,
+    )
+    view = rendered(settings, pending=pending, recent=recent, summary=summary, text=text)
+    if view.payload is None:
+        assert total
+        assert view.trimmed
+        return
+    assert not total or tokens(view) <= total
+    assert view.tokens == tokens(view)
+    names = [f"u{number}" for number in range(pending + recent)]
+    left, right, said = shown(view)
+    assert [*left, *right] == (names[-view.kept :] if view.kept else [])
+    assert len(right) == min(view.kept, recent)
+    assert within_summary_budget(settings)(said)
+    if policy != "truncate_summary" and strategy == "rolling_summary" and said == "" and view.kept:
+        assert cut_summary(summary, within_summary_budget(settings)) == ""
+
+
+def test_the_oldest_turns_go_first_and_the_summary_last() -> None:
+    whole = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S" * 40)
+    budget = {"summary_max_tokens": 20, "overflow_policy": "truncate_oldest"}
+    one_less = rendered(
+        config(total_max_tokens=whole.tokens - 1, **budget), pending=2, recent=2, summary="S" * 40
+    )
+    assert shown(one_less) == (["u1"], ["u2", "u3"], "S" * 40)
+    tight = rendered(config(total_max_tokens=20, **budget), pending=2, recent=2, summary="S" * 40)
+    assert shown(tight) == ([], [], "S" * 40)
+
+
+def test_truncate_summary_cuts_the_summary_before_any_turn_goes() -> None:
+    whole = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S" * 400)
+    settings = config(
+        total_max_tokens=whole.tokens - 40, summary_max_tokens=101, overflow_policy="truncate_summary"
+    )
+    left, right, said = shown(rendered(settings, pending=2, recent=2, summary="S" * 400))
+    assert (left, right) == (["u0", "u1"], ["u2", "u3"])
+    assert 150 < len(said) < 400
+
+
+@pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
+def test_ten_thousand_turns_are_trimmed_in_well_under_a_second(policy: Any) -> None:
+    settings = config(zone=5000, total_max_tokens=10_000, overflow_policy=policy)
+    stored = turns(10_000, "x" * 200)
+    started = time.perf_counter()
+    view = render(settings, health=HEALTHY, summary="S " * 3000, pending=stored[:5000], recent=stored[5000:])
+    assert time.perf_counter() - started < 1.0
+    assert view.tokens <= 10_000
+
+
+def test_an_estimator_that_is_not_monotonous_still_ends() -> None:
+    settings = config(
+        total_max_tokens=50, summary_max_tokens=10, token_estimator=lambda text: hash(text) % 100
+    )
+    view = rendered(settings, pending=50, recent=50, summary="S " * 100)
+    assert view.tokens <= 100
+
+
+def test_only_the_error_policy_refuses() -> None:
+    stored = turns(5, "x" * 500)
+    for policy in ("truncate_oldest", "truncate_summary"):
+        settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy=policy)
+        require_room(settings, health=HEALTHY, summary="", pending=(), recent=stored)
+    settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy="error")
+    require_room(settings, health=HEALTHY, summary="word " * 500, pending=(), recent=turns(0))
+    with pytest.raises(MemoryBudgetExceeded) as caught:
+        require_room(settings, health=HEALTHY, summary="", pending=(), recent=stored)
+    assert "xxx" not in str(caught.value)

@@ -1,0 +1,203 @@
+"""The verification of a replay: it finds whatever is wrong, and nothing else."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stm_backends.cli import ledger
+from stm_backends.cli.conversations import Conversation
+from stm_backends.cli.dispatch import Dispatch
+from stm_backends.cli.ledger import FOREIGN, LedgerSummarizer
+from stm_backends.cli.report import percentile
+from stm_backends.cli.verify import Findings, compare
+from stm_backends.policy import shown_turn
+from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, TrajectoryDigest
+
+CONFIG = ShortTermMemoryConfig()
+
+
+def shown(place: int, session: str = "s", turn: ConversationTurn | None = None) -> dict[str, Any]:
+    return shown_turn(ledger.marked(turn or ConversationTurn("u", "a"), session, place), CONFIG)
+
+
+# Comparing
+
+
+def test_a_history_that_is_whole_has_nothing_wrong():
+    assert not compare(range(9), acknowledged=9)
+
+
+@pytest.mark.parametrize(
+    ("held", "wrong"),
+    [
+        ([0, 1, 2], Findings(lost=1)),
+        ([], Findings(lost=4)),
+        ([0, 1, 1, 2, 3], Findings(doubled=1)),
+        ([0, 1, 2, 3, 0], Findings(doubled=1)),
+        ([0, 2, 1, 3], Findings(out_of_order=1)),
+        ([3, 0, 1, 2], Findings(out_of_order=3)),
+        ([0, 1, 2, 3, 4], Findings(foreign=1)),
+        ([0, FOREIGN, 2, 3], Findings(lost=1, foreign=1)),
+        ([2, 1, 1], Findings(lost=2, doubled=1, out_of_order=1)),
+    ],
+)
+def test_a_history_that_was_tampered_with_is_found_out(held: list[int], wrong: Findings):
+    assert compare(held, acknowledged=4) == wrong
+
+
+@pytest.mark.parametrize(
+    ("held", "wrong"),
+    [
+        ([7, 8, 9], Findings()),
+        ([4, 5, 6, 7, 8, 9], Findings()),
+        ([8, 9], Findings(lost=1)),
+        ([7, 8], Findings(lost=1)),
+        ([4, 6, 7, 8, 9], Findings(lost=1)),
+        ([7, 9, 8], Findings(out_of_order=1)),
+    ],
+)
+def test_of_a_truncated_history_the_newest_must_be_there_without_a_gap(held: list[int], wrong: Findings):
+    assert compare(held, acknowledged=10, newest=3) == wrong
+
+
+def test_a_turn_that_was_handed_out_may_be_there_or_not():
+    assert not compare([0, 1], acknowledged=2, added=3)
+    assert not compare([0, 1, 2], acknowledged=2, added=3)
+    assert compare([0, 1, 2], acknowledged=2) == Findings(foreign=1)
+    assert compare([0, 2], acknowledged=2, added=3) == Findings(lost=1)
+    assert not compare([1, 2], acknowledged=2, added=3, newest=2)
+    assert compare([0, 2], acknowledged=2, added=3, newest=2) == Findings(lost=1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.lists(st.integers(-1, 30), max_size=40))
+def test_only_the_history_itself_has_nothing_wrong(count: int, held: list[int]):
+    assert bool(compare(held, acknowledged=count)) == (held != list(range(count)))
+
+
+# The ledger
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-1, 40)))
+@example([FOREIGN, 0])
+def test_what_a_ledger_says_is_read_back(places: list[int]):
+    text = f"{ledger.write(places)}\n<session_summary>\nx\n</session_summary>"
+
+    assert ledger.split(text) == (places, "<session_summary>\nx\n</session_summary>")
+
+
+def test_a_ledger_of_a_whole_history_is_short():
+    assert ledger.write(range(10_000)) == "[turns 0-9999]"
+    assert ledger.write([*range(18), 19]) == "[turns 0-17,19]"
+
+
+def test_a_summary_without_a_ledger_covers_nothing():
+    assert ledger.split("They met.") == ([], "They met.")
+    assert ledger.split("[turns 0-") == ([], "[turns 0-")
+
+
+def test_a_marked_turn_tells_its_place_and_is_otherwise_the_same():
+    digest = TrajectoryDigest(["find"], "found", artifacts_refs=["doc-1"])
+    for turn in (ConversationTurn("u", "a"), ConversationTurn("u", "a", digest)):
+        assert ledger.place_of(shown(7, turn=turn), "s") == 7
+        assert ledger.unmarked(shown(7, turn=turn)) == shown_turn(turn, CONFIG)
+
+
+def test_a_turn_of_another_conversation_and_an_unmarked_one_are_foreign():
+    assert ledger.place_of(shown(7, "other"), "s") == FOREIGN
+    assert ledger.place_of(shown(7, "s#1"), "s") == FOREIGN
+    assert ledger.place_of({"user": "u", "assistant": "a"}, "s") == FOREIGN
+
+
+def test_what_the_model_is_shown_lists_summary_pending_and_recent():
+    memory = {
+        "summary": "[turns 0-1]\ntext",
+        "pending_turns": [shown(2)],
+        "recent_turns": [shown(3), shown(9, "other")],
+    }
+
+    assert ledger.places_in(memory, "s") == [0, 1, 2, 3, FOREIGN]
+    assert ledger.places_in({}, "s") == []
+    plain = {"user": "u", "assistant": "a"}
+    assert ledger.without_ledger(memory) == {
+        "summary": "text",
+        "pending_turns": [plain],
+        "recent_turns": [plain, plain],
+    }
+
+
+async def test_the_wrapped_summarizer_sees_no_marks_and_its_summary_gets_the_ledger():
+    seen: list[Mapping[str, Any]] = []
+
+    async def summarizer(request: Mapping[str, Any], /) -> Mapping[str, Any]:
+        seen.append(request)
+        return {"summary": "new"}
+
+    wrapped = LedgerSummarizer(summarizer, "s")
+    answer = await wrapped({"previous_summary": "[turns 0-1]\nold", "turns": [shown(2), shown(4)]})
+
+    assert answer == {"summary": "[turns 0-2,4]\nnew"}
+    assert seen == [{"previous_summary": "old", "turns": [{"user": "u", "assistant": "a"}] * 2}]
+
+
+# Handing out
+
+
+def conversations(count: int, turns: int) -> list[Conversation]:
+    return [
+        Conversation(f"c{n}", tuple(ConversationTurn(f"{i}", "") for i in range(turns))) for n in range(count)
+    ]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers())
+def test_turns_are_handed_out_once_each_in_order_whatever_becomes_of_pods(
+    count: int, turns: int, pods: int, at_once: int, seed: int
+):
+    chance = random.Random(seed)
+    dispatch = Dispatch(conversations(count, turns), at_once=at_once)
+    under_way: list[str] = []
+    acknowledged: Counter[str] = Counter()
+    while not dispatch.finished:
+        work = dispatch.take(chance.randrange(pods))
+        if work is not None:
+            assert work.session not in under_way
+            assert work.place == acknowledged[work.session]
+            assert ledger.place_of(shown_turn(work.turn, CONFIG), work.session) == work.place
+            under_way.append(work.session)
+            assert len(under_way) <= at_once
+        if under_way and (work is None or chance.random() < 0.5):
+            session = under_way.pop(chance.randrange(len(under_way)))
+            if chance.random() < 0.2:
+                dispatch.unanswered(session)
+            else:
+                dispatch.acknowledged(session)
+                acknowledged[session] += 1
+    assert acknowledged == {f"c{n}": turns for n in range(count)}
+    assert dispatch.take(0) is None
+
+
+def test_every_conversation_wanders_over_all_pods():
+    served: dict[str, set[int]] = {}
+    dispatch = Dispatch(conversations(40, 8), at_once=40)
+    pod = 0
+    while not dispatch.finished:
+        work = dispatch.take(pod)
+        assert work is not None
+        served.setdefault(work.session, set()).add(pod)
+        dispatch.acknowledged(work.session)
+        pod = (pod + 1) % 4
+
+    assert set(map(len, served.values())) == {4}
+
+
+def test_percentiles_are_values_that_occurred():
+    assert percentile([1, 2, 3, 4], 0.5) == 2
+    assert percentile([1, 2, 3, 4], 0.99) == 4
+    assert percentile([], 0.5) != percentile([], 0.5)

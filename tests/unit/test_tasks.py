@@ -1,0 +1,174 @@
+"""Work in the background: held on to, bounded in time, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+from stm_backends.tasks import Background
+from tests.support import clock
+
+
+async def test_a_task_that_nobody_holds_is_not_lost() -> None:
+    background, done = Background(), asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        done.set()
+
+    background.start(work(), name="work")
+    gc.collect()
+    assert background
+    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.sleep(0)
+    assert not background
+
+
+async def test_a_callback_that_raises_is_logged_without_what_it_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    background = Background()
+
+    async def raises(text: str) -> None:
+        raise RuntimeError(text)
+
+    with caplog.at_level(logging.WARNING, logger="stm_backends"):
+        background.call_back(raises, "secret")
+        await background.close(timeout=5)
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_callback_need_not_be_there_nor_awaitable() -> None:
+    background, seen = Background(), list[int]()
+    background.call_back(None, 1)
+    background.call_back(seen.append, 2)
+    await background.close(timeout=5)
+    assert seen == [2]
+
+
+async def test_what_a_function_returns_or_raises_reaches_the_caller() -> None:
+    background = Background()
+
+    async def answers(value: int) -> int:
+        return value
+
+    async def raises(value: int) -> int:
+        raise LookupError
+
+    assert await background.call_within(5, answers, 7) == 7
+    assert await background.call_within(5, lambda value: value, 8) == 8
+    with pytest.raises(LookupError):
+        await background.call_within(5, raises, 7)
+
+
+def test_a_function_that_ignores_its_cancellation_is_timed_out_all_the_same() -> None:
+    async def main() -> None:
+        background, ended = Background(), asyncio.Event()
+
+        async def stubborn() -> None:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(10)
+                ended.set()
+
+        started = clock.now()
+        with pytest.raises(TimeoutError):
+            await background.call_within(2, stubborn)
+        assert clock.now() - started == 2
+        assert not ended.is_set()
+        await background.close(timeout=60)
+        assert ended.is_set()
+
+    clock.run(main())
+
+
+def test_a_function_that_fails_after_its_timeout_disturbs_nobody() -> None:
+    async def main() -> None:
+        background = Background()
+
+        async def late() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                raise LookupError
+
+        with pytest.raises(TimeoutError):
+            await background.call_within(2, late)
+        await background.close(timeout=60)
+
+    clock.run(main())
+    gc.collect()
+
+
+async def test_a_function_that_is_cancelled_from_within_has_failed() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        await Background().call_within(5, cancelled)
+
+
+async def test_cancelling_the_caller_cancels_the_function() -> None:
+    background, started, ended = Background(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    caller = asyncio.create_task(background.call_within(60, work))
+    await started.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+def test_closing_waits_and_then_cancels() -> None:
+    async def main() -> None:
+        background, done = Background(), list[str]()
+
+        async def work(name: str, seconds: float) -> None:
+            try:
+                await asyncio.sleep(seconds)
+                done.append(name)
+            except asyncio.CancelledError:
+                done.append(f"{name} cancelled")
+                raise
+
+        background.start(work("quick", 1), name="quick")
+        background.start(work("slow", 100), name="slow")
+        started = clock.now()
+        await background.close(timeout=5)
+        assert done == ["quick", "slow cancelled"]
+        assert clock.now() - started == 5
+        await background.close(timeout=5)
+
+    clock.run(main())
+
+
+async def test_a_task_may_close_its_own_background() -> None:
+    background = Background()
+    await asyncio.wait_for(background.start(background.close(timeout=5), name="closing"), 5)
+
+
+def test_a_task_of_a_closed_loop_does_not_count_as_running() -> None:
+    background = Background()
+    loop = asyncio.new_event_loop()
+
+    async def start() -> None:
+        background.start(asyncio.sleep(60), name="forever")
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(start())
+    assert background
+    loop.close()
+    assert not background
+    asyncio.run(background.close(timeout=5))
