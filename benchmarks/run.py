@@ -62,7 +62,7 @@ async def timed(call: Callable[[], Awaitable[object]]) -> float:
 async def settled(memory: DefaultShortTermMemory | DistributedShortTermMemory) -> None:
     """Let the background end, so that it is not measured with the next call."""
     await memory.flush()
-    while getattr(memory, "busy", False):
+    while memory.busy:
         await asyncio.sleep(0.0005)
 
 

@@ -147,7 +147,7 @@ class DefaultShortTermMemory:
         finally:
             self._flushing -= 1
 
-    async def aclose(self, *, timeout: float = 5.0) -> None:
+    async def close(self, *, timeout: float = 5.0) -> None:
         """End the background; callbacks may finish within `timeout` seconds.
 
         What is pending stays pending. The memory can still be read and persisted.
@@ -155,6 +155,11 @@ class DefaultShortTermMemory:
         self._closed = True
         self._stop_worker()
         await self._background.close(timeout=timeout)
+
+    @property
+    def busy(self) -> bool:
+        """Whether work of this object is under way or scheduled."""
+        return bool(self._background)
 
     # The state, and the stores that keep it
 

@@ -155,7 +155,10 @@ class DistributedShortTermMemory:
 
     async def turns(self) -> list[ConversationTurn]:
         """Return every turn that is retained in full, oldest first."""
-        return [stored.turn for stored in (await self._load("turns")).turns]
+        record = await self._driver.load(self._key)
+        with located(self._driver.name, "turns"):
+            # Opened anew, because these are the caller's to keep.
+            return [stored.turn for stored in Snapshot.of(record, self._codec).turns]
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
@@ -248,7 +251,7 @@ class DistributedShortTermMemory:
     async def _load(self, operation: str) -> Snapshot:
         record = await self._driver.load(self._key)
         with located(self._driver.name, operation):
-            self._seen = Snapshot.of(record, self._codec)
+            self._seen = Snapshot.of(record, self._codec, last=self._seen)
         return self._seen
 
     async def _append(self, entry: bytes) -> tuple[int, bool]:
@@ -477,7 +480,7 @@ class DistributedShortTermMemory:
         self._recovering = False
         if not await self._replace(snapshot, body, drop=0):
             return 0.0
-        self._seen = replace(self._seen, body=body)
+        self._seen = replace(self._seen, version=None, body=body)
         cause = type(error).__name__
         if body.health is MemoryHealth.RETRY:
             logger.warning("summarizing failed (%s), attempt %d will be repeated", cause, body.attempts)

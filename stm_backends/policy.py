@@ -73,7 +73,14 @@ class Forgotten:
         if not newer:
             return self
         digests = [*self.each(), *newer]
-        young = [*self.ages, (now, len(newer))]
+        # Times are rounded up to tenths of `keep_for`, so that there are few of them however many folds.
+        grain = keep_for / 10 if keep_for > 0 else 1.0
+        when = math.ceil(now / grain) * grain
+        young = [*self.ages]
+        if young and young[-1][0] == when:
+            young[-1] = (when, young[-1][1] + len(newer))
+        else:
+            young.append((when, len(newer)))
         old = 0
         while young and young[0][0] <= now - keep_for:
             old += young.pop(0)[1]
@@ -178,8 +185,11 @@ def next_step(
         return Trim(len(pending), lost=False) if worthwhile else None
     if config.budget.summary_max_tokens == 0:
         return Trim(len(pending), lost=False)
-    if body.health is MemoryHealth.DEGRADED and len(pending) > config.recovery_backlog_limit:
-        return Trim(len(pending) - config.recovery_backlog_limit, lost=True)
+    if body.health is MemoryHealth.DEGRADED:
+        # One turn at least: with nothing to summarize there would be no attempt that ends it.
+        backlog = max(config.recovery_backlog_limit, 1)
+        if len(pending) > backlog:
+            return Trim(len(pending) - backlog, lost=True)
     if body.health is MemoryHealth.HEALTHY:
         if len(pending) < (config.fold_batch_turns if batch is None else batch):
             return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stm_backends.codec import Codec
 from stm_backends.driver import Record
@@ -17,7 +17,8 @@ class Snapshot:
 
     `turns` are the distinct turns that no summary covers, oldest first; `starts` is where the first
     entry of each stands among the `length` raw entries of the tail. Repeats of a turn, and late copies
-    of one that was folded or trimmed before, are entries without being turns.
+    of one that was folded or trimmed before, are entries without being turns. `opened` is what each raw
+    entry holds, `None` for such a late copy, so that the next snapshot need not open it again.
     """
 
     version: str | None = None
@@ -25,21 +26,35 @@ class Snapshot:
     turns: tuple[StoredTurn, ...] = ()
     starts: tuple[int, ...] = ()
     length: int = 0
+    opened: Mapping[bytes, StoredTurn | None] = field(default_factory=dict[bytes, StoredTurn | None])
 
     @staticmethod
-    def of(record: Record | None, codec: Codec) -> Snapshot:
-        """Read a record. Raises `Corrupt` rather than leave out what cannot be read."""
+    def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
+        """Read a record. Raises `Corrupt` rather than leave out what cannot be read.
+
+        A body of the version that `last` has, and entries that stand there too, are not opened again;
+        a version never stands for two bodies.
+        """
         if record is None:
             return Snapshot()
-        body = codec.open_body(record.body)
+        if last is not None and last.version == record.version:
+            body, known = last.body, last.opened
+        else:
+            body, known = codec.open_body(record.body), {}
+        opened: dict[bytes, StoredTurn | None] = {}
         turns: dict[str, StoredTurn] = {}
         starts: list[int] = []
         for position, entry in enumerate(record.tail):
-            stored = codec.open_turn(entry)
-            if stored.id not in turns and stored.id not in body.forgotten:
+            if entry in known:
+                stored = known[entry]
+            else:
+                found = codec.open_turn(entry)
+                stored = None if found.id in body.forgotten else found
+            opened[entry] = stored
+            if stored is not None and stored.id not in turns:
                 turns[stored.id] = stored
                 starts.append(position)
-        return Snapshot(record.version, body, tuple(turns.values()), tuple(starts), len(record.tail))
+        return Snapshot(record.version, body, tuple(turns.values()), tuple(starts), len(record.tail), opened)
 
     def entries(self, count: int) -> int:
         """Return how many raw entries go when the oldest `count` turns do, repeats included.

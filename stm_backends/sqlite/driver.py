@@ -128,18 +128,17 @@ class SqliteDriver:
         self._require_fits("entry", len(entry), "append")
 
         def work(connection: sqlite3.Connection, now: float) -> int:
-            expires = None if ttl is None else now + ttl
-            found = _find(connection, key, now)
-            if found is None:
-                self._require_fits("record", len(entry), "append")
-                new = connection.execute(statements.CREATE, (*key, birth, expires, 2, len(entry))).lastrowid
-                connection.execute(statements.ENTER, (new, 1, entry))
-                return 1
-            size = found.size + len(entry)
-            self._require_fits("record", size, "append")
-            connection.execute(statements.GROW, (expires, size, found.id))
-            connection.execute(statements.ENTER, (found.id, found.next, entry))
-            return found.next + 1 - found.first
+            expires, size, limit = None if ttl is None else now + ttl, len(entry), self.traits.max_record
+            grow = (expires, size, *key, now, size, limit)
+            grown = connection.execute(statements.GROW, grow).fetchone()
+            if grown is None:
+                found = _find(connection, key, now)
+                self._require_fits("record", size + (found.size if found else 0), "append")
+                new = connection.execute(statements.CREATE, (*key, birth, expires, 2, size)).lastrowid
+                grown = new, 1, 1
+            record, seq, length = grown
+            connection.execute(statements.ENTER, (record, seq, entry))
+            return int(length)
 
         return await self._run("append", lambda connection: self._write(connection, work))
 

@@ -15,6 +15,9 @@ from stm_backends.sqlite.settings import SqliteSettings
 
 SCHEMA_VERSION: Final = 1
 
+OLDEST_SQLITE: Final = (3, 35, 0)
+"""The first SQLite that knows RETURNING (2021)."""
+
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS stm_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
     "INSERT OR IGNORE INTO stm_meta VALUES ('schema', 1)",
@@ -65,7 +68,12 @@ FIND: Final = "SELECT id, version, expires, first, next, size FROM stm_record WH
 DELETE: Final = "DELETE FROM stm_record WHERE id = ?"
 CREATE: Final = """
     INSERT INTO stm_record (scope, name, version, expires, first, next, size) VALUES (?, ?, ?, ?, 1, ?, ?)"""
-GROW: Final = "UPDATE stm_record SET expires = ?, next = next + 1, size = ? WHERE id = ?"
+# Names the record, checks that it is alive and has room, and moves its end, in one statement; where it
+# answers no row, FIND and CREATE say why and what then.
+GROW: Final = """
+    UPDATE stm_record SET expires = ?, next = next + 1, size = size + ?
+    WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?) AND size + ? <= ?
+    RETURNING id, next - 1, next - first"""
 REPLACE: Final = "UPDATE stm_record SET version = ?, expires = ?, first = ?, size = ? WHERE id = ?"
 # The body has seq 0, so what precedes the new `first` is the old body and the dropped entries.
 MEASURE_BEFORE: Final = "SELECT total(length(entry)) FROM stm_entry WHERE record = ? AND seq < ?"
@@ -78,6 +86,11 @@ PURGE: Final = """
 
 def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
     """Set the connection up, and the tables too unless they are there. Any number may do so at once."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise ConfigurationError(
+            f"SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer is needed; "
+            f"this Python comes with {sqlite3.sqlite_version}"
+        )
     if _schema_version(connection) > SCHEMA_VERSION:
         raise ConfigurationError(
             "the database was set up by a newer version of this library; it was left as it is"

@@ -423,6 +423,18 @@ class MemoryContract:
         await until(lambda: memory.health is MemoryHealth.HEALTHY)
         assert await shown(memory) == {"summary": ["u3", "u4"], "pending": [], "recent": ["u5"]}
 
+    async def test_without_a_backlog_a_degraded_memory_still_recovers(self, make_memory: MakeMemory) -> None:
+        summarizer = LedgerSummarizer()
+        summarizer.fail = 1
+        memory = await make_memory(
+            config(zone=1, retry_attempts=0, recovery_backlog_limit=0, degraded_retry_interval_s=0.2), summarizer
+        )
+        for number in range(4):
+            await memory.add_turn(turn(number))
+        await until(lambda: memory.health is MemoryHealth.DEGRADED)
+        await until(lambda: memory.health is MemoryHealth.HEALTHY)
+        assert (await shown(memory))["recent"] == ["u3"]
+
     async def test_health_changes_are_reported_in_order(self, make_memory: MakeMemory) -> None:
         changes: list[tuple[str, str]] = []
 

@@ -22,4 +22,4 @@ class TestDefaultMemory(MemoryContract):
 
         yield make
         for memory in made:
-            await memory.aclose(timeout=0)
+            await memory.close(timeout=0)

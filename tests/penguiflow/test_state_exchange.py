@@ -145,7 +145,7 @@ def test_the_same_failures_lead_to_the_same_states() -> None:
         assert mine.health.value == theirs.health.value == "degraded"
         assert without_ours(mine.to_dict()) == theirs.to_dict()
         assert await views(mine) == await views(theirs)
-        await mine.aclose()
+        await mine.close()
 
     clock.run(main())
 

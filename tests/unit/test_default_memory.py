@@ -226,4 +226,4 @@ async def test_a_burst_without_a_pause_does_not_look_at_what_is_pending_again_an
     for number in range(1_000):
         await one.add_turn(turn(number))
     assert sum(looked_at) <= 1_000
-    await one.aclose(timeout=0)
+    await one.close(timeout=0)

@@ -345,7 +345,7 @@ async def test_the_health_of_another_process_is_taken_over(store: PlainStore) ->
     await two.hydrate(store, KEY)
     assert two.health is MemoryHealth.DEGRADED
     assert asked.requests == []
-    await asyncio.gather(one.aclose(), two.aclose())
+    await asyncio.gather(one.close(), two.close())
 
 
 async def test_a_recovery_that_is_under_way_is_shown_throughout_a_persist(store: PlainStore) -> None:

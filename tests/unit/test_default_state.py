@@ -192,7 +192,7 @@ async def test_the_backlog_of_a_loaded_state_is_bounded(caplog: pytest.LogCaptur
     assert (state["pending"], state["stm"]["dropped"]) == ([], 2)
     assert "2 turns beyond recovery_backlog_limit" in caplog.text
     assert "u1" not in caplog.text
-    await one.aclose()
+    await one.close()
 
 
 async def test_what_was_pending_stays_pending_in_a_larger_zone() -> None:
@@ -222,7 +222,7 @@ async def test_recovering_is_shown_until_an_attempt_and_never_written() -> None:
     await until(lambda: one.health is MemoryHealth.DEGRADED)
     assert (await shown(one))["pending"] == []
     await until(lambda: changes == ["recovering>degraded"])
-    await one.aclose()
+    await one.close()
 
 
 async def test_retry_counters_survive_a_state() -> None:
@@ -236,7 +236,7 @@ async def test_retry_counters_survive_a_state() -> None:
     two.from_dict(one.to_dict())
     assert (two.health, two.to_dict()["stm"]["attempts"]) == (MemoryHealth.RETRY, 1)
     assert two.to_dict()["stm"]["next_attempt_at"] == one.to_dict()["stm"]["next_attempt_at"]
-    await asyncio.gather(one.aclose(), two.aclose())
+    await asyncio.gather(one.close(), two.close())
 
 
 async def test_a_degraded_state_of_penguiflow_stays_degraded_when_the_next_attempt_fails() -> None:
@@ -245,7 +245,7 @@ async def test_a_degraded_state_of_penguiflow_stays_degraded_when_the_next_attem
     one = memory(failing, config(zone=1, degraded_retry_interval_s=60.0))
     one.from_dict({**penguiflow_state(2), "health": "degraded", "backlog": penguiflow_state(1)["turns"]})
     await until(lambda: len(failing.requests) == 1 and one.health is MemoryHealth.DEGRADED)
-    await one.aclose()
+    await one.close()
 
 
 async def test_what_a_newer_version_added_to_a_state_survives() -> None:
@@ -295,4 +295,4 @@ async def test_a_failure_of_before_never_touches_a_loaded_state() -> None:
     one.from_dict(penguiflow_state(8))
     await asyncio.sleep(0.02)
     assert (one.health, users(one.to_dict())) == (MemoryHealth.HEALTHY, ["u8"])
-    await one.aclose()
+    await one.close()

@@ -136,10 +136,10 @@ class Conversation(RuleBasedStateMachine):
         old, self.memory = self.memory, self.made()
         if through_store:
             self.run(old.persist(self.store, KEY))
-            self.run(old.aclose())
+            self.run(old.close())
             self.run(self.memory.hydrate(self.store, KEY))
         else:
-            self.run(old.aclose())
+            self.run(old.close())
             self.memory.from_dict(json.loads(json.dumps(old.to_dict())))
             self.run(self.memory.get_llm_context())
 
@@ -185,7 +185,7 @@ class Conversation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "memory"):
-            self.run(self.memory.aclose())
+            self.run(self.memory.close())
             self.runner.close()
 
 

@@ -87,7 +87,7 @@ def test_no_interval_makes_the_background_spin(base: float, interval: float) -> 
         await added(one, 0, 1)
         await asyncio.sleep(10)
         assert len(summarizer.times) <= 201
-        await one.aclose()
+        await one.close()
 
     clock.run(main())
 
@@ -156,7 +156,7 @@ def test_dropped_turns_are_counted_and_logged_without_their_text(caplog: pytest.
         state = one.to_dict()
         assert [item["user_message"] for item in state["backlog"]] == ["u6", "u7", "u8"]
         assert (state["pending"], state["stm"]["dropped"]) == ([], 6)
-        await one.aclose()
+        await one.close()
 
     with caplog.at_level(logging.DEBUG, logger="stm_backends"):
         clock.run(main())
@@ -169,7 +169,7 @@ def test_failures_degradation_and_recovery_are_logged_once_each(caplog: pytest.L
         one = memory(Timed(fails=4), retry_attempts=1)
         await added(one, 0, 1)
         await asyncio.sleep(200)
-        await one.aclose()
+        await one.close()
 
     with caplog.at_level(logging.INFO, logger="stm_backends"):
         clock.run(main())
@@ -261,7 +261,7 @@ def test_flush_waits_for_retries_and_returns_when_degraded() -> None:
         started = clock.now()
         await two.flush()
         assert clock.now() == started
-        await two.aclose()
+        await two.close()
 
     clock.run(main())
 
@@ -273,7 +273,7 @@ def test_flush_of_a_summarizer_that_hangs_ends() -> None:
         started = clock.now()
         await one.flush()
         assert clock.now() - started <= 36
-        await one.aclose()
+        await one.close()
 
     clock.run(main())
 
@@ -370,7 +370,7 @@ def test_closing_ends_the_background_and_leaves_what_is_pending() -> None:
         one = memory(summarizer)
         await added(one, 0, 1)
         await asyncio.sleep(1)
-        await one.aclose()
+        await one.close()
         await added(one, 2)
         await asyncio.sleep(500)
         assert await shown(one) == {"summary": [], "pending": ["u0", "u1"], "recent": ["u2"]}
@@ -386,7 +386,7 @@ def test_closing_during_a_recovery_shows_degraded_again() -> None:
         await added(one, 0, 1)
         await asyncio.sleep(45)
         assert one.health is MemoryHealth.RECOVERING
-        await one.aclose()
+        await one.close()
         assert one.health is MemoryHealth.DEGRADED
 
     clock.run(main())

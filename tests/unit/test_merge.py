@@ -92,7 +92,7 @@ async def play(store: PlainStore, pods: list[Pod], operations: list[tuple[int, s
         await pod.memory.flush()
         await pod.memory.persist(store, KEY)
     for pod in pods:
-        await pod.memory.aclose(timeout=0)
+        await pod.memory.close(timeout=0)
     return ledger(store.state(KEY))
 
 

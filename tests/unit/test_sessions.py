@@ -150,7 +150,7 @@ async def test_an_export_is_json_with_everything_that_is_stored(backend: Backend
             "next_attempt_at": 1234.5,
             "folded": 2,
             "dropped": 1,
-            "forgotten": {"digests": FOLDED.forgotten.digests, "ages": [[1000.0, 2]]},
+            "forgotten": {"digests": FOLDED.forgotten.digests, "ages": [[1002.0, 2]]},
             "mood": {"of a newer version": [1]},
         },
         "turns": [

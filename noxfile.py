@@ -1,0 +1,99 @@
+"""Everything that is checked, built and shown: `nox` runs the checks, `nox -s demo` the main job.
+
+Needs Python, the package index, and nothing else: no other interpreter, no server, no root.
+"""
+
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+# `tests` comes last, so that its closing lines are the last ones in the log.
+nox.options.sessions = ["lint", "types", "packaging", "tests"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = False
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PYPROJECT)
+
+# The reference for names, shapes and states. Without its dependencies: see the group `penguiflow`.
+PENGUIFLOW = "penguiflow==3.11.2"
+
+
+def install_group(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups of pyproject.toml, with whatever pip there is."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and common mistakes; `nox -s lint -- fix` repairs what can be repaired."""
+    install_group(session, "lint")
+    if "fix" in session.posargs:
+        session.run("ruff", "check", "--fix", ".")
+        session.run("ruff", "format", ".")
+        return
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Pyright, strict, on the packages that are shipped."""
+    install_group(session, "types", "test")
+    session.install("-e", ".[all]")
+    session.run("pyright", *session.posargs)
+
+
+@nox.session
+def packaging(session: nox.Session) -> None:
+    """The sdist and the wheel built from it: exactly what belongs in them, and installable alone."""
+    install_group(session, "packaging")
+    session.run("pytest", "tests/packaging/test_wheel.py", "-p", "no:cacheprovider", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests with coverage; arguments after `--` select tests instead, without it."""
+    run_tests(session)
+
+
+@nox.session(name="tests-all", python=PYTHONS, default=False)
+def tests_all(session: nox.Session) -> None:
+    """All tests on each supported Python that this machine has."""
+    run_tests(session)
+
+
+def run_tests(session: nox.Session) -> None:
+    """Run pytest on the tree, with PenguiFlow beside it for the exchange of states."""
+    install_group(session, "test", "penguiflow")
+    session.install("--no-deps", PENGUIFLOW)
+    session.install("-e", ".[cli]")
+    if session.posargs:
+        session.run("python", "-m", "pytest", *session.posargs)
+        return
+    session.run("coverage", "erase")
+    # The wheel has a session of its own, with the tools that build it.
+    session.run("coverage", "run", "-m", "pytest", "--ignore=tests/packaging/test_wheel.py")
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """The main job: conversations shared by four processes, checked, and one of them shown."""
+    session.install(".[cli]")
+    with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
+        url = f"sqlite:///{Path(folder, 'demo.db')}"
+        command = ("python", "-m", "stm_backends.cli")
+        options = ("--pods", "4", "--strategy", "rolling_summary", "--full-zone-turns", "3")
+        session.run(*command, "replay", "examples/conversations.jsonl", "--url", url, *options)
+        session.run(*command, "show", "demo:replay:trip-to-lisbon", "--url", url)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """What a turn and a read cost, and whether it grows with the conversation."""
+    session.install(".")
+    session.run("python", "benchmarks/run.py", *session.posargs)
