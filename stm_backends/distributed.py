@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -21,9 +21,8 @@ from typing import Any, Final
 from stm_backends import keys, policy, records
 from stm_backends.codec import Codec
 from stm_backends.directory import Directory
-from stm_backends.driver import KEEP, Driver, new_version
+from stm_backends.driver import ABSENT, KEEP, Driver, new_version
 from stm_backends.errors import (
-    ConfigurationError,
     Corrupt,
     StorageError,
     TooLarge,
@@ -81,15 +80,13 @@ class DistributedShortTermMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = as_config(config)
-        if self._config.strategy == "rolling_summary" and summarizer is None:
-            raise ConfigurationError("strategy='rolling_summary' needs a summarizer")
         self._driver = driver
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._owner = (key.tenant_id, key.user_id)
         self._key = keys.memory_key(key)
         self._lease_key = keys.lease_key(key)
-        self._summarizer = summarizer
+        self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._slots = slots or asyncio.Semaphore()
         self._clock = clock
         self._keep_ids_for = 10 * driver.traits.deadline
@@ -100,7 +97,9 @@ class DistributedShortTermMemory:
         self._worker: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
+        # What the last load found, and the turns that this object has added since.
         self._seen = Snapshot()
+        self._added: dict[str, StoredTurn] = {}
         self._waited_for: tuple[int, float] | None = None
         self._recovering = False
         self._flushing = 0
@@ -113,7 +112,8 @@ class DistributedShortTermMemory:
 
     def estimate_tokens(self) -> int:
         """Estimate what `get_llm_context` would show, from the last load and our own turns since."""
-        return self._render(self._seen).tokens
+        seen = self._seen
+        return self._render(replace(seen, turns=(*seen.turns, *self._added.values()))).tokens
 
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Remember a completed turn: one round trip, whatever other processes do meanwhile.
@@ -125,7 +125,7 @@ class DistributedShortTermMemory:
         """
         if self._config.strategy == "none":
             return
-        stored = StoredTurn(turn_id or uuid.uuid4().hex, as_turn(turn))
+        stored = StoredTurn(turn_id or secrets.token_hex(16), as_turn(turn))
         entry = self._codec.seal_turn(stored)
         if self._config.budget.overflow_policy == "error":
             # The one exception to one round trip: a refusal must rest on what is there now.
@@ -137,8 +137,11 @@ class DistributedShortTermMemory:
         if born:
             await self._directory.note(*self._owner, fresh=True)
         self.stats.appended += 1
-        if not self._seen.holds(stored.id):
-            self._seen = _with_turn(self._seen, stored, length)
+        if not (stored.id in self._added or self._seen.holds(stored.id)):
+            self._added[stored.id] = stored
+            if len(self._added) > length:
+                # A tail that is shorter than what we added was folded elsewhere.
+                del self._added[next(iter(self._added))]
             self._background.call_back(self._config.on_turn_added, turn)
         self._stir_after_append(length)
 
@@ -238,7 +241,9 @@ class DistributedShortTermMemory:
         if isinstance(step, (Fold, Trim)):
             going = pending if isinstance(step, Fold) else pending[: step.count]
             count = max(1, snapshot.within(going, self._driver.traits.max_drop))
-            return replace(step, turns=going[:count]) if isinstance(step, Fold) else replace(step, count=count)
+            return (
+                replace(step, turns=going[:count]) if isinstance(step, Fold) else replace(step, count=count)
+            )
         return step
 
     def _patience(self) -> float:
@@ -251,8 +256,11 @@ class DistributedShortTermMemory:
     async def _load(self, operation: str) -> Snapshot:
         record = await self._driver.load(self._key)
         with located(self._driver.name, operation):
-            self._seen = Snapshot.of(record, self._codec, last=self._seen)
-        return self._seen
+            snapshot = Snapshot.of(record, self._codec, last=self._seen)
+        self._seen = snapshot
+        # One that was acknowledged while this load was under way may not be in it.
+        self._added = {i: stored for i, stored in self._added.items() if not snapshot.holds(i)}
+        return snapshot
 
     async def _append(self, entry: bytes) -> tuple[int, bool]:
         """Return the new length of the tail, and whether this may have been the record's birth."""
@@ -290,13 +298,10 @@ class DistributedShortTermMemory:
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
         """Store a body if the record is still the one that was read; `False` is a lost race."""
-        assert snapshot.version is not None
-        data, version, expect = self._codec.seal_body(body), new_version(), snapshot.version
+        data, version, expect = self._codec.seal_body(body), new_version(), snapshot.version or ABSENT
         # Sent again under the same token it answers whether the body is there, and that is all we ask.
         stored = await records.resent(
-            lambda: self._driver.replace(
-                self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP
-            )
+            lambda: self._driver.replace(self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
         )
         self.stats.lost_races += not stored
         return stored
@@ -413,9 +418,7 @@ class DistributedShortTermMemory:
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> float | None:
         gone = snapshot.turns[: trim.count]
-        body = policy.after_trim(
-            snapshot.body, trim, gone, now=self._clock(), keep_for=self._keep_ids_for
-        )
+        body = policy.after_trim(snapshot.body, trim, gone, now=self._clock(), keep_for=self._keep_ids_for)
         if not await self._replace(snapshot, body, drop=snapshot.entries(len(gone))):
             return 0.0
         self.stats.trimmed += len(gone)
@@ -441,7 +444,6 @@ class DistributedShortTermMemory:
             self._recovering = False
 
     async def _summarize(self, fold: Fold) -> str:
-        assert self._summarizer is not None
         self.stats.summarizer_calls += 1
         answer = await self._background.call_within(
             self._config.summarizer_timeout_s, self._summarizer, fold.request(self._config)
@@ -462,7 +464,8 @@ class DistributedShortTermMemory:
                 return
         covered = {stored.id for stored in fold.turns}
         left = tuple(stored for stored in self._seen.turns if stored.id not in covered)
-        self._seen = Snapshot(None, body, left)
+        self._seen = Snapshot(None, body, left, ids={stored.id for stored in left})
+        self._added = {i: stored for i, stored in self._added.items() if i not in covered}
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
         if before.health is not MemoryHealth.HEALTHY:
@@ -501,8 +504,3 @@ class _LeaseHeld(Exception):
 def _attempt(body: Body) -> tuple[int, float]:
     """Return what tells one scheduled summarizer call from the next."""
     return body.attempts, body.next_attempt_at
-
-
-def _with_turn(seen: Snapshot, stored: StoredTurn, length: int) -> Snapshot:
-    """Return what is known after an own append; a shorter tail than expected was folded elsewhere."""
-    return replace(seen, turns=(*seen.turns, stored)[-length:])

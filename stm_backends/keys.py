@@ -128,8 +128,7 @@ def parse_composite(composite: str) -> MemoryKey:
 
 
 def _unquote(part: str) -> str:
-    text = re.sub("%(25|3A|6B)", lambda match: chr(int(match[1], 16)), part)
-    return text
+    return re.sub("%(25|3A|6B)", lambda match: chr(int(match[1], 16)), part)
 
 
 def _checked(which: str, part: object) -> str:

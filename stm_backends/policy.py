@@ -18,10 +18,16 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
-from stm_backends.errors import MemoryBudgetExceeded
-from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
+from stm_backends.errors import ConfigurationError, MemoryBudgetExceeded
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    ShortTermMemoryConfig,
+    StoredTurn,
+    TrajectoryDigest,
+)
 
 REMEMBERED_IDS: Final = 256
 """How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
@@ -244,6 +250,21 @@ def after_trim(body: Body, trim: Trim, gone: Sequence[StoredTurn], *, now: float
     )
 
 
+def summarizer_for(
+    config: ShortTermMemoryConfig, summarizer: Callable[..., object] | None
+) -> Callable[..., object]:
+    """Return what summarizes; raises `ConfigurationError` if the strategy needs one and there is none."""
+    if summarizer is not None:
+        return summarizer
+    if config.strategy == "rolling_summary":
+        raise ConfigurationError("strategy='rolling_summary' needs a summarizer")
+    return _no_summarizer
+
+
+def _no_summarizer(request: object) -> NoReturn:
+    raise BadSummary("the strategy of this memory needs no summarizer, and it has none")
+
+
 class BadSummary(Exception):
     """What the summarizer answered is no summary."""
 
@@ -295,7 +316,9 @@ class View:
     `trimmed` says whether the token budget left something out, `kept` how many turns are in it.
     """
 
-    def __init__(self, context: _Context, kept: int, summary: str, *, trimmed: bool, shown: bool = True) -> None:
+    def __init__(
+        self, context: _Context, kept: int, summary: str, *, trimmed: bool, shown: bool = True
+    ) -> None:
         self._context = context
         self._summary = summary
         self._shown = shown
@@ -397,9 +420,7 @@ class _Context:
     Turns are serialized once each, and only when they are looked at.
     """
 
-    def __init__(
-        self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int
-    ) -> None:
+    def __init__(self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int) -> None:
         self._config = config
         self._turns = turns
         self._pending = pending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import pytest
@@ -80,9 +80,8 @@ class MemoryContract:
     """
 
     @pytest.fixture
-    async def make_memory(self) -> AsyncGenerator[MakeMemory]:
+    def make_memory(self) -> MakeMemory:
         raise LookupError("a subclass supplies the fixture make_memory")
-        yield
 
     # Strategies
 
@@ -427,7 +426,8 @@ class MemoryContract:
         summarizer = LedgerSummarizer()
         summarizer.fail = 1
         memory = await make_memory(
-            config(zone=1, retry_attempts=0, recovery_backlog_limit=0, degraded_retry_interval_s=0.2), summarizer
+            config(zone=1, retry_attempts=0, recovery_backlog_limit=0, degraded_retry_interval_s=0.2),
+            summarizer,
         )
         for number in range(4):
             await memory.add_turn(turn(number))

@@ -12,16 +12,12 @@ import pytest
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Driver
 from stm_backends.reference import MemoryDriver
+from stm_backends.sqlite import SqliteDriver, SqliteSettings
 from stm_backends.testing.memory_contract import MakeMemory, MemoryContract
 from stm_backends.types import MemoryKey
 
 
 class _Distributed(MemoryContract):
-    @pytest.fixture
-    async def driver(self, tmp_path: Path) -> AsyncGenerator[Driver]:
-        raise LookupError("a subclass supplies the driver")
-        yield
-
     @pytest.fixture
     async def make_memory(self, driver: Driver) -> AsyncGenerator[MakeMemory]:
         made: list[DistributedShortTermMemory] = []
@@ -38,8 +34,17 @@ class _Distributed(MemoryContract):
 
 class TestDistributedMemoryInProcess(_Distributed):
     @pytest.fixture
-    async def driver(self, tmp_path: Path) -> AsyncGenerator[Driver]:
+    async def driver(self) -> AsyncGenerator[Driver]:
         driver = MemoryDriver()
+        await driver.open()
+        yield driver
+        await driver.close()
+
+
+class TestDistributedMemoryOnSqlite(_Distributed):
+    @pytest.fixture
+    async def driver(self, tmp_path: Path) -> AsyncGenerator[Driver]:
+        driver = SqliteDriver(SqliteSettings(path=str(tmp_path / "memory.db")))
         await driver.open()
         yield driver
         await driver.close()

@@ -7,13 +7,11 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.clock import VirtualLoop
 
-from stm_backends import keys
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Key
 from stm_backends.errors import OutcomeUnknown, Unavailable
@@ -158,7 +156,10 @@ class SharedConversation(RuleBasedStateMachine):
         for memory, _, _ in self.pods:
             seen = self.run(shown(memory))
             if memory.health is MemoryHealth.DEGRADED:
-                assert seen["recent"] == self.said[max(0, len(self.said) - self.settings.budget.full_zone_turns) :]
+                assert (
+                    seen["recent"]
+                    == self.said[max(0, len(self.said) - self.settings.budget.full_zone_turns) :]
+                )
             else:
                 assert seen["summary"] + seen["pending"] + seen["recent"] == self.said
 
