@@ -344,21 +344,21 @@ class DistributedShortTermMemory:
     async def _work(self, wait: float | None, *, look: bool) -> None:
         """Do what is due until nothing is, waiting as long as the policy says."""
         polls = faults = 0
-        wake = self._wake
+        wake, scheduled = self._wake, True
         while wait is not None:
-            attempt = _attempt(self._seen.body)
+            attempt = _attempt(self._seen.body) if scheduled and wait > 0 else None
             try:
                 async with asyncio.timeout(wait):
                     await wake.wait()
             except TimeoutError:
-                self._waited_for = attempt
+                self._waited_for = attempt or self._waited_for
             if self._closed.is_set():
                 return
             self._wake.clear()
-            wake = self._wake
+            wake, scheduled = self._wake, False
             try:
                 wait = await self._advance(look=look)
-                polls = faults = 0
+                polls, faults, scheduled = 0, 0, True
             except _LeaseHeld:
                 # Whoever holds it sees our turns; a wake-up would only make us ask in vain.
                 wake = self._closed

@@ -552,6 +552,20 @@ async def test_a_degraded_conversation_is_recovered_by_a_pod_that_only_reads(pod
     assert (await shown(reader))["summary"] == ["u0"]
 
 
+async def test_trimming_the_backlog_does_not_bring_the_next_attempt_forward(pods: Pods) -> None:
+    failing = LedgerSummarizer()
+    failing.fail = 100
+    settings = config(zone=1, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=60.0)
+    memory, _ = await pods.pod(settings, failing)
+    for number in range(6):
+        await memory.add_turn(turn(number))
+        await asyncio.sleep(0.01)
+    await until(lambda: memory.stats.dropped == 4)
+    await asyncio.sleep(0.05)
+    assert memory.health is MemoryHealth.DEGRADED
+    assert len(failing.requests) == 1
+
+
 async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods: Pods) -> None:
     _, driver = await pods.pod()
     memory = DistributedShortTermMemory(
