@@ -125,7 +125,7 @@ class DistributedShortTermMemory:
         """
         if self._config.strategy == "none":
             return
-        stored = StoredTurn(turn_id or secrets.token_hex(16), as_turn(turn))
+        stored = self.checked(turn, turn_id)
         entry = self._codec.seal_turn(stored)
         if self._config.budget.overflow_policy == "error":
             # The one exception to one round trip: a refusal must rest on what is there now.
@@ -135,7 +135,7 @@ class DistributedShortTermMemory:
         await self._directory.note(*self._owner)
         length, born = await self._append(entry)
         if born:
-            await self._directory.note(*self._owner, fresh=True)
+            self._background.start(self._note_birth(), name="stm-directory")
         self.stats.appended += 1
         if not (stored.id in self._added or self._seen.holds(stored.id)):
             self._added[stored.id] = stored
@@ -144,6 +144,11 @@ class DistributedShortTermMemory:
                 del self._added[next(iter(self._added))]
             self._background.call_back(self._config.on_turn_added, turn)
         self._stir_after_append(length)
+
+    @staticmethod
+    def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
+        """Return a copy of a turn under its id, a new one unless given. Raises `InvalidState`."""
+        return StoredTurn(turn_id or secrets.token_hex(16), as_turn(turn))
 
     async def get_llm_context(self) -> dict[str, Any]:
         """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
@@ -191,10 +196,14 @@ class DistributedShortTermMemory:
             self._flushing -= 1
 
     async def close(self, *, timeout: float = 0.0) -> None:
-        """End the background: what runs may finish within `timeout` seconds, the lease is given back."""
+        """End the background: what runs may finish within `timeout` seconds, the lease is given back.
+
+        A later call that sees work starts the background again.
+        """
         self._closed.set()
         self._wake.set()
         await self._background.close(timeout=timeout)
+        self._closed = asyncio.Event()
 
     def abandon(self) -> None:
         """End the background without waiting for it; the next call that sees work starts it again."""
@@ -273,28 +282,42 @@ class DistributedShortTermMemory:
                 self._key, entry, birth=new_version(), ttl=self._config.session_ttl_s
             )
 
-        try:
-            length = await records.resent(send)
-        except TooLarge as error:
-            if error.what == "entry":
-                raise
-            await self._relieve()
-            length = await records.resent(send)
-        return length, length <= sent
+        give_up_at = asyncio.get_running_loop().time() + self._lease_ttl
+        while True:
+            try:
+                length = await records.resent(send)
+            except TooLarge as error:
+                late = asyncio.get_running_loop().time() >= give_up_at
+                if error.what == "entry" or late or not await self._relieve():
+                    raise
+            else:
+                return length, length <= sent
 
-    async def _relieve(self) -> None:
-        """Make room in a full record at once, by a fold or a trim."""
+    async def _relieve(self) -> bool:
+        """Make room in a full record at once, by a fold or a trim; say whether there may be room now."""
         self._flushing += 1
         try:
+            before = self.stats.folded + self.stats.trimmed
             if self._summarizes:
-                await self._advance(look=False)
-                return
-            snapshot = await self._load("add_turn")
-            pending, _ = policy.split(snapshot.turns, self._config)
-            if pending:
-                await self._trim(snapshot, Trim(len(pending), lost=False))
+                await self._advance(look=True)
+            else:
+                snapshot = await self._load("add_turn")
+                pending, _ = policy.split(snapshot.turns, self._config)
+                if pending:
+                    await self._trim(snapshot, Trim(len(pending), lost=False))
+            return self.stats.folded + self.stats.trimmed > before
+        except _LeaseHeld:
+            # Whoever holds it is making room, for all that we know.
+            await asyncio.sleep(random.uniform(0, FIRST_POLL_S))
+            return True
         finally:
             self._flushing -= 1
+
+    async def _note_birth(self) -> None:
+        try:
+            await self._directory.note(*self._owner, fresh=True)
+        except StorageError as error:
+            logger.warning("a user was listed before a conversation was born, not again after: %s", error)
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
         """Store a body if the record is still the one that was read; `False` is a lost race."""
@@ -371,6 +394,11 @@ class DistributedShortTermMemory:
                 faults += 1
                 logger.warning("the memory's background met an error: %s", error)
                 wait = None if faults > FAULTS_BEFORE_REST else 2.0**faults
+            except Exception as error:
+                # A user's token estimator, say; its message may quote the conversation.
+                logger.error("the memory's background stopped: %s", type(error).__name__)
+                logger.debug("the background's traceback", exc_info=True)
+                return
             look = True
             if wait is None and self._wake.is_set():
                 wait = 0.0
@@ -434,14 +462,37 @@ class DistributedShortTermMemory:
             self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
         try:
             summary = await self._summarize(fold)
+            self._body_after(snapshot, fold, summary)
         except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
             return await self._store_failure(snapshot, error)
         else:
-            await self._store_summary(snapshot, fold, summary)
+            if not await self._store_summary(snapshot, fold, summary):
+                return 0.0
             pending, _ = policy.split(snapshot.turns, self._config)
             return 0.0 if len(fold.turns) < len(pending) else None
         finally:
-            self._recovering = False
+            if self._recovering:
+                # The conversation has become another one, or was erased.
+                self._recovering = False
+                self._health_changed(MemoryHealth.RECOVERING, self.health)
+
+    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> Body:
+        """Return the body with this summary, cut to what the datastore takes if need be."""
+
+        def with_summary(text: str) -> Body:
+            return policy.after_fold(
+                self._config, snapshot.body, fold, text, now=self._clock(), keep_for=self._keep_ids_for
+            )
+
+        def fits(text: str) -> bool:
+            return len(self._codec.seal_body(with_summary(text))) <= self._driver.traits.max_entry
+
+        if fits(summary):
+            return with_summary(summary)
+        summary = policy.cut_summary(summary, fits)
+        if policy.is_blank(summary):
+            raise policy.BadSummary("no summary fits into the largest entry of this datastore")
+        return with_summary(summary)
 
     async def _summarize(self, fold: Fold) -> str:
         self.stats.summarizer_calls += 1
@@ -450,18 +501,16 @@ class DistributedShortTermMemory:
         )
         return policy.summary_of(answer)
 
-    async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> None:
-        """Store a finished summary; keep it through a lost race if it still covers what is there."""
+    async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> bool:
+        """Store a finished summary, through lost races too while it covers what is there; else `False`."""
         while True:
             before = snapshot.body
-            body = policy.after_fold(
-                self._config, before, fold, summary, now=self._clock(), keep_for=self._keep_ids_for
-            )
+            body = self._body_after(snapshot, fold, summary)
             if await self._replace(snapshot, body, drop=snapshot.entries(len(fold.turns))):
                 break
             snapshot = await self._load("background")
             if not fold.still_applies(snapshot.body, snapshot.turns):
-                return
+                return False
         covered = {stored.id for stored in fold.turns}
         left = tuple(stored for stored in self._seen.turns if stored.id not in covered)
         self._seen = Snapshot(None, body, left, ids={stored.id for stored in left})
@@ -474,15 +523,16 @@ class DistributedShortTermMemory:
         shown = MemoryHealth.RECOVERING if self._recovering else before.health
         self._recovering = False
         self._health_changed(shown, body.health)
+        return True
 
     async def _store_failure(self, snapshot: Snapshot, error: Exception) -> float:
         """Store that an attempt failed. Returns how long to wait before the next."""
         self.stats.summarizer_failures += 1
         body = policy.after_failure(self._config, snapshot.body, now=self._clock())
-        shown = MemoryHealth.RECOVERING if self._recovering else snapshot.body.health
-        self._recovering = False
         if not await self._replace(snapshot, body, drop=0):
             return 0.0
+        shown = MemoryHealth.RECOVERING if self._recovering else snapshot.body.health
+        self._recovering = False
         self._seen = replace(self._seen, version=None, body=body)
         cause = type(error).__name__
         if body.health is MemoryHealth.RETRY:

@@ -82,7 +82,8 @@ class Forgotten:
         # Times are rounded up to tenths of `keep_for`, so that there are few of them however many folds.
         grain = keep_for / 10 if keep_for > 0 else 1.0
         when = math.ceil(now / grain) * grain
-        young = [*self.ages]
+        # A clock that was ahead must not keep ids for as long as it was.
+        young = [(min(time, when), count) for time, count in self.ages]
         if young and young[-1][0] == when:
             young[-1] = (when, young[-1][1] + len(newer))
         else:
@@ -450,7 +451,7 @@ class _Context:
         """
         if self._config.token_estimator is not None:
             return math.inf
-        characters = len(summary)
+        characters: float = len(summary)
         for _, turn in self._turns:
             characters += len(turn.user_message) + len(turn.assistant_response) + 20
             if turn.trajectory_digest is not None:
@@ -485,9 +486,11 @@ class _Context:
         return text
 
 
-def _characters(digest: TrajectoryDigest) -> int:
+def _characters(digest: TrajectoryDigest) -> float:
     """Return a sixth, at least, of the characters that a digest takes as JSON."""
     lists = [*digest.tools_invoked, *digest.artifacts_refs]
+    if not all(isinstance(item, str) for item in lists):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
+        return math.inf
     text = len(digest.observations_summary) + len(digest.reasoning_summary or "")
     return text + sum(map(len, lists)) + len(lists) + 30
 

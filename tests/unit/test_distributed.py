@@ -14,7 +14,14 @@ from stm_backends import keys
 from stm_backends.codec import Codec
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import ABSENT, ANY, Key
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidKey,
+    OutcomeUnknown,
+    TooLarge,
+    Unavailable,
+)
 from stm_backends.lease import Lease
 from stm_backends.reference import MemoryDriver, MemoryStore
 from stm_backends.testing.memory_contract import config, shown, turn, until
@@ -76,6 +83,7 @@ async def test_rolling_summary_without_a_summarizer_is_a_mistake_said_at_once() 
 async def test_adding_and_reading_are_one_round_trip_each(pods: Pods) -> None:
     memory, driver = await pods.pod(config(zone=50))
     await memory.add_turn(turn(0))
+    await until(lambda: not memory.busy)
     driver.calls.clear()
     for number in range(1, 20):
         await memory.add_turn(turn(number))
@@ -86,6 +94,7 @@ async def test_adding_and_reading_are_one_round_trip_each(pods: Pods) -> None:
 async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods: Pods) -> None:
     memory, driver = await pods.pod(config("truncation"))
     await memory.add_turn(turn(0))
+    await until(lambda: not memory.busy)
     assert driver.calls == [("replace", "users"), ("append", "memory"), ("replace", "users")]
 
 
@@ -93,6 +102,7 @@ async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -
     memory, driver = await pods.pod()
     for number in range(2):
         await memory.add_turn(turn(number))
+    await until(lambda: not memory.busy)
     driver.calls.clear()
     await memory.add_turn(turn(2))
     await until(lambda: memory.stats.summaries == 1 and not memory.busy)
@@ -301,6 +311,125 @@ async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> 
         await memory.add_turn(turn(number))
     await memory.flush()
     assert await shown(memory) == {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3", "u4"]}
+
+
+async def test_an_outcome_that_was_unknown_stays_so_when_the_next_attempt_is_refused(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut", backend="memory", operation="append")
+
+    async def down(_: Key | str) -> None:
+        raise Unavailable("nobody answers", backend="memory", operation="append")
+
+    async def fine(_: Key | str) -> None:
+        pass
+
+    driver.after["append"] = [lost]
+    driver.before["append"] = [fine, down]
+    with pytest.raises(OutcomeUnknown):
+        await memory.add_turn(turn(1), turn_id="one")
+    await memory.add_turn(turn(1), turn_id="one")
+    assert (await shown(memory))["recent"] == ["u1"]
+
+
+async def test_a_directory_that_fails_after_the_turn_was_stored_is_no_failure_of_the_turn(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+    replace, calls = driver.replace, 0
+
+    async def second_fails(key: Key, *args: Any, **options: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise Unavailable("nobody answers")
+        return await replace(key, *args, **options)
+
+    monkeypatch.setattr(driver, "replace", second_fails)
+    await memory.add_turn(turn(1))
+    await until(lambda: not memory.busy)
+    assert (await shown(memory))["recent"] == ["u1"]
+    assert calls == 2
+
+
+async def test_many_turns_into_a_full_record_at_once_are_all_stored(pods: Pods) -> None:
+    async def brief(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"summary": f"{len(request['turns'])} turns"}
+
+    memory, _ = await pods.pod(config(zone=2), brief, max_record_bytes=4_000)
+    await asyncio.gather(*(memory.add_turn(turn(number, "a" * 100)) for number in range(60)))
+    await memory.flush()
+    assert memory.stats.folded == 58
+    assert len((await shown(memory))["recent"]) == 2
+
+
+async def test_a_summary_that_the_datastore_cannot_take_is_cut(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.answers = [{"summary": "word " * 2_000}]
+    memory, _ = await pods.pod(
+        config(summary_max_tokens=5_000), summarizer, max_entry_bytes=2_000, max_record_bytes=50_000
+    )
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    summary = (await memory.get_llm_context())["conversation_memory"]["summary"]
+    assert 1_000 < len(summary) < 2_000
+    assert len(summarizer.requests) == 1
+
+
+async def test_an_estimator_that_raises_is_a_failed_attempt_and_no_dead_background(pods: Pods) -> None:
+    broken = True
+
+    def estimate(text: str) -> int:
+        if broken and "- u0" in text:
+            raise ZeroDivisionError
+        return 1
+
+    memory, _ = await pods.pod(config(token_estimator=estimate))
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await until(lambda: memory.health is MemoryHealth.RETRY)
+    broken = False
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+async def test_listeners_are_told_when_a_recovery_ends_without_a_summary(pods: Pods) -> None:
+    changes: list[tuple[str, str]] = []
+
+    async def note(old: MemoryHealth, new: MemoryHealth) -> None:
+        changes.append((old.value, new.value))
+
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    settings = config(retry_attempts=0, degraded_retry_interval_s=0.1, on_health_changed=note)
+    memory, driver = await pods.pod(settings, summarizer)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await until(lambda: memory.health is MemoryHealth.DEGRADED)
+    summarizer.hold()
+    await until(lambda: memory.health is MemoryHealth.RECOVERING)
+    await driver.delete(RECORD)
+    summarizer.release()
+    await until(lambda: not memory.busy)
+    assert changes == [("healthy", "degraded"), ("degraded", "recovering"), ("recovering", "healthy")]
+
+
+async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods: Pods) -> None:
+    memory, _ = await pods.pod()
+    await memory.close()
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+@pytest.mark.parametrize("blank", ["", "  ", None, 0])
+async def test_without_a_session_id_there_is_no_memory(pods: Pods, blank: Any) -> None:
+    with pytest.raises(InvalidKey, match="session_id"):
+        await pods.pod(key=MemoryKey("acme", "u1", blank))
 
 
 async def test_a_lost_answer_to_a_fold_is_settled_by_its_token(pods: Pods) -> None:
