@@ -12,13 +12,12 @@ import asyncio
 import contextlib
 import logging
 import random
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from stm_backends import keys, policy, records
+from stm_backends import keys, log, policy, records
 from stm_backends.codec import Codec
 from stm_backends.directory import Directory
 from stm_backends.driver import ABSENT, KEEP, Driver, new_version
@@ -33,7 +32,15 @@ from stm_backends.policy import Body, Fold, Step, Trim, Wait
 from stm_backends.protocols import Summarizer
 from stm_backends.snapshot import Snapshot
 from stm_backends.tasks import Background
-from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, StoredTurn, as_config, as_turn
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    MemoryKey,
+    StoredTurn,
+    as_config,
+    as_turn,
+    as_turn_id,
+)
 
 logger = logging.getLogger("stm_backends")
 
@@ -135,7 +142,7 @@ class DistributedShortTermMemory:
         await self._directory.note(*self._owner)
         length, born = await self._append(entry)
         if born:
-            self._background.start(self._note_birth(), name="stm-directory")
+            self._background.start(self._directory.note_birth(self._owner), name="stm-directory")
         self.stats.appended += 1
         if not (stored.id in self._added or self._seen.holds(stored.id)):
             self._added[stored.id] = stored
@@ -148,7 +155,7 @@ class DistributedShortTermMemory:
     @staticmethod
     def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
         """Return a copy of a turn under its id, a new one unless given. Raises `InvalidState`."""
-        return StoredTurn(turn_id or secrets.token_hex(16), as_turn(turn))
+        return StoredTurn(as_turn_id(turn_id), as_turn(turn))
 
     async def get_llm_context(self) -> dict[str, Any]:
         """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
@@ -158,7 +165,7 @@ class DistributedShortTermMemory:
         self._stir(self._next_step(snapshot))
         view = self._render(snapshot)
         if view.trimmed and self._config.budget.overflow_policy == "error":
-            logger.warning("the memory exceeds total_max_tokens and was trimmed for reading")
+            log.trimmed_for_reading()
         return view.patch()
 
     async def turns(self) -> list[ConversationTurn]:
@@ -171,12 +178,14 @@ class DistributedShortTermMemory:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 
-        Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one lease of another
-        process and all retries. Cancelling it stops the waiting and nothing else.
+        Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one summarizer call, of
+        this process or another, and all its retries. Cancelling it stops the waiting and nothing else.
         """
         if self._config.strategy != "rolling_summary":
             return
-        until = asyncio.get_running_loop().time() + (self._patience() if timeout is None else timeout)
+        until = asyncio.get_running_loop().time() + (
+            policy.patience(self._config) if timeout is None else timeout
+        )
         self._flushing += 1
         try:
             while True:
@@ -255,11 +264,6 @@ class DistributedShortTermMemory:
             )
         return step
 
-    def _patience(self) -> float:
-        attempts = min(self._config.retry_attempts, 10)
-        retries = sum(policy.delay_after(self._config, attempt + 1) for attempt in range(attempts))
-        return self._lease_ttl + retries
-
     # The record
 
     async def _load(self, operation: str) -> Snapshot:
@@ -312,12 +316,6 @@ class DistributedShortTermMemory:
             return True
         finally:
             self._flushing -= 1
-
-    async def _note_birth(self) -> None:
-        try:
-            await self._directory.note(*self._owner, fresh=True)
-        except StorageError as error:
-            logger.warning("a user was listed before a conversation was born, not again after: %s", error)
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
         """Store a body if the record is still the one that was read; `False` is a lost race."""
@@ -452,7 +450,7 @@ class DistributedShortTermMemory:
         self.stats.trimmed += len(gone)
         if trim.lost:
             self.stats.dropped += len(gone)
-            logger.warning("%d turns beyond recovery_backlog_limit were dropped", len(gone))
+            log.dropped(len(gone))
         return 0.0 if trim.lost else None
 
     async def _fold(self, snapshot: Snapshot, fold: Fold) -> float | None:
@@ -518,7 +516,7 @@ class DistributedShortTermMemory:
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
         if before.health is not MemoryHealth.HEALTHY:
-            logger.info("summarization works again")
+            log.recovered()
         self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
         shown = MemoryHealth.RECOVERING if self._recovering else before.health
         self._recovering = False
@@ -534,11 +532,10 @@ class DistributedShortTermMemory:
         shown = MemoryHealth.RECOVERING if self._recovering else snapshot.body.health
         self._recovering = False
         self._seen = replace(self._seen, version=None, body=body)
-        cause = type(error).__name__
         if body.health is MemoryHealth.RETRY:
-            logger.warning("summarizing failed (%s), attempt %d will be repeated", cause, body.attempts)
-        else:
-            logger.warning("summarizing is unavailable (%s): recent turns only until it works", cause)
+            log.retrying(body.attempts, error)
+        elif snapshot.body.health is not MemoryHealth.DEGRADED:
+            log.degraded(error)
         self._health_changed(shown, body.health)
         return policy.delay_after(self._config, body.attempts)
 

@@ -216,6 +216,13 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
     return min(max(backoff, SHORTEST_DELAY_S), LONGEST_BACKOFF_S)
 
 
+def patience(config: ShortTermMemoryConfig) -> float:
+    """Return how many seconds a `flush` waits unless told otherwise: for one call and all its retries."""
+    retries = range(1, min(config.retry_attempts, 10) + 1)
+    waits = sum(delay_after(config, attempt) for attempt in retries)
+    return waits + config.summarizer_timeout_s * (len(retries) + 1)
+
+
 def after_failure(config: ShortTermMemoryConfig, body: Body, *, now: float) -> Body:
     """Return the body after one more summarizer call has failed."""
     attempts = body.attempts + 1

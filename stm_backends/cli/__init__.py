@@ -1,4 +1,4 @@
-"""The command line: `stm-backends`, or `python -m stm_backends.cli`."""
+"""The command line: `stm-backends`, or `python -m stm_backends`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ def main() -> None:
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(
-            f"The command line needs {' and '.join(missing)}, which is not installed:\n"
+            f"The command line needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            "not installed:\n"
             '  pip install "stm-backends[cli]"\n'
         )
         raise SystemExit(2)

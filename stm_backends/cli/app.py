@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
+import math
+import os
 import tempfile
-from collections.abc import AsyncIterator, Generator
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, TypeAlias
+from typing import Annotated, Any, Final, Literal, TextIO, TypeAlias
 
 import typer
 
 import stm_backends
 from stm_backends import plugins
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import readback, render, transfer
+from stm_backends.cli import places, readback, render, transfer
 from stm_backends.cli.conversations import read_conversations
-from stm_backends.cli.outcome import FAILED, reported, run
+from stm_backends.cli.files import is_standard, reading, writing
+from stm_backends.cli.outcome import FAILED, fail, reported, run, say_wrong, told_as
 from stm_backends.cli.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.replay import Replay
 from stm_backends.cli.report import put_together
-from stm_backends.errors import ConfigurationError
-from stm_backends.keys import memory_key, parse_composite
+from stm_backends.errors import ConfigurationError, InvalidKey, StmError
+from stm_backends.keys import memory_key
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 
 app = typer.Typer(
@@ -40,12 +43,14 @@ BackendName: TypeAlias = Annotated[
         "--backend", "-b", help="The backend's name. Not needed if the URL says it.", metavar="NAME"
     ),
 ]
+_URL_VARIABLE: Final = "STM_BACKENDS_URL"
+
 Url: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--url",
         "-u",
-        envvar="STM_BACKENDS_URL",
+        envvar=_URL_VARIABLE,
         help="Where the datastore is, e.g. sqlite:///conversations.db",
         metavar="URL",
     ),
@@ -73,15 +78,17 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
         Path,
         typer.Argument(
             help='JSON Lines, one conversation a line: {"session", "turns": [{"user", "assistant", '
-            '"tools"}]} or {"messages": [{"role", "content"}]}.',
+            '"tools": [{"name", "arguments", "results"}]}]} or {"messages": [{"role", "content"}]}.',
             metavar="FILE",
         ),
     ],
     backend: BackendName = None,
     url: Url = None,
-    pods: Annotated[int, typer.Option(help="How many processes share the conversations.", min=1)] = 4,
+    pods: Annotated[
+        int, typer.Option(help="How many pods, each a process, share the conversations.", min=1)
+    ] = 4,
     strategy: Annotated[
-        Literal["rolling_summary", "truncation", "none"], typer.Option(help="What the memory keeps.")
+        Literal["rolling_summary", "truncation"], typer.Option(help="What the memory keeps.")
     ] = "rolling_summary",
     full_zone_turns: Annotated[int, typer.Option(help="Newest turns that are shown in full.", min=0)] = 5,
     summary_max_tokens: Annotated[
@@ -92,9 +99,9 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
     ] = 1,
     kill_every: Annotated[
         float | None,
-        typer.Option(help="Kill a random process every so many seconds, and start another.", min=0.01),
+        typer.Option(help="Kill a random pod every so many seconds, and start another.", min=0.01),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Turns that a process works on at once.", min=1)] = 2,
+    concurrency: Annotated[int, typer.Option(help="Turns that a pod works on at once.", min=1)] = 2,
     tenant: Annotated[str, typer.Option(help="The tenant to store under.")] = "demo",
     user: Annotated[str, typer.Option(help="The user to store under.")] = "replay",
     limit: Annotated[
@@ -108,17 +115,21 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
         Path | None, typer.Option("--json", help="Write the numbers to this file, too.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Replay conversations on several processes at once and verify what is stored.
+    """Replay conversations on several pods at once and verify what is stored.
 
-    Each turn goes to whichever process is next, so that every conversation wanders over all of them.
-    Afterwards all is read back: the exit status is 1 if an acknowledged turn is lost, doubled or out of
-    order. Without --backend and --url a temporary SQLite file is used.
+    Every pod is a process of its own. Each turn goes to the next of them, so that every conversation
+    wanders over all. Afterwards all is read back: the exit status is 1 if an acknowledged turn is lost,
+    doubled or out of order.
+
+    The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. If
+    neither that nor --backend is given, a temporary SQLite file is used and removed.
     """
     with contextlib.ExitStack() as cleanup, reported():
         conversations = read_conversations(file, limit=limit)
+        origin = " (from STM_BACKENDS_URL)" if url and url == os.environ.get(_URL_VARIABLE) else ""
         if backend is None and url is None:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="stm-replay-"))
-            url = f"sqlite:///{folder}/replay.db"
+            url, origin = f"sqlite:///{folder}/replay.db", " (temporary)"
         setup = Setup(
             backend=backend or _given(url),
             url=url if backend else None,
@@ -133,8 +144,15 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
         )
         for conversation in conversations:
             memory_key(setup.key(conversation.session))
-        name = run(readback.prepare(setup, conversations, create=create, replacing=replace))
-        with Progress(sum(len(conversation.turns) for conversation in conversations)) as progress:
+        # Opened first, so that a place that cannot be written to is found before the work is done.
+        numbers = cleanup.enter_context(writing(json_file)) if json_file else None
+        turns = sum(len(conversation.turns) for conversation in conversations)
+        what = f"{_counted(len(conversations), 'conversation')}, {_counted(turns, 'turn')}"
+        owner, where = transfer.user_composite(tenant, user), places.shown(setup.backend, setup.url)
+        typer.echo(render.plain(f"Replaying {what}, as {owner}, in {where}{origin}"))
+        prepared = run(readback.prepare(setup, conversations, create=create, replacing=replace))
+        start = time.monotonic()
+        with Progress(turns) as progress:
             done = Replay(
                 setup,
                 conversations,
@@ -143,12 +161,22 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
                 kill_every=kill_every,
                 on_turn=progress.show,
             ).run()
-            progress.say("reading back, once the last summaries are written")
+            wait = math.ceil(min(readback.FLUSH_S, setup.lease_s(prepared.deadline)))
+            leases = done.killed and strategy == "rolling_summary"
+            progress.say(f"waiting up to {wait} s for leases of killed pods" if leases else "reading back")
             read = run(readback.read_back(setup, conversations))
-        report = put_together(setup, conversations, done, read, backend=name, pods=pods)
-        if json_file is not None:
-            with _writing(json_file) as out:
-                json.dump(report.as_json(), out, indent=2)
+        report = put_together(
+            setup,
+            conversations,
+            done,
+            read,
+            backend=prepared.name,
+            pods=pods,
+            kill_every=kill_every,
+            seconds_in_all=time.monotonic() - start,
+        )
+        if numbers is not None:
+            json.dump(report.as_json(), numbers, indent=2)
         render.console.print(render.report(report))
     if not report.ok:
         raise typer.Exit(FAILED)
@@ -174,11 +202,12 @@ def ping(
     """Ask the datastore for one record, and say how long that took."""
 
     async def work() -> tuple[str, float]:
-        async with open_backend(where) if where and ":" in where else _open(where or backend, url) as opened:
+        by_url = where is not None and ":" in where
+        async with places.existing(where) if where and by_url else _existing(where or backend, url) as opened:
             return opened.name, await opened.ping()
 
     name, seconds = run(work())
-    typer.echo(f"{name}: answered in {seconds * 1e3:.1f} ms")
+    typer.echo(f"{name}: answered in {render.milliseconds(seconds * 1e3)} ms")
 
 
 @app.command()
@@ -193,9 +222,10 @@ def show(
     """Show one conversation: its summary, what is pending, what is recent, health and tokens."""
 
     async def work() -> dict[str, Any]:
-        parsed = parse_composite(key)
-        async with _open(backend, url) as opened:
-            return await opened.sessions.export(parsed)
+        parsed = transfer.conversation_key(key)
+        async with _existing(backend, url) as opened:
+            with told_as("show"):
+                return await opened.sessions.export(parsed)
 
     document = run(work())
     with reported():
@@ -209,18 +239,26 @@ def list_(
     url: Url = None,
 ) -> None:
     """List the users of a tenant, or the conversations of a user, one a line."""
+    unnamed: list[MemoryKey] = []
 
     async def work() -> None:
         tenant, user = transfer.owner(whose)
-        async with _open(backend, url) as opened:
+        async with _existing(backend, url) as opened:
             if user is None:
                 async for one in opened.sessions.users(tenant):
                     typer.echo(render.plain(transfer.user_composite(tenant, one)))
-            else:
-                async for key in opened.sessions.list(tenant, user):
+                return
+            async for key in opened.sessions.list(tenant, user):
+                try:
                     typer.echo(render.plain(key.composite()))
+                except InvalidKey:
+                    unnamed.append(key)
 
     run(work())
+    for key in unnamed:
+        typer.echo(
+            f"There is also {transfer.named(key)}, which only erasing all of the user removes.", err=True
+        )
 
 
 @app.command("export")
@@ -233,35 +271,52 @@ def export_(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write, instead of standard output.", metavar="FILE"),
+        typer.Option(
+            "--output", "-o", help="The file to write, instead of standard output (-).", metavar="FILE"
+        ),
     ] = None,
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """Write conversations as JSON Lines, one a line, to be imported elsewhere."""
+    """Write conversations as JSON Lines, one a line, to be imported elsewhere.
+
+    One that cannot be read is named and passed over, and the exit status is 1. The file appears as a
+    whole, at the end; if nothing could be exported, what stood there before is kept.
+    """
+    unread = 0
+
+    def failed(key: MemoryKey, error: StmError) -> None:
+        nonlocal unread
+        unread += 1
+        fail(error, what=transfer.named(key))
+
+    async def work(out: TextIO) -> int:
+        async with _existing(backend, url) as opened:
+            return await transfer.write_export(opened, _selected(opened, wanted, whose), out, failed=failed)
+
     with reported():
         if bool(keys) == bool(user):
             raise ConfigurationError(
                 "give either conversations (KEY...) or all of a user (--user TENANT:USER)"
             )
-        wanted = [parse_composite(key) for key in keys or ()]
+        wanted = [transfer.conversation_key(key) for key in keys or ()]
         whose = transfer.owner(user) if user else None
         if whose and whose[1] is None:
-            raise ConfigurationError("--user is written TENANT:USER")
-
-    async def work(out: TextIO) -> int:
-        async with _open(backend, url) as opened:
-            return await transfer.write_export(opened, _selected(opened, wanted, whose), out)
-
-    with _writing(output) as out:
-        count = run(work(out))
-    if output is not None:
+            raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
+        with writing(output) as out:
+            count = run(work(out))
+            if unread and not count:
+                raise typer.Exit(FAILED)
+    if not is_standard(output):
         typer.echo(f"{_counted(count, 'conversation')} written to {output}", err=True)
+    if unread:
+        say_wrong(f"{_counted(unread, 'conversation')} could not be exported")
+        raise typer.Exit(FAILED)
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What export wrote.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="What export wrote; - is standard input.", metavar="FILE")],
     merge: Annotated[
         bool, typer.Option("--merge", help="Add the turns that are missing to conversations that exist.")
     ] = False,
@@ -269,31 +324,43 @@ def import_(
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """Store exported conversations; one that exists already is refused unless told otherwise."""
-    count = 0
+    """Store exported conversations; one that exists already is refused unless told otherwise.
 
-    def counted() -> None:
-        nonlocal count
-        count += 1
+    All of the file is checked before anything is stored.
+    """
+    imported = transfer.Imported()
 
-    async def work(lines: TextIO) -> None:
+    async def work(lines: list[transfer.Line]) -> None:
         async with _open(backend, url) as opened:
-            await transfer.read_import(
+            await transfer.import_all(
                 opened,
-                file,
                 lines,
                 on_conflict="merge" if merge else "replace" if replace else "refuse",
-                done=counted,
+                imported=imported,
             )
 
     with reported():
         if merge and replace:
             raise ConfigurationError("give --merge or --replace, not both")
-        with _reading(file) as lines:
-            try:
-                run(work(lines))
-            finally:
-                typer.echo(f"{_counted(count, 'conversation')} imported", err=True)
+        with reading(file) as text:
+            lines = transfer.read_exports(file, text)
+        try:
+            run(work(lines))
+        except typer.Exit:
+            if imported.conversations:
+                typer.echo(
+                    f"{imported.conversations} of {_counted(len(lines), 'conversation')} had been imported; "
+                    "--merge does the rest",
+                    err=True,
+                )
+            raise
+    done = _counted(imported.conversations, "conversation")
+    if not merge:
+        typer.echo(f"{done} imported", err=True)
+    elif imported.changed:
+        typer.echo(f"{done} merged, {imported.changed} of them had something missing", err=True)
+    else:
+        typer.echo(f"{done} merged: nothing was missing", err=True)
 
 
 @app.command()
@@ -320,7 +387,7 @@ def erase(
         )
 
     async def work() -> int:
-        async with _open(backend, url) as opened:
+        async with _existing(backend, url) as opened:
             return await transfer.erase(opened, what)
 
     count = run(work())
@@ -329,6 +396,10 @@ def erase(
 
 def _open(backend: str | None, url: str | None) -> Backend:
     return open_backend(backend, url=url) if backend else open_backend(_given(url))
+
+
+def _existing(backend: str | None, url: str | None) -> Backend:
+    return places.existing(backend, url=url) if backend else places.existing(_given(url))
 
 
 def _given(url: str | None) -> str:
@@ -351,25 +422,3 @@ async def _selected(
     if whose and whose[1]:
         async for key in backend.sessions.list(whose[0], whose[1]):
             yield key
-
-
-@contextlib.contextmanager
-def _writing(path: Path | None) -> Generator[TextIO]:
-    if path is None:
-        yield sys.stdout
-        return
-    with _file(path, "w") as out:
-        yield out
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Generator[TextIO]:
-    with _file(path, "r") as lines:
-        yield lines
-
-
-def _file(path: Path, mode: Literal["r", "w"]) -> TextIO:
-    try:
-        return path.open(mode, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or type(error).__name__}") from error

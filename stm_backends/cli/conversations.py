@@ -21,6 +21,8 @@ from stm_backends.types import ConversationTurn, TrajectoryDigest
 _OBSERVED: Final = 200
 """Characters of a tool's results that are remembered."""
 
+_FORMAT: Final = "the file is JSON Lines: one conversation a line"
+
 
 class BadFile(ConfigurationError):
     """A file that does not hold conversations; the message names the file, the line and what is wrong."""
@@ -73,10 +75,10 @@ def _json(line: bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise _Wrong(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise _Wrong(f"not JSON at column {error.colno}: {error.msg}") from None
+        raise _Wrong(f"not JSON at column {error.colno}: {error.msg} ({_FORMAT})") from None
     except (ValueError, RecursionError) as error:
         raise _Wrong(f"not JSON: {error}") from None
-    return _object(content, "the line")
+    return _object(content, "the line", f" ({_FORMAT})")
 
 
 def _conversation(content: Mapping[str, Any], number: int) -> Conversation:
@@ -194,9 +196,9 @@ def _content(message: Mapping[str, Any], path: str) -> str:
 # Values
 
 
-def _object(value: object, path: str) -> Mapping[str, Any]:
+def _object(value: object, path: str, hint: str = "") -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _Wrong(f"{path} is not a JSON object")
+        raise _Wrong(f"{path} is not a JSON object{hint}")
     return cast("dict[str, Any]", value)
 
 

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from stm_backends.cli.conversations import Conversation
 from stm_backends.cli.ledger import Place, marked
 from stm_backends.cli.pods import Work
-
-_WINDOW: Final = 16
-"""How many conversations that wait are looked at to find one that the pod has served least."""
 
 
 @dataclass(slots=True)
 class _Running:
     conversation: Conversation
     place: Place = 0
-    served: Counter[int] = field(default_factory=Counter[int])
+    round: set[int] = field(default_factory=set[int])
 
 
 class Dispatch:
     """The turns of many conversations, each handed out once all before it have been acknowledged.
 
-    At most `at_once` conversations are under way. A pod that asks gets a turn of a conversation that it
-    has served least, so that each wanders over all pods.
+    At most `at_once` conversations are under way. Each wanders over the pods `0` to `pods - 1`: none gets
+    a second turn of a conversation before every other has had one, however fast it is. A pod that is
+    started in place of another goes by the number of that one.
     """
 
-    def __init__(self, conversations: Iterable[Conversation], *, at_once: int) -> None:
+    def __init__(self, conversations: Iterable[Conversation], *, pods: int, at_once: int) -> None:
         self._waiting: Iterator[Conversation] = iter(conversations)
+        self._pods = pods
         self._at_once = at_once
         self._running: dict[str, _Running] = {}
         self._ready: deque[str] = deque()
@@ -42,15 +40,18 @@ class Dispatch:
         return not self._running
 
     def take(self, pod: int) -> Work | None:
-        """Return the turn that a pod shall add next; `None` if there is none for now."""
+        """Return the turn that a pod shall add next; `None` if there is none for it now."""
         self._admit()
-        window = [self._running[session] for session in list(self._ready)[:_WINDOW]]
-        if not window:
+        for session in self._ready:
+            running = self._running[session]
+            if pod not in running.round:
+                break
+        else:
             return None
-        running = min(window, key=lambda running: running.served[pod])
-        session = running.conversation.session
         self._ready.remove(session)
-        running.served[pod] += 1
+        running.round.add(pod)
+        if len(running.round) == self._pods:
+            running.round.clear()
         return Work(
             session, running.place, marked(running.conversation.turns[running.place], session, running.place)
         )

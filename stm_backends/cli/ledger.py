@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -98,18 +99,25 @@ def without_ledger(memory: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LedgerSummarizer:
-    """A summarizer whose summaries begin with the ledger of one conversation."""
+    """A summarizer whose summaries begin with the ledger of one conversation.
 
-    def __init__(self, summarizer: Summarizer, session: str) -> None:
+    It adds to `spent` the tokens that the wrapped one has read and written, as `tokens_read` and
+    `tokens_written`.
+    """
+
+    def __init__(self, summarizer: Summarizer, session: str, *, spent: Counter[str] | None = None) -> None:
         self._summarizer = summarizer
         self._session = session
+        self._spent = Counter[str]() if spent is None else spent
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Answer as the wrapped summarizer does, with one line more."""
         covered, previous = split(request["previous_summary"])
         covered += [place_of(turn, self._session) for turn in request["turns"]]
         turns = [unmarked(turn) for turn in request["turns"]]
+        self._spent["tokens_read"] += estimate_turns(turns) + default_token_estimator(previous)
         answer = await self._summarizer({"previous_summary": previous, "turns": turns})
+        self._spent["tokens_written"] += default_token_estimator(answer["summary"])
         return {"summary": f"{write(covered)}\n{answer['summary']}"}
 
 

@@ -21,6 +21,7 @@ from stm_backends.errors import (
     SessionExists,
     SessionNotFound,
     StmError,
+    StorageError,
     TooLarge,
     Unavailable,
 )
@@ -31,12 +32,21 @@ MISUSED: Final = 2
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Give --merge to add the turns that are missing, or --replace to erase what is there.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
-    Unavailable: "Nothing was changed. See whether the datastore is up, with: stm-backends ping URL",
+    Unavailable: "Nothing was changed. Once the datastore answers again, the same may be tried again.",
     OutcomeUnknown: "The last write was perhaps done; doing the same again is harmless.",
     TooLarge: "Nothing was written. The limits are settings of the backend.",
-    Corrupt: "Nothing was overwritten. If a newer version of stm-backends wrote it, upgrade this one.",
+    Corrupt: "Nothing was overwritten.",
     Denied: "See whether this user may read and write that file or database.",
 }
+
+_OPENING: Final[dict[type[StmError], str]] = {
+    Unavailable: "See whether the URL is right, and whether what it names is there.",
+    Corrupt: "Nothing was overwritten. See whether the URL names the right file or database.",
+}
+"""What helps if there was nothing to open yet."""
+
+_NEWER: Final = "by another version"
+"""What a message says of a format that this version does not read."""
 
 _T = TypeVar("_T")
 
@@ -63,10 +73,36 @@ def reported() -> Generator[None]:
         logger.setLevel(level)
 
 
-def fail(error: StmError) -> None:
-    """Print an error and what would help, on standard error."""
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(str(error).split())), "red")))
-    for kind, remedy in _REMEDIES.items():
-        if isinstance(error, kind):
-            console.print(Text(remedy))
+@contextmanager
+def told_as(operation: str) -> Generator[None]:
+    """Have a stored conversation that cannot be read told as a failure of this, not of what it is made of."""
+    try:
+        yield
+    except Corrupt as error:
+        error.operation = operation
+        raise
+
+
+def fail(error: StmError, *, what: str = "") -> None:
+    """Print an error and what would help, on standard error; `what` says whom it befell."""
+    say_wrong(f"{what}: {error}" if what else str(error))
+    if remedy := _remedy(error):
+        _console().print(Text(remedy))
+
+
+def say_wrong(message: str) -> None:
+    """Print one line about what went wrong, on standard error."""
+    _console().print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(message.split())), "red")))
+
+
+def _remedy(error: StmError) -> str:
+    if isinstance(error, Corrupt) and _NEWER in str(error):
+        return "Nothing was overwritten. Upgrade stm-backends to the version that wrote it."
+    table = _REMEDIES
+    if isinstance(error, StorageError) and error.operation == "open":
+        table = {**_REMEDIES, **_OPENING}
+    return next((remedy for kind, remedy in table.items() if isinstance(error, kind)), "")
+
+
+def _console() -> Console:
+    return Console(stderr=True, soft_wrap=True)

@@ -53,11 +53,20 @@ class Setup:
     def key(self, session: str) -> MemoryKey:
         return MemoryKey(self.tenant, self.user, session)
 
-    def memory(self, backend: Backend, session: str) -> DistributedShortTermMemory:
-        """Return the memory of one conversation, with a summarizer that keeps its ledger."""
+    def memory(
+        self, backend: Backend, session: str, *, spent: Counter[str] | None = None
+    ) -> DistributedShortTermMemory:
+        """Return the memory of one conversation, with a summarizer that keeps its ledger.
+
+        What the summarizer reads and writes is added to `spent`.
+        """
         room = self.config.budget.summary_max_tokens - _LEDGER_TOKENS
-        summarizer = LedgerSummarizer(ExtractiveSummarizer(max_tokens=room), session)
+        summarizer = LedgerSummarizer(ExtractiveSummarizer(max_tokens=room), session, spent=spent)
         return backend.memory(self.key(session), self.config, summarizer=summarizer)
+
+    def lease_s(self, deadline: float) -> float:
+        """Return how long a lease outlives its holder, on a backend of that deadline."""
+        return self.config.summarizer_timeout_s + 3 * deadline
 
     @property
     def newest(self) -> int | None:
@@ -145,6 +154,7 @@ class _Pod:
         self._pipe = pipe
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._news: Counter[str] = Counter()
+        self._spent: Counter[str] = Counter()
         self._told = time.monotonic()
 
     async def run(self) -> None:
@@ -200,7 +210,7 @@ class _Pod:
         )
 
     def _hold(self, backend: Backend, session: str) -> _Held:
-        held = self._held.get(session) or _Held(self._setup.memory(backend, session))
+        held = self._held.get(session) or _Held(self._setup.memory(backend, session, spent=self._spent))
         self._held[session] = held
         self._held.move_to_end(session)
         if len(self._held) > _MEMORIES_HELD:
@@ -217,5 +227,6 @@ class _Pod:
         self._told = time.monotonic()
         for held in self._held.values():
             self._news += held.news()
-        news, self._news = self._news, Counter()
+        news, self._news = self._news + self._spent, Counter()
+        self._spent.clear()
         return news

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
 from typing import Final
@@ -33,6 +34,7 @@ class Progress:
             console=console,
             disable=not console.is_terminal,
         )
+        self._ending = contextlib.ExitStack()
         self._task = self._bar.add_task("replaying", total=total, killed="")
 
     def __enter__(self) -> Progress:
@@ -43,6 +45,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        self._ending.close()
 
     def show(self, report: RunReport) -> None:
         """Show what has been done so far."""
@@ -53,5 +56,9 @@ class Progress:
             self._console.print(f"{report.turns:,} of {self._total:,} turns {killed}".rstrip())
 
     def say(self, what: str) -> None:
-        """Name what is being done now."""
-        self._bar.update(self._task, description=what)
+        """Say what is being done now, once the turns have been added."""
+        self._bar.stop()
+        if self._console.is_terminal:
+            self._ending.enter_context(self._console.status(what))
+        else:
+            self._console.print(what, highlight=False)

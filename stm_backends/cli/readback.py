@@ -26,6 +26,14 @@ _AT_ONCE: Final = 16
 _TRIES: Final = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A backend that has none of the conversations: its name, and the deadline of its operations."""
+
+    name: str
+    deadline: float
+
+
 @dataclass(slots=True)
 class ReadBack:
     """What all conversations hold, and what the memories that flushed them did.
@@ -42,8 +50,8 @@ class ReadBack:
 
 async def prepare(
     setup: Setup, conversations: Sequence[Conversation], *, create: bool, replacing: bool
-) -> str:
-    """See to it that none of the conversations is there yet; returns the backend's name.
+) -> Prepared:
+    """See to it that none of the conversations is there yet.
 
     `create` sets up what the datastore needs, `replacing` erases those that are there. Raises
     `ConfigurationError` otherwise, and for a backend that other processes cannot reach.
@@ -65,7 +73,7 @@ async def prepare(
             )
         for key in found:
             await backend.sessions.erase(key)
-        return backend.name
+        return Prepared(backend.name, backend.traits.deadline)
 
 
 async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> ReadBack:
@@ -76,7 +84,7 @@ async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> Read
 
     async def one(backend: Backend, conversation: Conversation) -> None:
         async with limit:
-            memory = setup.memory(backend, conversation.session)
+            memory = setup.memory(backend, conversation.session, spent=result.stats)
             remaining = until - asyncio.get_running_loop().time()
             # What could not be summarized is read back in full.
             with contextlib.suppress(StorageError):

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stm_backends import policy
+from stm_backends.cli import ledger
 from stm_backends.cli.report import Report
 from stm_backends.codec import load_body, load_turn
 from stm_backends.plugins import Diagnosis
@@ -27,6 +28,7 @@ from stm_backends.types import (
 console = Console()
 
 _ROWS_OF_PODS: Final = 16
+_ROWS_OF_KILLED: Final = 4
 
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -36,10 +38,23 @@ def plain(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def milliseconds(number: float) -> str:
+    """Return a number of milliseconds in the digits that mean something."""
+    return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f}"
+
+
 def report(result: Report) -> RenderableType:
     """Return the tables at the end of a replay."""
-    tables = [_outcome(result), _latencies(result)]
-    return Group(*tables, _verdict(result))
+    parts: list[RenderableType] = [_outcome(result), _latencies(result)]
+    if result.kill_every and not result.killed:
+        took = f"{result.seconds:.1f} s"
+        parts.append(
+            Text(
+                f"No pod was killed: the turns took {took}, and --kill-every was {result.kill_every:g} s.",
+                style="yellow",
+            )
+        )
+    return Group(*parts, _verdict(result))
 
 
 def drivers(diagnoses: Iterable[Diagnosis]) -> Table:
@@ -63,7 +78,11 @@ def conversation(document: Mapping[str, Any], key: str, *, full_zone_turns: int)
     view = policy.render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
     parts: list[RenderableType] = [_facts(key, body, len(turns), view.tokens)]
     if body.summary:
-        parts.append(Panel(Text(plain(body.summary)), title="summary", title_align="left"))
+        covered, _ = ledger.split(body.summary)
+        title = (
+            "summary (its first line is replay's: the turns that it covers, from 0)" if covered else "summary"
+        )
+        parts.append(Panel(Text(plain(body.summary)), title=title, title_align="left"))
     if pending:
         parts.append(_turns("pending (not summarized yet)", pending))
     if recent:
@@ -91,8 +110,7 @@ def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
 
 def _add_turn(rows: Table, turn: ConversationTurn) -> None:
     if turn.ts:
-        when = datetime.datetime.fromtimestamp(turn.ts, datetime.UTC)
-        rows.add_row("", Text(f"{when:%Y-%m-%d %H:%M:%S} UTC", style="dim"))
+        rows.add_row(Text("time", style="dim"), Text(_when(turn.ts), style="dim"))
     rows.add_row(Text("user", style="bold cyan"), Text(plain(turn.user_message)))
     if turn.trajectory_digest is not None and turn.trajectory_digest.tools_invoked:
         digest = turn.trajectory_digest
@@ -101,13 +119,19 @@ def _add_turn(rows: Table, turn: ConversationTurn) -> None:
     rows.add_row(Text("assistant", style="bold green"), Text(plain(turn.assistant_response)))
 
 
+def _when(ts: float) -> str:
+    try:
+        return f"{datetime.datetime.fromtimestamp(ts, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"unknown (ts is {ts!r}, which is not in seconds)"
+
+
 # Replay
 
 
 def _outcome(result: Report) -> Table:
-    table = Table(
-        title=f"Replay on {result.backend}, {result.strategy}, {result.pods} pods", show_header=False
-    )
+    pods = f"{result.pods} pod{'' if result.pods == 1 else 's'}"
+    table = Table(title=f"Replay on {result.backend}, {result.strategy}, {pods}", show_header=False)
     table.add_column()
     table.add_column(justify="right")
 
@@ -127,38 +151,55 @@ def _outcome(result: Report) -> Table:
     ):
         row(name, count, bad=count)
     table.add_section()
-    row("workers killed", result.killed)
+    row("pods killed", result.killed)
     row("turns sent again", result.sent_again)
-    row("summaries written", result.summaries)
-    row("lost summary races", result.lost_races)
-    row("summarizer calls", result.summarizer_calls)
-    row("turns in summaries", result.summarized)
     row("turns in full", result.in_full)
-    row("turns still to be summarized", result.pending)
+    if result.newest is not None:
+        row(f"turns let go (older than the newest {result.newest})", result.let_go)
+    else:
+        row("turns in summaries", result.summarized)
+        row("turns still to be summarized", result.pending)
+        row("summaries written", result.summaries)
+        row("lost summary races", result.lost_races)
+        row("summarizer calls", result.summarizer_calls)
     table.add_section()
-    row("LLM tokens with memory", result.tokens_with)
-    row("LLM tokens without (all turns, every time)", result.tokens_without)
-    row("wall time", f"{result.seconds:.1f} s")
+    row("tokens of memory sent to the LLM", result.tokens_with)
+    row("the same without memory (all turns, every time)", result.tokens_without)
+    if result.newest is None:
+        row("tokens that the summarizer read", result.summarizer_tokens_read)
+        row("tokens that the summarizer wrote", result.summarizer_tokens_written)
+    table.add_section()
+    row("time for the turns", f"{result.seconds:.1f} s")
+    row("time in all, last summaries and reading back", f"{result.seconds_in_all:.1f} s")
     row("turns per second", f"{result.turns_per_second:,.0f}")
     return table
 
 
 def _latencies(result: Report) -> Table:
-    table = Table("process", "turns", title="Latency in ms", caption_justify="left")
+    table = Table("pod", "turns", title="Latency in ms", caption_justify="left")
     for name in ("add_turn p50", "p99", "get_llm_context p50", "p99"):
         table.add_column(name, justify="right")
     table.columns[1].justify = "right"
-    for one in result.latencies[:_ROWS_OF_PODS]:
+    rows = [one for one in result.latencies if not one.killed or result.killed <= _ROWS_OF_KILLED]
+    if result.killed > _ROWS_OF_KILLED:
+        rows.append(result.killed_together)
+    for one in rows[:_ROWS_OF_PODS]:
         numbers = (one.add_p50, one.add_p99, one.read_p50, one.read_p99)
         killed = " (killed)" if one.killed else ""
         shown = ("-" if math.isnan(number) else f"{number:.2f}" for number in numbers)
-        table.add_row(f"{one.process}{killed}", f"{one.turns:,}", *shown)
-    if len(result.latencies) > _ROWS_OF_PODS:
-        table.caption = f"and {len(result.latencies) - _ROWS_OF_PODS} more processes; --json has them all"
+        table.add_row(f"{one.pod}{killed}", f"{one.turns:,}", *shown)
+    if len(rows) > _ROWS_OF_PODS:
+        table.caption = f"and {len(rows) - _ROWS_OF_PODS} more pods; --json has them all"
     return table
 
 
 def _verdict(result: Report) -> Text:
+    if result.ok and result.newest is not None:
+        return Text(
+            f"The newest turns are there (at least {result.newest} of each conversation, or all of it), "
+            "once and in order. Older ones were let go, as the strategy says.",
+            style="green",
+        )
     if result.ok:
         return Text("Every acknowledged turn is there, once and in order.", style="green")
     return Text("Verification failed: what is stored is not what was acknowledged.", style="bold red")

@@ -1,4 +1,4 @@
-"""Replay conversations on several processes at once, killing some if asked to."""
+"""Replay conversations on several pods at once, each a process, killing some if asked to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReplayFailed(StmError):
 
 @dataclass(slots=True)
 class PodReport:
-    """What one process did; times are milliseconds."""
+    """What one pod did; times are milliseconds."""
 
     number: int
     killed: bool = False
@@ -45,7 +45,7 @@ class PodReport:
 
 @dataclass(slots=True)
 class RunReport:
-    """What all processes did together.
+    """What all pods did together; `seconds` is how long the turns took.
 
     `bad_reads` counts reads before a turn that did not show all turns before it. `sent_again` counts
     turns that were handed out once more because nobody acknowledged them. `stats` are the memories' own
@@ -66,9 +66,12 @@ class RunReport:
 
 
 class _Pod:
-    """A worker process, its pipe and the turns that it holds unacknowledged."""
+    """A process, its pipe and the turns that it holds unacknowledged.
 
-    def __init__(self, number: int, setup: Setup) -> None:
+    `slot` is which of the pods at work it is; the one started in its place gets the same.
+    """
+
+    def __init__(self, number: int, slot: int, setup: Setup) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(
@@ -76,6 +79,7 @@ class _Pod:
         )
         self.process.start()
         theirs.close()
+        self.slot = slot
         self.report = PodReport(number)
         self.holds: dict[tuple[str, Place], Work] = {}
         self.ready_by: float | None = time.monotonic() + _START_S
@@ -98,7 +102,7 @@ class _Pod:
 
 
 class Replay:
-    """One run of conversations over `pods` processes, each working on `concurrency` turns at once.
+    """One run of conversations over so many `pods`, each working on `concurrency` turns at once.
 
     Every `kill_every` seconds one of them is killed and another started. `on_turn` is called after each
     acknowledged turn.
@@ -115,7 +119,9 @@ class Replay:
         on_turn: Callable[[RunReport], None] = lambda report: None,
     ) -> None:
         self._setup = setup
-        self._dispatch = Dispatch(conversations, at_once=pods * max(_CONVERSATIONS_PER_POD, concurrency))
+        self._dispatch = Dispatch(
+            conversations, pods=pods, at_once=pods * max(_CONVERSATIONS_PER_POD, concurrency)
+        )
         self._count = pods
         self._concurrency = concurrency
         self._kill_every = kill_every
@@ -128,8 +134,8 @@ class Replay:
     def run(self) -> RunReport:
         """Add every turn. Raises `ReplayFailed` if a pod fails by itself or a turn cannot be added."""
         try:
-            for _ in range(self._count):
-                self._start_pod()
+            for slot in range(self._count):
+                self._start_pod(slot)
             self._add_all()
             self._stop_all()
         finally:
@@ -138,8 +144,8 @@ class Replay:
                 pod.process.join()
         return self._report
 
-    def _start_pod(self) -> None:
-        pod = _Pod(len(self._report.pods) + 1, self._setup)
+    def _start_pod(self, slot: int) -> None:
+        pod = _Pod(len(self._report.pods) + 1, slot, self._setup)
         self._pods[pod.pipe] = pod
         self._report.pods.append(pod.report)
 
@@ -158,12 +164,14 @@ class Replay:
         self._report.seconds = time.monotonic() - (start or time.monotonic())
 
     def _hand_out(self) -> None:
+        idle: set[int] = set()
         for _ in range(len(self._free)):
             pod = self._free.popleft()
             if pod.report.killed:
                 continue
-            work = self._dispatch.take(pod.report.number)
+            work = None if pod.slot in idle else self._dispatch.take(pod.slot)
             if work is None:
+                idle.add(pod.slot)
                 self._free.append(pod)
             else:
                 pod.hand(work)
@@ -171,8 +179,9 @@ class Replay:
     def _kill_one(self) -> None:
         working = [pod for pod in self._pods.values() if pod.holds and not pod.report.killed]
         if working:
-            random.choice(working).kill()
-            self._start_pod()
+            pod = random.choice(working)
+            pod.kill()
+            self._start_pod(pod.slot)
 
     def _stop_all(self) -> None:
         for pod in self._pods.values():

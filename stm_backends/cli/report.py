@@ -12,16 +12,16 @@ from stm_backends.cli.conversations import Conversation
 from stm_backends.cli.ledger import estimate_turns, marked, unmarked
 from stm_backends.cli.pods import Setup
 from stm_backends.cli.readback import ReadBack
-from stm_backends.cli.replay import RunReport
+from stm_backends.cli.replay import PodReport, RunReport
 from stm_backends.cli.verify import Findings
 from stm_backends.policy import shown_turn
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one process's calls took, in milliseconds; NaN if it made none."""
+    """How long one pod's calls took, in milliseconds; NaN if it made none. `pod` may stand for several."""
 
-    process: str
+    pod: str
     killed: bool
     turns: int
     add_p50: float
@@ -32,15 +32,23 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a replay did, and what is wrong with what it left, if anything."""
+    """What a replay did, and what is wrong with what it left, if anything.
+
+    `newest` is how many turns of a conversation are kept by a strategy that lets go of older ones.
+    `tokens_with` and `tokens_without` are those of the contexts that the LLM is sent, one before each
+    turn. `seconds` is how long the turns took, `seconds_in_all` the last summaries and the reading back,
+    too. `latencies` begins with those of all pods; `killed_together` are those of all that were killed.
+    """
 
     backend: str
     strategy: str
+    newest: int | None
     pods: int
     conversations: int
     turns: int
     found: Findings
     bad_reads: int
+    kill_every: float | None
     killed: int
     sent_again: int
     summaries: int
@@ -51,8 +59,12 @@ class Report:
     pending: int
     tokens_with: int
     tokens_without: int
+    summarizer_tokens_read: int
+    summarizer_tokens_written: int
     seconds: float
+    seconds_in_all: float
     latencies: Sequence[Latency]
+    killed_together: Latency
 
     @property
     def ok(self) -> bool:
@@ -60,18 +72,20 @@ class Report:
         return not self.found and not self.bad_reads
 
     @property
+    def let_go(self) -> int:
+        """How many turns are not kept, as the strategy says."""
+        return 0 if self.newest is None else self.turns - self.in_full - self.found.lost
+
+    @property
     def turns_per_second(self) -> float:
         return self.turns / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        latencies = [
-            {name: None if value != value else value for name, value in dataclasses.asdict(one).items()}  # noqa: PLR0124 -- NaN
-            for one in self.latencies
-        ]
         return {
             **dataclasses.asdict(self),
-            "latencies": latencies,
+            "latencies": [_as_json(one) for one in self.latencies],
+            "killed_together": _as_json(self.killed_together),
             "turns_per_second": self.turns_per_second,
             "ok": self.ok,
         }
@@ -85,32 +99,42 @@ def put_together(
     *,
     backend: str,
     pods: int,
+    kill_every: float | None,
+    seconds_in_all: float,
 ) -> Report:
     """Return the report of a replay that ran to its end."""
     latencies = [
-        _latency(f"pod {pod.number}", [pod.add_ms], [pod.read_ms], killed=pod.killed) for pod in run.pods
+        _latency(f"{pod.number}", [pod.add_ms], [pod.read_ms], killed=pod.killed) for pod in run.pods
     ]
-    overall = _latency("all", [pod.add_ms for pod in run.pods], [pod.read_ms for pod in run.pods])
+    overall = _together("all", run.pods)
+    killed = [pod for pod in run.pods if pod.killed]
+    stats = run.stats + read.stats
     return Report(
         backend=backend,
         strategy=setup.config.strategy,
+        newest=setup.newest,
         pods=pods,
         conversations=len(conversations),
         turns=run.turns,
         found=read.findings,
         bad_reads=run.bad_reads,
+        kill_every=kill_every,
         killed=run.killed,
         sent_again=run.sent_again,
-        summaries=run.stats["summaries"] + read.stats["summaries"],
-        lost_races=run.stats["lost_races"] + read.stats["lost_races"],
-        summarizer_calls=run.stats["summarizer_calls"] + read.stats["summarizer_calls"],
+        summaries=stats["summaries"],
+        lost_races=stats["lost_races"],
+        summarizer_calls=stats["summarizer_calls"],
         summarized=read.summarized,
         in_full=read.in_full,
         pending=read.pending,
         tokens_with=run.tokens,
         tokens_without=sum(_whole_history(setup, conversation) for conversation in conversations),
+        summarizer_tokens_read=stats["tokens_read"],
+        summarizer_tokens_written=stats["tokens_written"],
         seconds=run.seconds,
+        seconds_in_all=seconds_in_all,
         latencies=[overall, *latencies],
+        killed_together=_together(f"killed ({len(killed)})", killed),
     )
 
 
@@ -121,13 +145,24 @@ def percentile(sorted_values: Sequence[float], share: float) -> float:
     return sorted_values[max(0, math.ceil(share * len(sorted_values)) - 1)]
 
 
+def _as_json(latency: Latency) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in dataclasses.asdict(latency).items()
+    }
+
+
+def _together(name: str, pods: Sequence[PodReport]) -> Latency:
+    return _latency(name, [pod.add_ms for pod in pods], [pod.read_ms for pod in pods])
+
+
 def _latency(
-    process: str, add: Iterable[Sequence[float]], read: Iterable[Sequence[float]], *, killed: bool = False
+    pod: str, add: Iterable[Sequence[float]], read: Iterable[Sequence[float]], *, killed: bool = False
 ) -> Latency:
     adds = sorted(value for values in add for value in values)
     reads = sorted(value for values in read for value in values)
     return Latency(
-        process,
+        pod,
         killed,
         len(adds),
         percentile(adds, 0.5),

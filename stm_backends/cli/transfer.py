@@ -4,29 +4,56 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO, cast
 
-from stm_backends.backend import Backend
+from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.conversations import BadFile
-from stm_backends.errors import InvalidKey, InvalidState, SessionExists
-from stm_backends.keys import parse_composite
+from stm_backends.cli.render import plain
+from stm_backends.errors import (
+    Corrupt,
+    InvalidKey,
+    InvalidState,
+    SessionExists,
+    SessionNotFound,
+    StmError,
+    TooLarge,
+)
+from stm_backends.keys import memory_key, parse_composite
 from stm_backends.sessions import OnConflict
 from stm_backends.types import MemoryKey
 
 _ANY = "-"
 
+_SPELLING: Final = "no part is blank, and within one ':' is written %3A and '%' %25"
+
+
+def conversation_key(text: str) -> MemoryKey:
+    """Return the key of a conversation that `TENANT:USER:SESSION` names."""
+    try:
+        return parse_composite(text)
+    except InvalidKey as error:
+        raise InvalidKey(
+            f"{plain(text)!r} names no conversation; write its three parts, as in acme:u123:chat_001 "
+            f"({_SPELLING})"
+        ) from error
+
 
 def owner(text: str) -> tuple[str, str | None]:
     """Return the tenant, and the user if there is one, that `TENANT` or `TENANT:USER` names."""
-    match text.count(":"):
-        case 0:
-            return parse_composite(f"{text}:{_ANY}:{_ANY}").tenant_id, None
-        case 1:
-            key = parse_composite(f"{text}:{_ANY}")
-            return key.tenant_id, key.user_id
-        case _:
-            raise InvalidKey("this names a conversation; a user is written TENANT:USER, a tenant TENANT")
+    if text.count(":") > 1:
+        raise InvalidKey(
+            f"{plain(text)!r} names a conversation; write a tenant, as in acme, or a user, as in acme:u123"
+        )
+    try:
+        key = parse_composite(f"{text}:{_ANY}" if ":" in text else f"{text}:{_ANY}:{_ANY}")
+    except InvalidKey as error:
+        raise InvalidKey(
+            f"{plain(text)!r} names neither a tenant nor a user; write a tenant, as in acme, or a user, as "
+            f"in acme:u123 ({_SPELLING})"
+        ) from error
+    return key.tenant_id, key.user_id if ":" in text else None
 
 
 def user_composite(tenant: str, user: str) -> str:
@@ -34,35 +61,111 @@ def user_composite(tenant: str, user: str) -> str:
     return MemoryKey(tenant, user, _ANY).composite().removesuffix(f":{_ANY}")
 
 
-async def write_export(backend: Backend, keys: AsyncIterator[MemoryKey], out: TextIO) -> int:
-    """Write conversations, one a line; returns how many."""
+def named(key: MemoryKey) -> str:
+    """Return a conversation's composite, or what else can be said of one that has none."""
+    try:
+        return plain(key.composite())
+    except InvalidKey:
+        return (
+            f"a conversation of {plain(user_composite(key.tenant_id, key.user_id))} with a blank session id"
+        )
+
+
+async def write_export(
+    backend: Backend,
+    keys: AsyncIterator[MemoryKey],
+    out: TextIO,
+    *,
+    failed: Callable[[MemoryKey, StmError], None],
+) -> int:
+    """Write conversations, one a line; returns how many. `failed` is told of one that cannot be exported."""
     count = 0
     async for key in keys:
-        document = await backend.sessions.export(key)
+        try:
+            document = await backend.sessions.export(key)
+        except (Corrupt, InvalidKey, SessionNotFound) as error:
+            failed(key, error)
+            continue
         # ASCII, so that lone surrogates survive any encoding of the file.
         out.write(f"{json.dumps(document, separators=(',', ':'))}\n")
         count += 1
     return count
 
 
-async def read_import(
-    backend: Backend, path: Path, lines: Iterable[str], *, on_conflict: OnConflict, done: Callable[[], None]
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One conversation of a file of exports; `where` names file and line."""
+
+    where: str
+    document: dict[str, object]
+
+
+def read_exports(path: Path, lines: Iterable[str]) -> list[Line]:
+    """Return the conversations of a file of exports. Raises `BadFile` for the first line that is none."""
+    return list(_lines("standard input" if str(path) == "-" else str(path), lines))
+
+
+@dataclass(slots=True)
+class Imported:
+    """How many conversations have been imported, and how many were changed by that."""
+
+    conversations: int = 0
+    changed: int = 0
+
+
+async def import_all(
+    backend: Backend, lines: list[Line], *, on_conflict: OnConflict, imported: Imported
 ) -> None:
-    """Store exported conversations. Raises `BadFile` and `SessionExists` with the file and the line."""
-    for number, document in _documents(path, lines):
+    """Store exported conversations, all of them or, if one is found to be none or in the way, none.
+
+    Raises `BadFile` and `SessionExists` with file and line. Counts in `imported` as it goes.
+    """
+    keys = await _rehearse(backend, lines, on_conflict)
+    if on_conflict == "refuse":
+        for line, key in zip(lines, keys, strict=True):
+            if await backend.driver.load(memory_key(key)) is not None:
+                raise SessionExists(f"{line.where}: {named(key)} is there already; nothing was imported")
+    for line, key in zip(lines, keys, strict=True):
+        before = await backend.driver.load(memory_key(key))
         try:
-            await backend.sessions.import_(document, on_conflict=on_conflict)
-        except (InvalidState, InvalidKey) as error:
-            raise BadFile(f"{path}:{number}: {error}") from error
+            await backend.sessions.import_(line.document, on_conflict=on_conflict)
         except SessionExists as error:
-            raise SessionExists(f"{path}:{number}: {error}") from error
-        done()
+            raise SessionExists(f"{line.where}: {named(key)} is there by now") from error
+        imported.conversations += 1
+        imported.changed += await backend.driver.load(memory_key(key)) != before
+
+
+async def _rehearse(backend: Backend, lines: list[Line], on_conflict: OnConflict) -> list[MemoryKey]:
+    """Import everything into a memory of this process, to see whether it can be; returns the keys."""
+    traits = backend.traits
+    async with open_backend(
+        "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
+    ) as rehearsal:
+        keys: list[MemoryKey] = []
+        for line in lines:
+            try:
+                keys.append(await rehearsal.sessions.import_(line.document, on_conflict=on_conflict))
+            except (InvalidState, InvalidKey) as error:
+                raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
+            except SessionExists as error:
+                raise BadFile(f"{line.where}: this conversation is in the file twice") from error
+            except TooLarge as error:
+                raise TooLarge(
+                    error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
+                ) from error
+        return keys
+
+
+def _hint(document: dict[str, object]) -> str:
+    if "format" not in document and ("messages" in document or "turns" in document):
+        return "; such a file is read by: stm-backends replay FILE"
+    return ""
 
 
 def check(what: str) -> None:
     """Raise `InvalidKey` unless this names a conversation, a user or a tenant."""
     if what.count(":") > 1:
-        parse_composite(what)
+        conversation_key(what)
     else:
         owner(what)
 
@@ -70,21 +173,22 @@ def check(what: str) -> None:
 async def erase(backend: Backend, what: str) -> int:
     """Erase a conversation, a user or a tenant; returns how many records there were."""
     if what.count(":") > 1:
-        return int(await backend.sessions.erase(parse_composite(what)))
+        return int(await backend.sessions.erase(conversation_key(what)))
     tenant, user = owner(what)
     if user is None:
         return await backend.sessions.erase_tenant(tenant)
     return await backend.sessions.erase_user(tenant, user)
 
 
-def _documents(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+def _lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
+    for number, text in enumerate(lines, 1):
+        where = f"{name}:{number}"
+        if not text.strip():
             continue
         try:
-            document = json.loads(line)
+            document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise BadFile(f"{path}:{number}: not JSON: {error}") from None
+            raise BadFile(f"{where}: not JSON: {error} (an export has one conversation a line)") from None
         if not isinstance(document, dict):
-            raise BadFile(f"{path}:{number}: the line is not a JSON object")
-        yield number, document
+            raise BadFile(f"{where}: the line is not a JSON object (an export has one conversation a line)")
+        yield Line(where, cast("dict[str, object]", document))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -20,6 +24,8 @@ from stm_backends import (
 )
 from stm_backends.cli import main
 from stm_backends.cli.app import app
+from stm_backends.driver import Key
+from stm_backends.keys import memory_key
 
 TRIP = MemoryKey("acme", "u1", "trip")
 MADE = (TRIP, MemoryKey("acme", "u1", "a:b"), MemoryKey("acme", "u2", "other"))
@@ -56,6 +62,51 @@ def cli(*arguments: str, answer: str = "") -> Result:
 def lines(result: Result) -> list[str]:
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
+
+
+def exported(*, body: dict[str, Any] | None = None, ts: float = 0.0) -> dict[str, Any]:
+    """A conversation as a file of exports has it."""
+    turn = {"turn_id": "1", "user_message": "Hello", "assistant_response": "Hi", "ts": ts}
+    key = {"tenant_id": "acme", "user_id": "u1", "session_id": "made"}
+    return {"format": "stm-session", "version": 1, "key": key, "body": body or {}, "turns": [turn]}
+
+
+def written(tmp_path: Path, *documents: dict[str, Any]) -> Path:
+    file = tmp_path / "made.jsonl"
+    file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return file
+
+
+def stored(tmp_path: Path, *documents: dict[str, Any]) -> str:
+    url = f"sqlite:///{tmp_path}/made.db"
+    lines(cli("import", str(written(tmp_path, *documents)), "--url", url))
+    return url
+
+
+def damage(url: str, session: str, entry: bytes = b"damaged") -> None:
+    """Put in a conversation's place one whose only turn is this entry."""
+
+    async def work() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            key = memory_key(MemoryKey("acme", "u1", session))
+            await backend.driver.delete(key)
+            await backend.driver.append(key, entry, birth="damaged", ttl=None)
+
+    asyncio.run(work())
+
+
+def blank(url: str, session: str) -> None:
+    """Move a conversation to where an earlier version kept one without a session id."""
+
+    async def work() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            key = memory_key(MemoryKey("acme", "u1", session))
+            record = await backend.driver.load(key)
+            assert record is not None
+            await backend.driver.delete(key)
+            await backend.driver.append(Key(key.scope, "%"), record.tail[0], birth="blank", ttl=None)
+
+    asyncio.run(work())
 
 
 # Looking
@@ -108,9 +159,70 @@ def test_the_url_may_come_from_the_environment(url: str, monkeypatch: pytest.Mon
     assert lines(cli("ping", "memory://"))[0].startswith("memory: answered in ")
 
 
+def test_show_says_what_the_first_line_of_a_replayed_summary_is(tmp_path: Path):
+    body = {"summary": "[turns 0-8]\nThey met."}
+    url = stored(tmp_path, exported(body=body))
+
+    shown = "\n".join(lines(cli("show", "acme:u1:made", "--url", url)))
+    assert "replay's: the turns that it covers" in shown
+    assert "[turns 0-8]" in shown
+    lines(cli("import", str(written(tmp_path, exported())), "--url", url, "--replace"))
+    assert "replay's" not in cli("show", "acme:u1:made", "--url", url).stdout
+
+
+@pytest.mark.parametrize("ts", [1.7e12, 1e20, math.nan, -1e15])
+def test_show_survives_a_time_that_is_none(tmp_path: Path, ts: float):
+    url = stored(tmp_path, exported(ts=ts))
+
+    shown = "\n".join(lines(cli("show", "acme:u1:made", "--url", url)))
+
+    assert "time" in shown
+    assert f"unknown (ts is {ts!r}" in shown
+    assert "Hello" in shown
+
+
+def test_show_labels_the_time_of_a_turn(tmp_path: Path):
+    url = stored(tmp_path, exported(ts=1_700_000_000.0))
+
+    shown = cli("show", "acme:u1:made", "--url", url).stdout
+
+    assert re.search(r"time +2023-11-14 22:13:20 UTC", shown)
+
+
+def test_a_conversation_that_cannot_be_read_is_a_failure_of_show_not_of_an_export(url: str):
+    damage(url, "trip")
+
+    result = cli("show", "acme:u1:trip", "--url", url)
+
+    assert result.exit_code == 1
+    assert "sqlite.show: " in result.stderr
+    assert "export" not in result.stderr
+    assert "newer" not in result.stderr
+
+
+def test_only_what_another_version_wrote_is_answered_with_an_upgrade(url: str):
+    damage(url, "trip", b'stm/9 turn\n{"turn_id": "x"}')
+    assert "Upgrade stm-backends" in cli("show", "acme:u1:trip", "--url", url).stderr
+
+    damage(url, "trip", b"damaged")
+    assert "pgrade" not in cli("show", "acme:u1:trip", "--url", url).stderr
+
+
 def test_ping_says_how_long_an_answer_took(url: str):
     for arguments in ((url,), ("--url", url), ("sqlite", "--url", url)):
-        assert lines(cli("ping", *arguments))[0].startswith("sqlite: answered in ")
+        assert re.fullmatch(r"sqlite: answered in [\d.]+ ms", lines(cli("ping", *arguments))[0])
+
+
+@pytest.mark.parametrize(
+    "arguments", [("ping",), ("ls", "a"), ("show", "a:b:c"), ("export", "a:b:c"), ("erase", "a", "--yes")]
+)
+def test_a_database_that_is_not_there_is_refused_and_not_created(tmp_path: Path, arguments: tuple[str, ...]):
+    result = cli(*arguments, "--url", f"sqlite:///{tmp_path}/typo.db")
+
+    assert result.exit_code == 1
+    assert "there is no database file" in result.stderr
+    assert "stm-backends ping" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_drivers_lists_what_is_installed():
@@ -160,6 +272,168 @@ def test_what_export_writes_import_reads(url: str, tmp_path: Path):
     again = [json.loads(line) for line in lines(cli("export", "--user", "acme:u1", "--url", elsewhere))]
     assert again == exported
     assert len(exported) == 2
+
+
+def test_an_export_names_what_it_cannot_read_and_goes_on_with_the_rest(url: str, tmp_path: Path):
+    damage(url, "a:b")
+    file = tmp_path / "out.jsonl"
+
+    result = cli("export", "--user", "acme:u1", "--url", url, "-o", str(file))
+
+    assert result.exit_code == 1
+    assert "acme:u1:a%3Ab: " in result.stderr
+    assert "1 conversation written" in result.stderr
+    assert "1 conversation could not be exported" in result.stderr
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line)["key"]["session_id"] == "trip"
+
+
+def test_an_export_that_fails_keeps_the_file_that_was_there_and_leaves_nothing_behind(
+    url: str, tmp_path: Path
+):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = folder / "keep.jsonl"
+    file.write_text("precious")
+
+    for key in ("acme:u1:nobody", "acme:u1:"):
+        assert cli("export", key, "--url", url, "-o", str(file)).exit_code > 0
+    assert (
+        cli("export", "acme:u1:trip", "--url", f"sqlite:///{tmp_path}/no.db", "-o", str(file)).exit_code == 1
+    )
+
+    assert file.read_text() == "precious"
+    assert list(folder.iterdir()) == [file]
+
+
+def test_an_export_replaces_what_a_link_leads_to_and_keeps_its_permissions(url: str, tmp_path: Path):
+    file, link = tmp_path / "out.jsonl", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+
+    lines(cli("export", "acme:u1:trip", "--url", url, "-o", str(link)))
+
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["key"]["session_id"] == "trip"
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_export_to_a_device_writes_to_it_and_leaves_it_one(url: str):
+    lines(cli("export", "acme:u1:trip", "--url", url, "-o", os.devnull))
+
+    assert Path(os.devnull).is_char_device()
+
+
+def test_a_place_that_cannot_be_written_to_is_one_clear_message(url: str, tmp_path: Path):
+    file = tmp_path / "c.jsonl"
+    file.write_text('{"turns": [{"user": "a", "assistant": "b"}]}\n')
+    for place, said in ((tmp_path / "no" / "x.jsonl", "No such file"), (tmp_path, "Is a directory")):
+        for arguments in (
+            ("export", "acme:u1:trip", "-o", str(place)),
+            ("replay", str(file), "--json", str(place)),
+        ):
+            result = cli(*arguments, "--url", url)
+            assert result.exit_code == 2
+            assert f"Error: {place}: {said}" in result.stderr
+            assert result.stderr.count("\n") == 1
+            assert "Traceback" not in result.output
+
+
+def test_a_dash_is_standard_output_and_input(url: str, tmp_path: Path):
+    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
+
+    exported = cli("export", "acme:u1:trip", "--url", url, "-o", "-").stdout
+    lines(cli("import", "-", "--url", elsewhere, answer=exported))
+
+    assert cli("export", "acme:u1:trip", "--url", elsewhere).stdout == exported
+
+
+def test_a_conversation_without_a_session_id_is_in_nobodys_way(url: str):
+    blank(url, "trip")
+
+    listed = cli("ls", "acme:u1", "--url", url)
+    assert listed.exit_code == 0
+    assert listed.stdout.splitlines() == ["acme:u1:a%3Ab"]
+    assert "blank session id" in listed.stderr
+
+    exported = cli("export", "--user", "acme:u1", "--url", url)
+    assert exported.exit_code == 1
+    assert len(exported.stdout.splitlines()) == 1
+    assert "a conversation of acme:u1 with a blank session id" in exported.stderr
+
+
+@pytest.mark.parametrize("bad", ["{", '{"format": "stm-session", "version": 1}', "the first line again"])
+def test_an_import_with_a_bad_line_stores_nothing_so_that_it_can_be_run_again(
+    url: str, tmp_path: Path, bad: str
+):
+    good = cli("export", "acme:u1:trip", "--url", url).stdout
+    file, elsewhere = tmp_path / "x.jsonl", f"sqlite:///{tmp_path}/elsewhere.db"
+    file.write_text(good + (good if "again" in bad else bad))
+
+    refused = cli("import", str(file), "--url", elsewhere)
+
+    assert refused.exit_code == 2
+    assert f"{file}:2: " in refused.stderr
+    file.write_text(good)
+    lines(cli("import", str(file), "--url", elsewhere))
+
+
+def test_an_import_that_meets_one_conversation_stores_none_of_the_others(url: str, tmp_path: Path):
+    file, elsewhere = tmp_path / "x.jsonl", f"sqlite:///{tmp_path}/elsewhere.db"
+    lines(cli("export", "acme:u2:other", "--url", url, "-o", str(file)))
+    lines(cli("import", str(file), "--url", elsewhere))
+    lines(cli("export", "acme:u1:trip", "acme:u2:other", "--url", url, "-o", str(file)))
+
+    refused = cli("import", str(file), "--url", elsewhere)
+
+    assert refused.exit_code == 2
+    assert f"{file}:2: acme:u2:other is there already; nothing was imported" in refused.stderr
+    assert lines(cli("ls", "acme:u1", "--url", elsewhere)) == []
+
+
+def test_an_import_with_a_turn_that_is_too_large_for_the_backend_stores_nothing(tmp_path: Path):
+    large = exported()
+    large["key"]["session_id"] = "large"
+    large["turns"][0]["user_message"] = "x" * 5000
+    url = f"sqlite:///{tmp_path}/small.db?max_entry_bytes=2000"
+
+    refused = cli("import", str(written(tmp_path, exported(), large)), "--url", url)
+
+    assert refused.exit_code == 1
+    assert "at most 2,000 are stored" in refused.stderr
+    assert lines(cli("ls", "acme:u1", "--url", url)) == []
+
+
+def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_path: Path):
+    file, elsewhere = tmp_path / "x.jsonl", f"sqlite:///{tmp_path}/elsewhere.db"
+    lines(cli("export", "--user", "acme:u1", "--url", url, "-o", str(file)))
+
+    first = cli("import", str(file), "--merge", "--url", elsewhere)
+    again = cli("import", str(file), "--merge", "--url", elsewhere)
+
+    assert (first.exit_code, first.stderr) == (0, "2 conversations merged, 2 of them had something missing\n")
+    assert (again.exit_code, again.stderr) == (0, "2 conversations merged: nothing was missing\n")
+
+
+def test_an_import_of_what_replay_reads_says_so(url: str, tmp_path: Path):
+    file = tmp_path / "openai.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+
+    refused = cli("import", str(file), "--url", url)
+
+    assert refused.exit_code == 2
+    assert "stm-backends replay FILE" in refused.stderr
+
+
+def test_an_import_that_is_not_utf_8_is_refused(url: str, tmp_path: Path):
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b'{"a": "\xff"}\n')
+
+    refused = cli("import", str(file), "--url", url)
+
+    assert refused.exit_code == 2
+    assert f"{file}: not UTF-8" in refused.stderr
 
 
 def test_an_import_onto_what_exists_is_refused_unless_told(url: str, tmp_path: Path):
@@ -236,6 +510,11 @@ def test_erase_takes_what_was_named_and_nothing_else(url: str, what: str, left: 
         (("erase", "a:b:c:d", "--backend", "memory"), "three parts"),
         (("ls", " ", "--backend", "memory"), "blank"),
         (("ls", "a:b:c", "--backend", "memory"), "names a conversation"),
+        (("ls", "", "--backend", "memory"), "as in acme:u123"),
+        (("erase", "", "--yes", "--backend", "memory"), "as in acme:u123"),
+        (("show", "a:b:", "--backend", "memory"), "as in acme:u123:chat_001"),
+        (("export", "a:b", "--backend", "memory"), "as in acme:u123:chat_001"),
+        (("replay", "nowhere.jsonl", "--strategy", "none"), "truncation"),
         (("import", "nowhere.jsonl", "--backend", "memory"), "nowhere.jsonl: No such file"),
         (("import", "x", "--merge", "--replace", "--backend", "memory"), "not both"),
         (("replay", "nowhere.jsonl"), "nowhere.jsonl: No such file"),
@@ -279,6 +558,16 @@ def test_a_datastore_that_fails_is_exit_status_1_with_a_remedy(tmp_path: Path):
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: sqlite.open: ")
     assert "Traceback" not in result.output
+    assert "right file" in result.stderr
+    assert "newer" not in result.stderr
+
+
+def test_a_datastore_that_cannot_be_opened_is_not_answered_with_the_command_that_said_so(tmp_path: Path):
+    for command in (("ping",), ("ls", "a")):
+        result = cli(*command, "--url", f"sqlite:///{tmp_path}/no/such.db")
+        assert result.exit_code == 1
+        assert "stm-backends ping" not in result.stderr
+        assert "See whether the URL is right" in result.stderr
 
 
 def test_what_is_secret_in_a_url_is_not_printed():
@@ -297,4 +586,11 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(
         main()
 
     assert end.value.code == 2
-    assert 'pip install "stm-backends[cli]"' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "needs typer, which is not installed" in said
+    assert 'pip install "stm-backends[cli]"' in said
+
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(SystemExit):
+        main()
+    assert "needs typer and rich, which are not installed" in capsys.readouterr().err

@@ -57,6 +57,7 @@ def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Pat
 
     assert done.returncode == 0, done.stderr
     assert "Every acknowledged turn is there, once and in order." in done.stdout
+    assert done.stdout.splitlines()[0].endswith(f"as demo:replay, in {url}")
     shown = cli("show", "demo:replay:trip-to-lisbon", "--url", url, "--full-zone-turns", 3)
     assert shown.returncode == 0, shown.stderr
     assert "[turns 0-8]" in shown.stdout
@@ -75,8 +76,40 @@ def test_processes_that_are_killed_take_nothing_acknowledged_with_them(tmp_path:
     assert status == 0
     assert numbers["turns"] == 360
     assert numbers["killed"] > 0
+    assert 0 < numbers["seconds"] < numbers["seconds_in_all"]
     assert numbers["summarized"] + numbers["in_full"] == 360
-    assert sum(one["turns"] for one in numbers["latencies"] if one["process"] != "all") == 360
+    assert sum(one["turns"] for one in numbers["latencies"] if one["pod"] != "all") == 360
+
+
+def test_a_replay_says_that_it_took_the_database_of_the_environment(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/env.db"
+    file = generated(tmp_path, conversations=2, turns=2)
+
+    done = cli("replay", file, "--pods", 1, "--kill-every", 60, STM_BACKENDS_URL=url)
+    assert "reading back" in done.stderr
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == (
+        f"Replaying 2 conversations, 4 turns, as demo:replay, in {url} (from STM_BACKENDS_URL)"
+    )
+    assert "No pod was killed" in done.stdout
+    for word in ("process", "worker"):
+        assert word not in done.stdout + done.stderr
+
+
+def test_the_command_line_runs_as_a_module_of_either_name(tmp_path: Path):
+    file = generated(tmp_path, conversations=1, turns=2)
+    done = subprocess.run(  # noqa: S603 -- it runs what this project ships
+        [sys.executable, "-m", "stm_backends", "replay", str(file), "--pods", "2"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "STM_BACKENDS_URL"},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "(temporary)" in done.stdout.splitlines()[0]
 
 
 def test_truncation_keeps_at_least_the_newest_turns(tmp_path: Path):

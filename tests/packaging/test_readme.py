@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from stm_backends import MemoryBudget, MemoryIsolation, ShortTermMemoryConfig
+from stm_backends.cli.conversations import read_conversations
+from stm_backends.sqlite.settings import SqliteSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -54,6 +56,15 @@ def test_every_command_in_the_readme_exists(command: str, tmp_path: Path) -> Non
     assert command in run("-m", "stm_backends.cli", command, "--help", cwd=tmp_path)
 
 
+def test_the_conversation_that_shows_the_shape_of_a_file_can_be_replayed(tmp_path: Path) -> None:
+    (shape,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "c.jsonl").write_text(shape, "utf-8")
+    (conversation,) = read_conversations(tmp_path / "c.jsonl")
+    digest = conversation.turns[0].trajectory_digest
+    assert digest is not None
+    assert digest.tools_invoked == ["book"]
+
+
 def test_the_readme_names_the_command_of_each_kind() -> None:
     assert {"replay", "drivers", "ping", "show", "ls", "export", "import", "erase"} <= set(COMMANDS)
 
@@ -64,6 +75,9 @@ def test_the_table_of_settings_has_every_setting_with_its_default() -> None:
     del expected["budget"], expected["isolation"]
     for prefix, cls in (("budget", MemoryBudget), ("isolation", MemoryIsolation)):
         expected |= {f"{prefix}.{field.name}": _default(field) for field in dataclasses.fields(cls)}
+    expected |= {field.name: _default(field) for field in dataclasses.fields(SqliteSettings)}
+    # The URL gives it.
+    del expected["path"]
     assert rows == expected
 
 

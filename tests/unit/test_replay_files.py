@@ -151,6 +151,12 @@ def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: object, wr
         read(tmp_path, messages(("user", "fine")), line)
 
 
+@pytest.mark.parametrize("text", ['{\n  "session": "a",\n  "turns": []\n}', '[{"turns": []}]'])
+def test_a_file_that_is_not_laid_out_one_conversation_a_line_is_told_so(tmp_path: Path, text: str):
+    with pytest.raises(BadFile, match=r"c\.jsonl:1: .*one conversation a line"):
+        read(tmp_path, text)
+
+
 def test_two_conversations_of_one_name_are_refused(tmp_path: Path):
     with pytest.raises(BadFile, match=r":2: the session 'a' is that of line 1, too"):
         read(tmp_path, {"session": "a", "turns": [TURN]}, {"session": "a", "turns": [TURN]})

@@ -1,5 +1,7 @@
 """The verification of a replay: it finds whatever is wrong, and nothing else."""
 
+import io
+import json
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -8,15 +10,21 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from stm_backends.cli import ledger
+from stm_backends.cli import ledger, places, render
 from stm_backends.cli.conversations import Conversation
 from stm_backends.cli.dispatch import Dispatch
 from stm_backends.cli.ledger import FOREIGN, LedgerSummarizer
-from stm_backends.cli.report import percentile
+from stm_backends.cli.report import Latency, Report, percentile
 from stm_backends.cli.verify import Findings, compare
 from stm_backends.policy import shown_turn
-from stm_backends.types import ConversationTurn, ShortTermMemoryConfig, TrajectoryDigest
+from stm_backends.types import (
+    ConversationTurn,
+    ShortTermMemoryConfig,
+    TrajectoryDigest,
+    default_token_estimator,
+)
 
 CONFIG = ShortTermMemoryConfig()
 
@@ -139,10 +147,16 @@ async def test_the_wrapped_summarizer_sees_no_marks_and_its_summary_gets_the_led
         seen.append(request)
         return {"summary": "new"}
 
-    wrapped = LedgerSummarizer(summarizer, "s")
+    spent: Counter[str] = Counter()
+    wrapped = LedgerSummarizer(summarizer, "s", spent=spent)
     answer = await wrapped({"previous_summary": "[turns 0-1]\nold", "turns": [shown(2), shown(4)]})
 
     assert answer == {"summary": "[turns 0-2,4]\nnew"}
+    assert spent == {
+        "tokens_read": default_token_estimator("old")
+        + 2 * ledger.estimate_turns([{"user": "u", "assistant": "a"}]),
+        "tokens_written": default_token_estimator("new"),
+    }
     assert seen == [{"previous_summary": "old", "turns": [{"user": "u", "assistant": "a"}] * 2}]
 
 
@@ -161,7 +175,7 @@ def test_turns_are_handed_out_once_each_in_order_whatever_becomes_of_pods(
     count: int, turns: int, pods: int, at_once: int, seed: int
 ):
     chance = random.Random(seed)
-    dispatch = Dispatch(conversations(count, turns), at_once=at_once)
+    dispatch = Dispatch(conversations(count, turns), pods=pods, at_once=at_once)
     under_way: list[str] = []
     acknowledged: Counter[str] = Counter()
     while not dispatch.finished:
@@ -185,7 +199,7 @@ def test_turns_are_handed_out_once_each_in_order_whatever_becomes_of_pods(
 
 def test_every_conversation_wanders_over_all_pods():
     served: dict[str, set[int]] = {}
-    dispatch = Dispatch(conversations(40, 8), at_once=40)
+    dispatch = Dispatch(conversations(40, 8), pods=4, at_once=40)
     pod = 0
     while not dispatch.finished:
         work = dispatch.take(pod)
@@ -195,6 +209,152 @@ def test_every_conversation_wanders_over_all_pods():
         pod = (pod + 1) % 4
 
     assert set(map(len, served.values())) == {4}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 12), st.integers())
+def test_no_pod_gets_a_second_turn_of_a_conversation_before_every_other_has_had_one(
+    count: int, pods: int, turns: int, seed: int
+):
+    chance = random.Random(seed)
+    # The first asks far more often than the last.
+    eagerness = [4**-pod for pod in range(pods)]
+    served: dict[str, Counter[int]] = {f"c{n}": Counter() for n in range(count)}
+    dispatch = Dispatch(conversations(count, turns), pods=pods, at_once=count)
+    while not dispatch.finished:
+        (pod,) = chance.choices(range(pods), eagerness)
+        if work := dispatch.take(pod):
+            served[work.session][pod] += 1
+            dispatch.acknowledged(work.session)
+
+    for by in served.values():
+        counts = [by[pod] for pod in range(pods)]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_turn_that_a_pod_took_with_it_goes_to_another():
+    dispatch = Dispatch(conversations(1, 2), pods=2, at_once=1)
+    assert dispatch.take(0)
+    assert dispatch.take(1) is None
+
+    dispatch.unanswered("c0")
+
+    assert dispatch.take(0) is None
+    again = dispatch.take(1)
+    assert again is not None
+    assert again.place == 0
+
+
+# What is shown of it
+
+
+def latency(pod: str, *, killed: bool = False) -> Latency:
+    return Latency(pod, killed, 1, 1.0, 1.0, 1.0, 1.0)
+
+
+def shown_report(**changes: Any) -> str:
+    result = Report(
+        **{
+            "backend": "sqlite",
+            "strategy": "rolling_summary",
+            "newest": None,
+            "pods": 4,
+            "conversations": 3,
+            "turns": 30,
+            "found": Findings(),
+            "bad_reads": 0,
+            "kill_every": None,
+            "killed": 0,
+            "sent_again": 0,
+            "summaries": 5,
+            "lost_races": 0,
+            "summarizer_calls": 5,
+            "summarized": 20,
+            "in_full": 10,
+            "pending": 0,
+            "tokens_with": 100,
+            "tokens_without": 300,
+            "summarizer_tokens_read": 71,
+            "summarizer_tokens_written": 37,
+            "seconds": 1.5,
+            "seconds_in_all": 18.5,
+            "latencies": [latency("all"), latency("1")],
+            "killed_together": latency("killed (0)"),
+            **changes,
+        }
+    )
+    assert json.loads(json.dumps(result.as_json(), allow_nan=False))["turns"] == 30
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render.report(result))
+    return " ".join(console.export_text().split())
+
+
+def test_the_verdict_claims_what_the_strategy_promises_and_no_more():
+    assert "Every acknowledged turn is there" in shown_report()
+
+    truncated = shown_report(strategy="truncation", newest=5, in_full=18, summarized=0)
+    assert "The newest turns are there" in truncated
+    assert "Every acknowledged turn" not in truncated
+    assert "older than the newest 5) │ 12" in truncated
+
+    assert "Verification failed" in shown_report(found=Findings(lost=1))
+
+
+def test_what_the_summarizer_spent_stands_beside_what_the_llm_was_sent():
+    shown = shown_report()
+    assert "tokens that the summarizer read │ 71" in shown
+    assert "tokens that the summarizer wrote │ 37" in shown
+
+
+def test_the_time_for_the_turns_and_the_time_in_all_are_both_shown():
+    shown = shown_report()
+    assert "time for the turns │ 1.5 s" in shown
+    assert "reading back │ 18.5 s" in shown
+
+
+def test_a_run_that_was_too_short_to_kill_anybody_says_so():
+    assert "No pod was killed" in shown_report(kill_every=2.0)
+    assert "No pod was killed" not in shown_report(kill_every=2.0, killed=1)
+    assert "No pod was killed" not in shown_report()
+
+
+def test_more_than_four_killed_pods_share_one_row():
+    pods = [latency("all"), *(latency(f"{n}", killed=n <= 5) for n in range(1, 8))]
+    together = latency("killed (5)")
+
+    shown = shown_report(latencies=pods, killed=5, killed_together=together)
+    assert "killed (5)" in shown
+    assert "(killed)" not in shown
+    assert shown_report(latencies=pods[1:5], killed=4).count("(killed)") == 4
+
+
+def test_one_pod_is_not_called_pods():
+    assert "rolling_summary, 1 pod " in shown_report(pods=1)
+
+
+def test_milliseconds_have_the_digits_that_mean_something():
+    assert [render.milliseconds(ms) for ms in (0.0812, 3.14159, 42.42, 1234.5)] == [
+        "0.08",
+        "3.14",
+        "42.4",
+        "1234",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///a/b.db?synchronous=full", "sqlite:///a/b.db"),
+        ("redis://user:hunter2@host:6379/0", "redis://host:6379/0"),
+        ("redis://host/0?password=hunter2", "redis://host/0"),
+        ("redis://user:hunter2?x@host/0", "redis:…"),
+        ("redis://user:hunter2/x@host/0", "redis:…"),
+        ("redis://host/0?password=a@hunter2", "redis:…"),
+        ("memory", "memory"),
+    ],
+)
+def test_a_datastore_is_named_without_its_secrets(url: str, said: str):
+    assert places.shown(url) == said
 
 
 def test_percentiles_are_values_that_occurred():

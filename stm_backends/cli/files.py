@@ -1,0 +1,76 @@
+"""Files that commands read and write; `-` is standard input or output.
+
+A file that cannot be read or written raises `ConfigurationError`, which names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import shutil
+import sys
+from collections.abc import Generator
+from os import W_OK, access
+from pathlib import Path
+from typing import TextIO
+
+from stm_backends.errors import ConfigurationError
+
+
+def is_standard(path: Path | None) -> bool:
+    """Return whether this stands for standard input or output."""
+    return path is None or str(path) == "-"
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[TextIO]:
+    """Open a file for reading."""
+    if is_standard(path):
+        with _named("standard input"):
+            yield sys.stdin
+        return
+    with _named(path), path.open(encoding="utf-8") as lines:
+        yield lines
+
+
+@contextlib.contextmanager
+def writing(path: Path | None) -> Generator[TextIO]:
+    """Open a file for writing that is there, as a whole, once the block has ended well.
+
+    Until then, and if the block fails, what stood there before stays as it is and nothing is left behind.
+    """
+    if path is None or is_standard(path):
+        yield sys.stdout
+        return
+    with _named(path):
+        # What a link leads to is replaced, not the link.
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            # A device or a pipe is written to; a directory says what it is.
+            with target.open("w", encoding="utf-8") as out:
+                yield out
+            return
+        if target.exists() and not access(target, W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        beside = target.with_name(f".stm-{secrets.token_hex(8)}.tmp")
+        with beside.open("x", encoding="utf-8") as out:
+            try:
+                yield out
+                out.close()
+                if target.exists():
+                    shutil.copymode(target, beside)
+                beside.replace(target)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+
+
+@contextlib.contextmanager
+def _named(what: object) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{what}: {error.strerror or type(error).__name__}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{what}: not UTF-8") from error

@@ -1,0 +1,35 @@
+"""Open the datastore that a command is told, and name it without its secrets."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stm_backends.backend import Backend, open_backend
+from stm_backends.errors import ConfigurationError
+
+_URL: Final = re.compile(
+    r"([a-z][a-z0-9+.\-]*)://(?:[^/?#@]*@)?([^/?#@:]*(?::\d+)?(?:/[^?#@]*)?)(?:[?#][^@]*)?", re.IGNORECASE
+)
+
+
+def existing(name_or_url: str, *, url: str | None = None) -> Backend:
+    """Return a backend that does not create its datastore, if it is one that otherwise would."""
+    try:
+        return open_backend(name_or_url, url=url, must_exist=True)
+    except ConfigurationError:
+        # It has no such option, because it never creates anything; or something else is wrong, still.
+        return open_backend(name_or_url, url=url)
+
+
+def shown(name_or_url: str, url: str | None = None) -> str:
+    """Return a backend's name, or a URL without user, password and settings.
+
+    Where it is not plain which part is the secret, nothing but the scheme is shown.
+    """
+    text = url or name_or_url
+    found = _URL.fullmatch(text)
+    if found is not None:
+        return f"{found[1]}://{found[2]}"
+    scheme, colon, _ = text.partition(":")
+    return f"{scheme}:…" if colon else name_or_url
