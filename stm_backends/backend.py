@@ -12,17 +12,18 @@ from types import TracebackType
 from typing import Any, Final
 from weakref import WeakSet
 
-from stm_backends import plugins
+from stm_backends import plugins, policy
+from stm_backends.checks import require_count, require_seconds
 from stm_backends.codec import Codec, Transform
 from stm_backends.directory import Directory
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Driver, Key, Traits
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import InvalidKey
 from stm_backends.protocols import Summarizer
 from stm_backends.router import MemoryRouter
 from stm_backends.sessions import Sessions
 from stm_backends.state_store import StateStore
-from stm_backends.types import MemoryKey
+from stm_backends.types import MemoryKey, as_config
 
 logger = logging.getLogger("stm_backends")
 
@@ -68,10 +69,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         max_summaries: int = 8,
         close_timeout_s: float = 10.0,
     ) -> None:
-        if max_summaries < 1:
-            raise ConfigurationError("max_summaries must be >= 1")
-        if not close_timeout_s >= 0:
-            raise ConfigurationError("close_timeout_s must be >= 0")
+        require_count("max_summaries", max_summaries)
+        require_seconds("close_timeout_s", close_timeout_s, zero=True)
         self.driver = driver
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
@@ -82,6 +81,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._close_timeout_s = close_timeout_s
         self._given: WeakSet[DistributedShortTermMemory | MemoryRouter] = WeakSet()
         self._open = False
+        self._closing: asyncio.Future[None] | None = None
 
     @property
     def name(self) -> str:
@@ -98,8 +98,15 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> DistributedShortTermMemory:
         """Return the memory of one conversation, shared with every process that asks for the same key.
 
-        Nothing is read or written by this. The backend sees to its background when closing.
+        Nothing is read or written by this. The backend sees to its background when closing. Raises
+        `InvalidKey` for what is no key, and `ConfigurationError` for a configuration or a summarizer that
+        cannot work.
         """
+        if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
+            raise InvalidKey(
+                "a conversation's key is a MemoryKey(tenant, user, session); make one of its composite with "
+                f"stm_backends.keys.parse_composite(...); not {type(key).__name__}"
+            )
         memory = DistributedShortTermMemory(
             self.driver,
             key,
@@ -113,7 +120,12 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return memory
 
     def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
-        """Return one memory object for all conversations, as agent frameworks want it."""
+        """Return one memory object for all conversations, as agent frameworks want it.
+
+        Raises `ConfigurationError` for a configuration or a summarizer that cannot work.
+        """
+        config = as_config(config)
+        policy.summarizer_for(config, summarizer)
         router = MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
         self._given.add(router)
         return router
@@ -139,31 +151,45 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     async def close(self) -> None:
         """End the background of every memory handed out, give back leases, close the driver.
 
-        Takes no longer than `close_timeout_s` and one more operation. Closing twice is harmless.
+        Takes no longer than `close_timeout_s` and a few operations. If it is cancelled, it waits for no
+        summary any more and still does all of this before it ends. Closing twice is harmless, and
+        whoever closes while another does waits for that.
         """
+        closing = self._closing
+        if closing is not None and closing.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait({closing})
+            return
         if not self._open:
             return
         self._open = False
+        self._closing = closing = asyncio.get_running_loop().create_future()
         try:
-            await self._close_memories()
+            try:
+                await self._close_memories()
+            finally:
+                # A semaphore belongs to the event loop it was first waited for on; the next may be another.
+                self._slots = asyncio.Semaphore(self._max_summaries)
+                await self.driver.close()
         finally:
-            # A semaphore belongs to the event loop it was first waited for on; the next may be another.
-            self._slots = asyncio.Semaphore(self._max_summaries)
-            await self.driver.close()
+            self._closing = None
+            closing.set_result(None)
 
     async def _close_memories(self) -> None:
-        timeout = self._close_timeout_s
-        late = {asyncio.ensure_future(given.close(timeout=timeout)) for given in tuple(self._given)}
-        if not late:
+        timeout, deadline = self._close_timeout_s, self.traits.deadline
+        closings = {asyncio.ensure_future(given.close(timeout=timeout)) for given in tuple(self._given)}
+        if not closings:
             return
-        done: set[asyncio.Task[None]] = set()
         try:
-            done, late = await asyncio.wait(late, timeout=timeout + self.traits.deadline)
+            await asyncio.wait(closings, timeout=timeout + deadline)
         finally:
+            late = {task for task in closings if not task.done()}
             for task in late:
                 task.cancel()
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
+            if late:
+                # What they cancel in turn gives its lease back, which takes the driver.
+                await asyncio.wait(late, timeout=1.0 + deadline)
+        for task in closings:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 logger.warning("a memory did not close well: %s", type(error).__name__)
 
     async def __aenter__(self) -> Backend:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from stm_backends.driver import AbsentType, AnyType, Expect, KeepType, Ttl
-from stm_backends.errors import ConfigurationError, TooLarge
+from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
 
 
 def require_ttl(ttl: float | None | KeepType) -> None:
@@ -49,3 +49,49 @@ def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -
             raise ConfigurationError(
                 f"backend {backend!r} has no setting {name!r}; {hint}it has: {', '.join(names)}"
             )
+
+
+def require_seconds(name: str, value: object, *, zero: bool = False) -> None:
+    """Raise `ConfigurationError` unless a setting is a finite number of seconds, positive or at least 0."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not (value > 0 or (zero and value == 0))
+        or value > _LONGEST_S
+    ):
+        least = "a number of seconds, at least 0" if zero else "a positive number of seconds"
+        raise ConfigurationError(f"{name} is {least}, not {_shown(value)}")
+
+
+def require_count(name: str, value: object, *, most: int | None = None) -> None:
+    """Raise `ConfigurationError` unless a setting is an integer of at least 1, and at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
+        allowed = f"between 1 and {most:,}" if most else "an integer of at least 1"
+        raise ConfigurationError(f"{name} is {allowed}, not {_shown(value)}")
+
+
+def require_clock(clock: object) -> None:
+    """Raise `ConfigurationError` unless a clock can be asked for the time."""
+    if isinstance(clock, type) or not callable(clock):
+        raise ConfigurationError(f"clock is a function that returns seconds, not {_shown(clock)}")
+
+
+def not_open(*, backend: str, operation: str) -> Unavailable:
+    """Return the error of a driver that was never opened or is closed; its message says how to mend it."""
+    return Unavailable(
+        "the driver is not open; use `async with open_backend(...) as backend:`, and use the backend, its "
+        "driver and its memories within that block",
+        backend=backend,
+        operation=operation,
+    )
+
+
+_LONGEST_S = 1e11
+"""Some three thousand years: longer is a mistake, and no clock or datastore counts so far."""
+
+
+def _shown(value: object) -> str:
+    """Return what was given, as long as it is a number or a word; of anything else its type."""
+    return (
+        repr(value) if isinstance(value, (int, float, str)) and len(str(value)) < 40 else type(value).__name__
+    )

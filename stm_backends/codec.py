@@ -47,10 +47,7 @@ class Codec:
     """
 
     def __init__(self, transforms: Sequence[Transform] = ()) -> None:
-        for transform in transforms:
-            if not (transform.name.isascii() and transform.name.replace("-", "").isalnum()):
-                raise ConfigurationError(f"a transform's name is letters, digits and '-': {transform.name!r}")
-        self._transforms = {transform.name: transform for transform in transforms}
+        self._transforms = _by_name(transforms)
         suffix = "".join(f" {name}" for name in self._transforms)
         self._headers = {
             kind: f"stm/{FORMAT} {kind}{suffix}\n".encode("ascii") for kind in get_args(EnvelopeKind)
@@ -130,6 +127,29 @@ class Codec:
             raise Corrupt("the stored body has a field of another type") from error
 
 
+def _by_name(transforms: object) -> dict[str, Transform]:
+    """Return transforms by their names, in order. Raises `ConfigurationError` for what are none."""
+    if not isinstance(transforms, (list, tuple)):
+        raise ConfigurationError(
+            f"transforms is a list of objects with name, encode and decode; not {type(transforms).__name__}"
+        )
+    found: dict[str, Transform] = {}
+    for transform in cast("Sequence[object]", transforms):
+        methods = (getattr(transform, "encode", None), getattr(transform, "decode", None))
+        name: object = getattr(transform, "name", None)
+        if isinstance(transform, type) or not (isinstance(name, str) and all(map(callable, methods))):
+            raise ConfigurationError(
+                "a transform is an object with name, encode and decode; "
+                f"not {'a class' if isinstance(transform, type) else type(transform).__name__}"
+            )
+        if not (name.isascii() and name.replace("-", "").isalnum()):
+            raise ConfigurationError(f"a transform's name is letters, digits and '-': {name!r}")
+        if name in found:
+            raise ConfigurationError(f"two transforms have the name {name!r}")
+        found[name] = cast("Transform", transform)
+    return found
+
+
 _BODY_FIELDS = (
     "summary",
     "health",
@@ -184,6 +204,8 @@ def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
     are not JSON.
     """
     turn_id, turn = stored
+    if not isinstance(turn_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- ids come from callers
+        raise InvalidState(f"turn_id is {type(turn_id).__name__}, not a string")
     optional: dict[str, Any] = {
         "trajectory_digest": _dump_digest(turn.trajectory_digest),
         "artifacts_shown": turn.artifacts_shown,
@@ -193,7 +215,7 @@ def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
     if not defaults:
         optional = {name: value for name, value in optional.items() if value}
     for name, value in optional.items():
-        require_json(value, f"turn.{name}")
+        require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN)
     if defaults:
         optional["artifacts_shown"] = dict(turn.artifacts_shown)
         optional["artifacts_hidden_refs"] = list(turn.artifacts_hidden_refs)
@@ -279,20 +301,28 @@ _PRINTED_BITS = 14_000
 """Integers of up to so many bits are printed under the interpreter's usual limit on digits."""
 
 
-def require_json(value: object, path: str) -> None:
+DEEPEST: Final = 120
+"""How many lists and objects may lie within one another. The interpreter gives up at some depth that
+depends on how deep the caller is, so without a limit one caller could store what another cannot read."""
+
+DEEPEST_IN_TURN: Final = 100
+"""The same for what is in a turn, so that there is room for the state and the export around it."""
+
+
+def require_json(value: object, path: str, *, deepest: int = DEEPEST) -> None:
     """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
 
     Tuples pass (and come back as lists), and so do NaN, infinities, lone surrogates and integers of any
     size that Python prints. A mapping whose keys are not strings does not: JSON would make strings of
-    them and two keys could become one.
+    them and two keys could become one. Neither does what is nested more than `deepest` levels deep.
     """
     try:
-        _require_json(value, path)
+        _require_json(value, path, deepest)
     except RecursionError:
-        raise InvalidState(f"{path} is nested too deeply for JSON, or contains itself") from None
+        raise InvalidState("a value is nested too deeply to be looked at from this depth of calls") from None
 
 
-def _require_json(value: object, path: str) -> None:
+def _require_json(value: object, path: str, deepest: int) -> None:
     if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
         try:
             str(value)
@@ -300,13 +330,19 @@ def _require_json(value: object, path: str) -> None:
             raise InvalidState(f"{path} is an integer of more digits than Python prints") from None
     if value is None or isinstance(value, (str, int, float)):
         return
+    if not deepest and isinstance(value, (dict, list, tuple)):
+        raise InvalidState(f"{_shortened(path)} is nested too deeply to be stored, or contains itself")
     if isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():
             if not isinstance(key, str):
                 raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
-            _require_json(item, f"{path}.{key}")
+            _require_json(item, f"{path}.{key}", deepest - 1)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(cast("Sequence[object]", value)):
-            _require_json(item, f"{path}[{index}]")
+            _require_json(item, f"{path}[{index}]", deepest - 1)
     else:
         raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 80 else f"{path[:60]}..."

@@ -19,10 +19,12 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from urllib.parse import quote
 
 import pluggy
 
@@ -30,6 +32,7 @@ from stm_backends.driver import Driver
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
 
 if TYPE_CHECKING:
+    from email.message import Message
     from importlib.metadata import EntryPoint
 
 GROUP: Final = "stm_backends"
@@ -97,8 +100,9 @@ def open_driver(name_or_url: str, *, url: str | None = None, create: bool = Fals
     Raises `UnknownBackend`, `AmbiguousBackend`, `MissingExtra`, and `ConfigurationError` for an option
     that the backend does not have or a backend that is broken.
     """
+    _require_text(name_or_url, url)
     claims = _claims()
-    if ":" in name_or_url:
+    if ":" in name_or_url and not _is_windows_path(name_or_url):
         if url is not None:
             raise ConfigurationError(
                 "a URL is given twice: give a backend's name and url=..., or a URL alone"
@@ -137,9 +141,34 @@ def scheme_of(url: str) -> str:
     return match[1].lower() if match else ""
 
 
+def _require_text(name_or_url: object, url: object) -> None:
+    """Raise `ConfigurationError` for what is no text, and say what to write instead."""
+    for what, value in (("a backend", name_or_url), ("url", url)):
+        if isinstance(value, os.PathLike):
+            path = os.fsdecode(cast("os.PathLike[str]", value))
+            raise UnknownBackend(f"a path is no backend; for the SQLite database in it write {_at(path)}")
+        if not isinstance(value, str) and not (value is None and what == "url"):
+            raise ConfigurationError(
+                f"{what} is given as a string: a name such as 'memory', or a URL such as "
+                f"'sqlite:///conversations.db'; not {type(value).__name__}"
+            )
+
+
+def _is_windows_path(text: str) -> bool:
+    return re.match(r"[A-Za-z]:[\\/](?!/)", text) is not None
+
+
+def _at(path: str) -> str:
+    """Return the URL of the SQLite database at a path, as text to copy."""
+    return repr(f"sqlite:///{quote(path)}")
+
+
 _Claims: TypeAlias = "dict[str, list[EntryPoint]]"
 
 _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
+
+_DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
+"""What looks like the path of a database, and like no part of a URL that may hold a secret."""
 
 
 def _claims() -> _Claims:
@@ -266,8 +295,10 @@ def _origin(entry_point: EntryPoint) -> tuple[str, str, str]:
     distribution = entry_point.dist
     if distribution is None:
         return "an unknown distribution", "", entry_point.value
-    # A half removed package may have lost the file with its name and version.
-    name, version = cast("tuple[str | None, str | None]", (distribution.name, distribution.version))
+    # A half removed package may have lost the file with its name and version. Asking for what a file
+    # does not say by `[...]`, as the properties `name` and `version` do, is deprecated.
+    metadata = cast("Message", distribution.metadata)
+    name, version = (metadata.get(field) for field in ("Name", "Version"))
     return name or "an unnamed distribution", version or "", entry_point.value
 
 
@@ -276,7 +307,9 @@ def _unknown(
 ) -> UnknownBackend:
     """Say that there is no such backend; what may be part of a mistyped URL is not shown."""
     text = asked.lower()
-    if text in PLANNED and PLANNED[text] not in names:
+    if _DATABASE_FILE.fullmatch(asked):
+        problem = f"a path is no backend; for the SQLite database in it write {_at(asked)}."
+    elif text in PLANNED and PLANNED[text] not in names:
         problem = f"the backend {PLANNED[text]!r} comes with a later release of stm-backends."
     else:
         problem = (

@@ -258,12 +258,18 @@ def after_trim(body: Body, trim: Trim, gone: Sequence[StoredTurn], *, now: float
     )
 
 
-def summarizer_for(
-    config: ShortTermMemoryConfig, summarizer: Callable[..., object] | None
-) -> Callable[..., object]:
-    """Return what summarizes; raises `ConfigurationError` if the strategy needs one and there is none."""
-    if summarizer is not None:
+def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> Callable[..., object]:
+    """Return what summarizes; raises `ConfigurationError` if it cannot, or is missing and needed."""
+    if isinstance(summarizer, type):
+        name = summarizer.__name__
+        raise ConfigurationError(f"summarizer is the class {name}; give an instance: {name}(...)")
+    if callable(summarizer):
         return summarizer
+    if summarizer is not None:
+        raise ConfigurationError(
+            "summarizer is an async function that takes a request and returns {'summary': ...}; "
+            f"not {type(summarizer).__name__}"
+        )
     if config.strategy == "rolling_summary":
         raise ConfigurationError("strategy='rolling_summary' needs a summarizer")
     return _no_summarizer

@@ -1,11 +1,13 @@
 """The in-memory driver: the waist, spelled out in plain Python.
 
-Read it as the specification of what the other drivers do. No operation awaits anything, so each is
-atomic on its event loop; a lock makes it so between threads.
+Read it as the specification of what the other drivers do. An operation lets other tasks run once before
+it begins, as it would with any datastore, so that a loop that only reads and adds starves nobody; then it
+awaits nothing, so it is atomic on its event loop, and a lock makes it so between threads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import threading
 import time
@@ -15,7 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from stm_backends.checks import require_drop, require_fits, require_known, require_limit, require_ttl
+from stm_backends.checks import (
+    not_open,
+    require_clock,
+    require_count,
+    require_drop,
+    require_fits,
+    require_known,
+    require_limit,
+    require_seconds,
+    require_ttl,
+)
 from stm_backends.driver import (
     ABSENT,
     ANY,
@@ -30,7 +42,7 @@ from stm_backends.driver import (
     Record,
     Traits,
 )
-from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.errors import ConfigurationError
 from stm_backends.plugins import BackendPlugin, hookimpl
 
 _MIB: Final = 1024 * 1024
@@ -38,13 +50,13 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class _Stored:
+    """One record. `size` is the bytes of body and tail, kept up to date rather than counted."""
+
     version: str
     body: bytes | None = None
     tail: list[bytes] = field(default_factory=list[bytes])
     expires: float | None = None
-
-    def size(self) -> int:
-        return len(self.body or b"") + sum(map(len, self.tail))
+    size: int = 0
 
     def is_expired(self, now: float) -> bool:
         return self.expires is not None and self.expires <= now
@@ -93,6 +105,10 @@ class MemoryDriver:
         max_record_bytes: int = 64 * _MIB,
         deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> None:
+        require_clock(clock)
+        require_count("max_entry_bytes", max_entry_bytes)
+        require_count("max_record_bytes", max_record_bytes)
+        require_seconds("deadline_s", deadline_s)
         self._store = MemoryStore() if store is None else store
         self._clock = clock
         self._is_open = False
@@ -116,6 +132,7 @@ class MemoryDriver:
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
+        await asyncio.sleep(0)
         with self._scope(key.scope, "load") as (scope, now):
             found = scope.find(key.name, now)
             return Record(found.version, found.body, tuple(found.tail)) if found else None
@@ -124,10 +141,12 @@ class MemoryDriver:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         self._require_entry("append", entry)
+        await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
             stored = scope.find(key.name, now) or _Stored(version=birth)
-            self._require_record("append", stored.size() + len(entry))
+            self._require_record("append", stored.size + len(entry))
             stored.tail.append(entry)
+            stored.size += len(entry)
             stored.expires = None if ttl is None else now + ttl
             scope.put(key.name, stored, now)
             return len(stored.tail)
@@ -146,6 +165,7 @@ class MemoryDriver:
         require_ttl(ttl)
         require_drop(drop, expect)
         self._require_entry("replace", body)
+        await asyncio.sleep(0)
         with self._scope(key.scope, "replace") as (scope, now):
             found = scope.find(key.name, now)
             if found and found.version == version:
@@ -156,18 +176,21 @@ class MemoryDriver:
                 found and found.version == expect and drop <= len(found.tail)
             ):
                 return False
-            tail = found.tail[drop:] if found and isinstance(expect, str) else []
+            tail, size = [], len(body)
+            if found and isinstance(expect, str):
+                tail = found.tail[drop:]
+                size += found.size - len(found.body or b"") - sum(map(len, found.tail[:drop]))
             if ttl is KEEP:
                 expires = found.expires if found else None
             else:
                 expires = None if ttl is None else now + ttl
-            stored = _Stored(version, body, tail, expires)
-            self._require_record("replace", stored.size())
-            scope.put(key.name, stored, now)
+            self._require_record("replace", size)
+            scope.put(key.name, _Stored(version, body, tail, expires, size), now)
             return True
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        await asyncio.sleep(0)
         with self._scope(key.scope, "delete") as (scope, now):
             found = scope.find(key.name, now)
             if not found or expect not in (ANY, found.version):
@@ -178,6 +201,7 @@ class MemoryDriver:
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
         require_limit(limit)
+        await asyncio.sleep(0)
         with self._scope(scope, "scan") as (found, now):
             start = after.encode()
             names = heapq.nsmallest(
@@ -191,7 +215,7 @@ class MemoryDriver:
     def _scope(self, name: str, operation: str) -> Generator[tuple[_Scope, float]]:
         """Yield a scope to one operation at a time, with the instant at which expiry is judged."""
         if not self._is_open:
-            raise Unavailable("the driver is not open", backend=self.name, operation=operation)
+            raise not_open(backend=self.name, operation=operation)
         with self._store.lock:
             scope = self._store.scopes.setdefault(name, _Scope())
             try:

@@ -7,12 +7,14 @@ for `penguiflow.planner.memory`. Settings of our own come last and have defaults
 from __future__ import annotations
 
 import dataclasses
+import math
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
-from stm_backends.errors import ConfigurationError, InvalidKey
+from stm_backends.errors import ConfigurationError, InvalidKey, InvalidState
 
 Strategy: TypeAlias = Literal["truncation", "rolling_summary", "none"]
 OverflowPolicy: TypeAlias = Literal["truncate_summary", "truncate_oldest", "error"]
@@ -80,7 +82,7 @@ class MemoryBudget:
     overflow_policy: OverflowPolicy = "truncate_oldest"
 
     def __post_init__(self) -> None:
-        _require_at_least_zero(self, "full_zone_turns", "summary_max_tokens", "total_max_tokens")
+        _require_count(self, "full_zone_turns", "summary_max_tokens", "total_max_tokens")
         if self.total_max_tokens and self.summary_max_tokens > self.total_max_tokens:
             raise ConfigurationError("summary_max_tokens must be <= total_max_tokens")
         _require_one_of(self, "overflow_policy", ("truncate_summary", "truncate_oldest", "error"))
@@ -97,7 +99,8 @@ class MemoryIsolation:
 
     def __post_init__(self) -> None:
         for name in ("tenant_key", "user_key", "session_key"):
-            if not getattr(self, name):
+            path: object = getattr(self, name)
+            if not (isinstance(path, str) and path):
                 raise ConfigurationError(f"{name} must be a non-empty string")
 
 
@@ -158,19 +161,18 @@ class ShortTermMemoryConfig:
 
     def __post_init__(self) -> None:
         _require_one_of(self, "strategy", ("truncation", "rolling_summary", "none"))
-        _require_at_least_zero(
-            self,
-            "recovery_backlog_limit",
-            "retry_attempts",
-            "retry_backoff_base_s",
-            "degraded_retry_interval_s",
-        )
-        if not self.summarizer_timeout_s > 0:
-            raise ConfigurationError("summarizer_timeout_s must be > 0")
-        if self.fold_batch_turns < 1:
-            raise ConfigurationError("fold_batch_turns must be >= 1")
-        if self.session_ttl_s is not None and not self.session_ttl_s > 0:
-            raise ConfigurationError("session_ttl_s must be > 0, or None for no expiry")
+        _require_fields(self, "budget", "MemoryBudget", "full_zone_turns")
+        _require_fields(self, "isolation", "MemoryIsolation", "session_key")
+        _require_count(self, "recovery_backlog_limit", "retry_attempts")
+        _require_count(self, "fold_batch_turns", least=1)
+        _require_seconds(self, "retry_backoff_base_s", "degraded_retry_interval_s", zero=True)
+        _require_seconds(self, "summarizer_timeout_s", zero=False)
+        if self.session_ttl_s is not None:
+            _require_seconds(self, "session_ttl_s", zero=False, otherwise=", or None for no expiry")
+        for name in ("token_estimator", "on_turn_added", "on_summary_updated", "on_health_changed"):
+            value: object = getattr(self, name)
+            if not (value is None or callable(value)):
+                raise ConfigurationError(f"{name} must be callable, or None; not {type(value).__name__}")
 
     @property
     def estimate(self) -> TokenEstimator:
@@ -182,46 +184,144 @@ def as_config(config: object | None) -> ShortTermMemoryConfig:
     """Return our own validated copy of any object with the fields of a `ShortTermMemoryConfig`.
 
     Fields that the object lacks (those newer than PenguiFlow's) take their defaults; `None` is the
-    default configuration. A copy, so that nobody changes a running memory's settings from outside.
+    default configuration. Without a `strategy` and a `budget` an object is none, and is refused: taken
+    for one, it would turn the memory off. A copy, so that nobody changes a running memory's settings
+    from outside.
     """
     if config is None:
         return ShortTermMemoryConfig()
+    if isinstance(config, type) or not (hasattr(config, "strategy") and hasattr(config, "budget")):
+        raise ConfigurationError(
+            "a memory's configuration is a ShortTermMemoryConfig(strategy=..., budget=MemoryBudget(...)), or "
+            f"an object with its fields; not {_kind(config)}"
+        )
+    copy = _copy(ShortTermMemoryConfig, config)
     return dataclasses.replace(
-        _copy(ShortTermMemoryConfig, config),
-        budget=_copy(MemoryBudget, getattr(config, "budget", MemoryBudget())),
-        isolation=_copy(MemoryIsolation, getattr(config, "isolation", MemoryIsolation())),
+        copy, budget=_copy(MemoryBudget, copy.budget), isolation=_copy(MemoryIsolation, copy.isolation)
     )
 
 
 def as_turn(turn: object) -> ConversationTurn:
-    """Return our own copy of any object with the fields of a `ConversationTurn`."""
-    copy = _copy(ConversationTurn, turn)
-    if not (isinstance(copy.user_message, str) and isinstance(copy.assistant_response, str)):  # pyright: ignore[reportUnnecessaryIsInstance] -- turns are duck-typed
-        raise ConfigurationError("user_message and assistant_response of a turn must be strings")
+    """Return our own copy of any object with the fields of a `ConversationTurn`.
+
+    Raises `InvalidState`, with the field's path, for what could not be read again once it is stored:
+    texts and references are strings, `ts` is a number. What is in `artifacts_shown` is left to whoever
+    stores it.
+    """
+    copy = _copy(ConversationTurn, turn, InvalidState)
+    _require_text(copy.user_message, "turn.user_message")
+    _require_text(copy.assistant_response, "turn.assistant_response")
     digest = cast("object", copy.trajectory_digest)
-    copy.trajectory_digest = None if digest is None else _copy(TrajectoryDigest, digest)
+    if digest is not None:
+        copy.trajectory_digest = _as_digest(digest)
+    if not isinstance(copy.artifacts_shown, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- turns are duck-typed
+        raise InvalidState(f"turn.artifacts_shown is {type(copy.artifacts_shown).__name__}, not a dict")
+    _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
+    if type(copy.ts) is not float or math.isinf(copy.ts):
+        copy.ts = _as_time(copy.ts)
     return copy
+
+
+def as_turn_id(turn_id: object | None) -> str:
+    """Return the id that a caller gave to a turn, or a new one for `None`.
+
+    Raises `InvalidState` for anything but a string that is not empty: no other could be read again.
+    """
+    if turn_id is None:
+        return secrets.token_hex(16)
+    if not isinstance(turn_id, str) or not turn_id:
+        what = "empty" if turn_id == "" else f"{type(turn_id).__name__}, not a string"
+        raise InvalidState(f"turn_id is {what}; leave it out and the turn gets one")
+    return turn_id
+
+
+def _as_digest(source: object) -> TrajectoryDigest:
+    digest = _copy(TrajectoryDigest, source, InvalidState)
+    _require_texts(digest.tools_invoked, "turn.trajectory_digest.tools_invoked")
+    _require_text(digest.observations_summary, "turn.trajectory_digest.observations_summary")
+    if digest.reasoning_summary is not None:
+        _require_text(digest.reasoning_summary, "turn.trajectory_digest.reasoning_summary")
+    _require_texts(digest.artifacts_refs, "turn.trajectory_digest.artifacts_refs")
+    return digest
+
+
+def _as_time(ts: object) -> float:
+    """Return a time as a float; infinity is no time, and NaN says that nobody knows it."""
+    if not isinstance(ts, (str, bytes, bytearray)):
+        try:
+            seconds = float(cast("Any", ts))
+        except (TypeError, ValueError, OverflowError):
+            seconds = math.inf
+        if not math.isinf(seconds):
+            return seconds
+    raise InvalidState(f"turn.ts is {type(ts).__name__}, not a number of seconds that a float holds")
+
+
+def _require_text(value: object, path: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidState(f"{path} is {type(value).__name__}, not a string")
+
+
+def _require_texts(value: object, path: str) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidState(f"{path} is {type(value).__name__}, not a list of strings")
+    for index, item in enumerate(cast("list[object]", value)):
+        if not isinstance(item, str):
+            raise InvalidState(f"{path}[{index}] is {type(item).__name__}, not a string")
 
 
 _T = TypeVar("_T")
 
 
-def _copy(cls: type[_T], source: object) -> _T:
+def _copy(cls: type[_T], source: object, error: type[ConfigurationError] = ConfigurationError) -> _T:
     names: tuple[str, ...] = vars(cls)["__match_args__"]  # where a dataclass has its fields' names
     given = {name: getattr(source, name, _LACKING) for name in names}
     try:
         return cls(**{name: value for name, value in given.items() if value is not _LACKING})
-    except TypeError as error:
-        raise ConfigurationError(f"{type(source).__name__} is not a {cls.__name__}: {error}") from None
+    except TypeError as problem:
+        raise error(f"{_kind(source)} is not a {cls.__name__}: {problem}") from None
 
 
 _LACKING = object()
 
 
-def _require_at_least_zero(settings: object, *names: str) -> None:
+def _kind(value: object) -> str:
+    return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
+
+
+def _require_fields(settings: object, name: str, cls: str, field_name: str) -> None:
+    """Refuse an object of which no field would be taken, so that the defaults would be."""
+    value: object = getattr(settings, name)
+    if isinstance(value, type) or not hasattr(value, field_name):
+        raise ConfigurationError(
+            f"{name} must be a {cls}, or an object with its fields; not {_kind(cast('object', value))}"
+        )
+
+
+def _require_count(settings: object, *names: str, least: int = 0) -> None:
     for name in names:
-        if not getattr(settings, name) >= 0:
-            raise ConfigurationError(f"{name} must be >= 0")
+        value: object = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigurationError(f"{name} must be an integer >= {least}; not {type(value).__name__}")
+        if value < least:
+            raise ConfigurationError(f"{name} must be >= {least}")
+
+
+_LONGEST_S = 1e11
+"""Some three thousand years: longer is a mistake, and no clock or datastore counts so far."""
+
+
+def _require_seconds(settings: object, *names: str, zero: bool, otherwise: str = "") -> None:
+    for name in names:
+        value: object = getattr(settings, name)
+        least = ">= 0" if zero else "> 0"
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            problem = f"a number of seconds {least}{otherwise}; not {type(value).__name__}"
+        elif not (0 <= value <= _LONGEST_S and (zero or value)):
+            problem = f"{least} and at most {_LONGEST_S:g}{otherwise}"
+        else:
+            continue
+        raise ConfigurationError(f"{name} must be {problem}")
 
 
 def _require_one_of(settings: object, name: str, allowed: tuple[str, ...]) -> None:

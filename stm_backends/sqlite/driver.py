@@ -18,7 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from stm_backends.checks import require_drop, require_fits, require_limit, require_ttl
+from stm_backends.checks import (
+    not_open,
+    require_clock,
+    require_drop,
+    require_fits,
+    require_limit,
+    require_ttl,
+)
 from stm_backends.driver import (
     ABSENT,
     ANY,
@@ -66,6 +73,7 @@ class SqliteDriver:
     name = "sqlite"
 
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
+        require_clock(clock)
         self._settings = settings
         # An absolute path is never taken for a `file:` URI, nor for another file after a change of the
         # working directory.
@@ -101,10 +109,14 @@ class SqliteDriver:
                 raise
 
     async def close(self) -> None:
-        """Let what has been sent end, close the connection and end the thread. Twice is harmless."""
+        """Let what has been sent end, close the connection and end the thread. Twice is harmless.
+
+        Waits no longer than one deadline and a second: if SQLite stalls, as on a network file system
+        that does not answer, the thread is left behind, and closes the connection and ends when it can.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
-            await thread.close()
+            await thread.close(timeout=self._settings.deadline_s)
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
@@ -240,7 +252,7 @@ class SqliteDriver:
                     ) from error
             attempt += 1
             await asyncio.sleep(pause)
-        raise Unavailable("the driver is not open", backend=self.name, operation=operation)
+        raise not_open(backend=self.name, operation=operation)
 
     def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
         """Run `work` in one transaction that has the write lock from its beginning."""
@@ -260,7 +272,19 @@ class SqliteDriver:
         return answer
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        # Only a URI can say that a missing file is not to be created, at the moment of opening it.
+        uri = self._settings.must_exist
+        target = f"{self._path.as_uri()}?mode=rw" if uri else self._path
+        try:
+            connection = sqlite3.connect(target, timeout=0, isolation_level=None, uri=uri)
+        except sqlite3.OperationalError as error:
+            if uri and not self._path.exists():
+                raise Unavailable(
+                    "there is no database file at this path; leave out must_exist to have one created",
+                    backend=self.name,
+                    operation="open",
+                ) from error
+            raise
         try:
             statements.prepare(connection, self._settings)
         except BaseException:

@@ -76,13 +76,26 @@ class ConnectionThread:
         finally:
             job.timer.cancel()
 
-    async def close(self) -> None:
-        """Let the queued jobs end, close the connection and see the thread end. Twice is harmless."""
+    async def close(self, *, timeout: float) -> None:
+        """Let the queued jobs end, close the connection and see the thread end. Twice is harmless.
+
+        A job that still runs after `timeout` seconds is interrupted. If that does not end it soon, the
+        thread is left to itself: it is a daemon, so it holds up no exit, and once SQLite answers it
+        closes the connection and ends.
+        """
         if not self._closing:
             self._closing = True
             self._jobs.put(None)
-        await asyncio.wrap_future(self._ended)
-        self._thread.join()
+        ended = asyncio.wrap_future(self._ended)
+        until = asyncio.get_running_loop().time() + timeout
+        await asyncio.wait({ended}, timeout=timeout)
+        while not ended.done() and asyncio.get_running_loop().time() < until + _GRACE_S:
+            with self._turn:
+                if self._running is not None and self._connection is not None:
+                    self._connection.interrupt()
+            await asyncio.wait({ended}, timeout=_INTERRUPT_AGAIN_S)
+        if ended.done():
+            self._thread.join()
 
     def _expire(self, job: _Job[Any], give_up_at: float) -> None:
         """End a job whose deadline has come. Runs in the event loop."""

@@ -1,12 +1,13 @@
 """The in-memory driver keeps the contract."""
 
+import asyncio
 import functools
 import uuid
 
 import pytest
 
-from stm_backends.driver import Key
-from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.driver import ANY, Key, Record
+from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
 from stm_backends.reference import MemoryDriver, MemoryStore, open_driver
 from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
 
@@ -32,7 +33,7 @@ class TestMemoryDriverOnARealClock(DriverContract):
 
 
 async def test_a_driver_that_was_never_opened_is_unavailable():
-    with pytest.raises(Unavailable, match=r"memory\.load: the driver is not open"):
+    with pytest.raises(Unavailable, match=r"memory\.load: the driver is not open; use `async with"):
         await MemoryDriver().load(Key("s", "n"))
 
 
@@ -46,6 +47,79 @@ async def test_a_url_without_a_name_is_a_store_of_its_own_and_one_with_a_name_is
         await one.append(key, b"a", birth="v", ttl=None)
         record = await two.load(key)
         assert (record and len(record.tail)) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline_s": "5"},
+        {"deadline_s": -1},
+        {"deadline_s": float("inf")},
+        {"max_entry_bytes": "5"},
+        {"max_entry_bytes": 0},
+        {"max_record_bytes": None},
+        {"clock": 5},
+    ],
+    ids=repr,
+)
+def test_an_option_that_cannot_work_is_refused_by_its_name(options):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        open_driver(None, **options)
+
+
+async def test_other_tasks_run_while_a_loop_only_reads_and_adds():
+    driver = MemoryDriver()
+    await driver.open()
+    ran = 0
+
+    async def other():
+        nonlocal ran
+        while True:
+            ran += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    for _ in range(100):
+        await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+        await driver.load(Key("s", "n"))
+    task.cancel()
+    assert ran >= 200
+
+
+async def test_the_size_that_is_kept_is_that_of_body_and_tail_whatever_was_done():
+    driver = MemoryDriver(max_record_bytes=100)
+    await driver.open()
+    key = Key("s", "n")
+
+    async def room():
+        """Return how many bytes the record still takes."""
+        record = await driver.load(key)
+        return 100 - len(record.body or b"") - sum(map(len, record.tail))
+
+    async def is_exact():
+        left = await room()
+        with pytest.raises(TooLarge):
+            await driver.append(key, b"x" * (left + 1), birth="v", ttl=None)
+        before = await driver.load(key)
+        await driver.append(key, b"x" * left, birth="v", ttl=None)
+        await driver.replace(key, before.body or b"", version="again", expect=before.version, ttl=None)
+        assert await room() == 0
+        entries = (await driver.load(key)).tail
+        await driver.replace(key, b"", version="anew", expect=ANY, ttl=None)
+        for entry in entries[:-1]:
+            await driver.append(key, entry, birth="v", ttl=None)
+        await driver.replace(key, before.body or b"", version=before.version, expect="anew", ttl=None)
+        assert await driver.load(key) == Record(before.version, before.body or b"", before.tail)
+
+    for size in (5, 7, 11):
+        await driver.append(key, b"a" * size, birth="v1", ttl=None)
+    await is_exact()
+    assert await driver.replace(key, b"b" * 20, version="v2", expect="v1", drop=2, ttl=None)
+    await is_exact()
+    assert await driver.replace(key, b"c" * 3, version="v3", expect="v2", ttl=None)
+    await is_exact()
+    assert await driver.replace(key, b"d", version="v4", expect=ANY, ttl=None)
+    await is_exact()
 
 
 async def test_expired_records_that_nobody_touches_are_forgotten():

@@ -438,6 +438,59 @@ async def test_closing_lets_what_was_sent_end(path):
     await driver.close()
 
 
+async def test_closing_is_bounded_when_sqlite_stalls_and_the_thread_ends_by_itself_later(path):
+    driver = OpenedUp(SqliteSettings(path=str(path), deadline_s=0.2))
+    await driver.open()
+    (thread,) = threads()
+    go, stalls = threading.Event(), threading.Event()
+
+    def stall(connection):
+        stalls.set()
+        go.wait(20)
+
+    task = asyncio.ensure_future(driver.run(stall))
+    while not stalls.is_set():  # noqa: ASYNC110 -- set in another thread
+        await asyncio.sleep(0.001)
+    task.cancel()
+    start = time.monotonic()
+    await driver.close()
+    assert 0.2 <= time.monotonic() - start < 5
+    assert thread.is_alive()
+    assert thread.daemon
+    with pytest.raises(Unavailable, match="not open"):
+        await driver.load(KEY)
+    go.set()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+    async with opened(path) as again:
+        await again.append(KEY, b"a", birth="v", ttl=None)
+    assert files_beside(path) == ["stm.db"]
+
+
+async def test_closing_interrupts_a_statement_that_nobody_waits_for_any_more(path):
+    driver = OpenedUp(SqliteSettings(path=str(path), deadline_s=0.2))
+    await driver.open()
+    task = asyncio.ensure_future(driver.run(lambda connection: connection.execute(SLOW).fetchall()))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await driver.close()
+    assert threads() == []
+
+
+async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_created(path):
+    with pytest.raises(Unavailable, match=r"sqlite\.open: there is no database file at this path"):
+        async with opened(path, must_exist=True):
+            pass
+    assert files_beside(path) == []
+    assert threads() == []
+    odd = path.parent / "odd ?#% name.db"
+    for must_exist in (False, True):
+        async with opened(odd, must_exist=must_exist) as driver:
+            await driver.append(KEY, b"a", birth="v", ttl=None)
+    assert files_beside(path) == [odd.name]
+    odd.unlink()
+
+
 async def test_opening_at_once_from_several_tasks_makes_one_thread(path):
     driver = SqliteDriver(SqliteSettings(path=str(path)))
     await asyncio.gather(*(driver.open() for _ in range(5)))
@@ -446,7 +499,7 @@ async def test_opening_at_once_from_several_tasks_makes_one_thread(path):
 
 
 async def test_a_driver_that_was_never_opened_is_unavailable(path):
-    with pytest.raises(Unavailable, match="not open"):
+    with pytest.raises(Unavailable, match="not open; use `async with"):
         await SqliteDriver(SqliteSettings(path=str(path))).load(KEY)
 
 

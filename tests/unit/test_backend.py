@@ -16,7 +16,7 @@ import stm_backends
 from stm_backends import keys
 from stm_backends.backend import NOWHERE, Backend, open_backend
 from stm_backends.driver import Driver, Key
-from stm_backends.errors import ConfigurationError, StmError, Unavailable, UnknownBackend
+from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavailable, UnknownBackend
 from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
 from stm_backends.reference import MemoryDriver, MemoryStore
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
@@ -54,6 +54,14 @@ async def fill(memory: Any, count: int = 2) -> None:
         await memory.add_turn(turn(f"u{number}"))
 
 
+async def settled(memory: Any) -> None:
+    """Wait for what a memory does after it has answered."""
+    async with asyncio.timeout(5):
+        while memory.busy:  # noqa: ASYNC110 -- no event says so
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0)
+
+
 @pytest.fixture
 async def backend(driver: Driver) -> AsyncIterator[Backend]:
     async with Backend(driver, close_timeout_s=0.2) as backend:
@@ -83,7 +91,19 @@ def test_a_typo_is_found_before_anything_is_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_summaries": 0}, {"close_timeout_s": -1}, {"close_timeout_s": float("nan")}]
+    "settings",
+    [
+        {"max_summaries": 0},
+        {"max_summaries": "8"},
+        {"max_summaries": 2.5},
+        {"close_timeout_s": -1},
+        {"close_timeout_s": float("nan")},
+        {"close_timeout_s": float("inf")},
+        {"close_timeout_s": None},
+        {"transforms": "gzip"},
+        {"deadline_s": "5"},
+        {"clock": 5},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings: Any) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(settings))):
@@ -175,6 +195,33 @@ async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend,
     assert calls == []
 
 
+@pytest.mark.parametrize("key", ["acme:u:s", None, ("acme", "u", "s")])
+async def test_what_is_no_key_is_refused_where_it_is_given(backend: Backend, key: Any) -> None:
+    with pytest.raises(InvalidKey, match="parse_composite"):
+        backend.memory(key)
+
+
+@pytest.mark.parametrize(
+    ("summarizer", "says"),
+    [(None, "needs a summarizer"), ("gpt-4", "not str"), (Gate, "give an instance: Gate"), (7, "not int")],
+)
+async def test_what_summarizes_nothing_is_refused_where_it_is_given(
+    backend: Backend, summarizer: Any, says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        backend.memory(KEY, ROLLING, summarizer=summarizer)
+    with pytest.raises(ConfigurationError, match=says):
+        backend.router(ROLLING, summarizer=summarizer)
+
+
+async def test_what_is_no_configuration_is_refused_where_it_is_given(backend: Backend) -> None:
+    for config in ({"strategy": "truncation"}, MemoryBudget(), "truncation"):
+        with pytest.raises(ConfigurationError, match="ShortTermMemoryConfig"):
+            backend.memory(KEY, config)
+        with pytest.raises(ConfigurationError, match="ShortTermMemoryConfig"):
+            backend.router(config)
+
+
 async def test_two_memories_of_one_key_share_the_conversation(backend: Backend) -> None:
     config = ShortTermMemoryConfig(strategy="truncation")
     await backend.memory(KEY, config).add_turn(turn("one"))
@@ -187,7 +234,11 @@ async def test_a_user_is_listed_once_for_all_memories_of_a_process(
     backend: Backend, calls: list[str]
 ) -> None:
     config = ShortTermMemoryConfig(strategy="truncation")
-    await backend.memory(KEY, config).add_turn(turn("one"))
+    memory = backend.memory(KEY, config)
+    await memory.add_turn(turn("one"))
+    await backend.state_store.save_memory_state(KEY.composite(), {})
+    # What may have been a birth asks once more, after it.
+    await settled(memory)
     calls.clear()
     await backend.memory(KEY, config).add_turn(turn("two"))
     await backend.state_store.save_memory_state(KEY.composite(), {})
@@ -206,6 +257,7 @@ async def test_a_memory_that_nobody_holds_is_let_go(backend: Backend) -> None:
     for number in range(50):
         memory = backend.memory(MemoryKey("acme", "u", str(number)), ROLLING, summarizer=Gate())
         await memory.add_turn(turn("one"))
+        await settled(memory)
     del memory
     gc.collect()
     assert len(backend._given) == 0  # noqa: SLF001 -- that a process stays small has no other face
@@ -364,6 +416,55 @@ async def test_a_cancelled_closing_still_closes_the_driver() -> None:
     with pytest.raises(Unavailable):
         await driver.load(Key("s", "n"))
     gate.go.set()
+
+
+@pytest.mark.parametrize("through", ["memory", "router"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_cancelled_closing_ends_the_background_and_gives_leases_back(
+    tmp_path: Path, kind: str, through: str
+) -> None:
+    ours, theirs = shared_driver(tmp_path, kind)
+    backend = Backend(ours, close_timeout_s=60)
+    await backend.open()
+    gate = Gate()
+    if through == "memory":
+        memory = backend.memory(KEY, ROLLING, summarizer=gate)
+        await fill(memory)
+    else:
+        router = backend.router(ROLLING, summarizer=gate)
+        with router.bound(KEY):
+            await fill(router)
+    await asyncio.wait_for(gate.called.wait(), 5)
+    assert not await lease_is_free(theirs)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(backend.close(), 0.2)
+    assert gate.running == 0
+    with pytest.raises(Unavailable, match="the driver is not open"):
+        await ours.load(NOWHERE)
+    assert await lease_is_free(theirs)
+
+
+async def test_who_closes_while_another_does_waits_for_it_and_may_give_up_alone() -> None:
+    driver = MemoryDriver()
+    backend = Backend(driver, close_timeout_s=5)
+    await backend.open()
+    gate = Gate()
+    memory = backend.memory(KEY, ROLLING, summarizer=gate)
+    await fill(memory)
+    await asyncio.wait_for(gate.called.wait(), 5)
+    first, second = asyncio.ensure_future(backend.close()), asyncio.ensure_future(backend.close())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(backend.close(), 0.05)
+    assert not first.done()
+    assert not second.done()
+    gate.go.set()
+    await second
+    with pytest.raises(Unavailable):
+        await driver.load(NOWHERE)
+    await first
+    await backend.open()
+    await backend.ping()
+    await backend.close()
 
 
 def test_a_backend_works_in_one_event_loop_after_another() -> None:

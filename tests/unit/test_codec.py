@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,16 @@ from stm_backends.policy import Body, Forgotten
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 CODEC = Codec()
+
+
+class Reversed:
+    name = "reversed"
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    decode = encode
+
 
 text = st.text(st.characters(codec=None))
 json_values = st.recursive(
@@ -300,3 +310,27 @@ def test_what_is_nested_without_end_is_refused() -> None:
 def test_stored_bytes_that_are_nested_without_end_are_refused() -> None:
     with pytest.raises(Corrupt):
         run_out_of_stack(lambda: CODEC.open("state", b"stm/1 state\n" + b"[" * 200_000))
+
+
+@pytest.mark.parametrize("transforms", ["gzip", None, 7, ["gzip"], [Reversed], [Reversed(), Reversed()]])
+def test_what_is_no_list_of_transforms_is_refused(transforms: Any) -> None:
+    with pytest.raises(ConfigurationError, match="transform"):
+        Codec(transforms)
+
+
+def test_how_deep_a_value_may_be_does_not_depend_on_who_asks() -> None:
+    value: Any = []
+    for _ in range(119):
+        value = [value]
+    require_json(value, "state")
+    for deeper in ([value], {"a": value}, ([value],)):
+        with pytest.raises(InvalidState, match=r"state.* is nested too deeply"):
+            require_json(deeper, "state")
+    value.append(value)
+    with pytest.raises(InvalidState, match="contains itself"):
+        require_json(value, "state")
+
+
+def test_a_stored_turn_with_an_id_that_is_no_text_is_never_written() -> None:
+    with pytest.raises(InvalidState, match="turn_id"):
+        Codec().seal_turn(StoredTurn(cast("str", 7), ConversationTurn("u", "a")))

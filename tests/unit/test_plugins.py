@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -402,3 +403,47 @@ def test_the_scheme_of_a_url_is_what_stands_before_the_colon() -> None:
     assert plugins.scheme_of("MongoDB+SRV://h") == "mongodb+srv"
     assert plugins.scheme_of("no scheme") == ""
     assert plugins.scheme_of("1x://h") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "write"),
+    [
+        (Path("x.db"), "sqlite:///x.db"),
+        (Path("/srv/a b.db"), "sqlite:////srv/a%20b.db"),
+        ("x.db", "sqlite:///x.db"),
+        ("./data/x.sqlite3", "sqlite:///./data/x.sqlite3"),
+        ("/srv/x.db", "sqlite:////srv/x.db"),
+    ],
+)
+def test_a_path_is_answered_with_the_url_to_write(given: Any, write: str) -> None:
+    with pytest.raises(UnknownBackend) as caught:
+        open_driver(given)
+    assert repr(write) in str(caught.value)
+
+
+def test_a_windows_path_is_not_taken_for_a_url() -> None:
+    with pytest.raises(UnknownBackend, match="a path is no backend"):
+        open_driver(r"C:\data\x.db")
+
+
+@pytest.mark.parametrize("given", [None, 7, b"memory", {}, MemoryDriver()])
+def test_what_is_no_text_is_answered_with_what_to_write(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"sqlite:///conversations\.db"):
+        open_driver(given)
+
+
+def test_a_url_beside_a_name_is_text_and_a_url() -> None:
+    with pytest.raises(ConfigurationError, match=r"sqlite:///x\.db"):
+        open_driver("sqlite", url="x.db")
+    with pytest.raises(ConfigurationError, match=r"sqlite:///x\.db"):
+        open_driver("sqlite", url=Path("x.db"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="url is given as a string"):
+        open_driver("sqlite", url=7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="given twice"):
+        open_driver("sqlite", url="sqlite:///x.db", path="y.db")
+
+
+def test_what_may_hold_a_secret_is_not_taken_for_a_path() -> None:
+    with pytest.raises(UnknownBackend) as caught:
+        open_driver(f"user:{HIDDEN}@host/x.db")
+    assert HIDDEN not in str(caught.value)

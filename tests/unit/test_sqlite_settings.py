@@ -1,5 +1,7 @@
 """What a SQLite URL says, and what it cannot say."""
 
+from pathlib import Path
+
 import pytest
 
 from stm_backends.errors import ConfigurationError
@@ -30,8 +32,48 @@ def test_settings_follow_the_path_as_parameters():
     )
 
 
-def test_keyword_arguments_win_over_parameters():
-    assert SqliteSettings.from_url("sqlite:///a.db?deadline_s=1", deadline_s=2.0).deadline_s == 2.0
+def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
+    with pytest.raises(
+        ConfigurationError, match="synchronous='full' and the options say synchronous='normal'"
+    ):
+        SqliteSettings.from_url("sqlite:///a.db?synchronous=full", synchronous="normal")
+    settings = SqliteSettings.from_url("sqlite:///a.db?deadline_s=1", deadline_s=1.0, synchronous="full")
+    assert settings == SqliteSettings(path="a.db", deadline_s=1.0, synchronous="full")
+
+
+def test_a_file_that_is_given_twice_is_refused():
+    with pytest.raises(ConfigurationError, match="given twice"):
+        open_driver("sqlite:///x.db", path="y.db")
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("True", True), ("false", False)])
+def test_whether_the_file_must_exist_can_be_said_in_the_url(text, value):
+    assert SqliteSettings.from_url(f"sqlite:///a.db?must_exist={text}").must_exist is value
+
+
+def test_a_path_object_names_a_file_too():
+    assert SqliteSettings.from_options(path=Path("dir") / "a.db").path == "dir/a.db"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"deadline_s": "5"},
+        {"deadline_s": -1},
+        {"deadline_s": float("inf")},
+        {"deadline_s": None},
+        {"max_entry_bytes": "5"},
+        {"max_entry_bytes": 0},
+        {"max_record_bytes": 1.5},
+        {"clock": 5},
+        {"must_exist": "yes"},
+        {"path": 5},
+    ],
+    ids=repr,
+)
+def test_an_option_of_another_type_is_refused_by_its_name(options):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        open_driver(None, **{"path": "a.db", **options})
 
 
 @pytest.mark.parametrize(
@@ -39,6 +81,15 @@ def test_keyword_arguments_win_over_parameters():
     [
         ("sqlite://", "use the backend 'memory'"),
         ("sqlite:///", "use the backend 'memory'"),
+        ("sqlite:orders.db", "write sqlite:///orders.db"),
+        ("SQLite:orders.db", "write sqlite:///orders.db"),
+        ("sqlite:/srv/orders.db", "write sqlite:////srv/orders.db"),
+        ("sqlite:with space.db", "write sqlite:///with%20space.db"),
+        ("sqlite:////", "names a directory"),
+        ("sqlite:////srv/", "names a directory"),
+        ("x.db", "write sqlite:///x.db"),
+        ("/srv/x.db", "write sqlite:////srv/x.db"),
+        ("sqlite:///a.db?must_exist=maybe", "not true or false"),
         ("sqlite:///:memory:", "use the backend 'memory'"),
         ("sqlite://rel.db", "sqlite:///file.db is a relative path"),
         ("sqlite://host/rel.db", "has no host"),

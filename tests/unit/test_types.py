@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.errors import ConfigurationError, InvalidKey, StmError
+from stm_backends.errors import ConfigurationError, InvalidKey, InvalidState, StmError
 from stm_backends.types import (
     ConversationTurn,
     MemoryBudget,
@@ -19,6 +19,7 @@ from stm_backends.types import (
     TrajectoryDigest,
     as_config,
     as_turn,
+    as_turn_id,
     default_token_estimator,
 )
 
@@ -43,6 +44,33 @@ from stm_backends.types import (
         (lambda: ShortTermMemoryConfig(summarizer_timeout_s=0), "summarizer_timeout_s"),
         (lambda: ShortTermMemoryConfig(fold_batch_turns=0), "fold_batch_turns"),
         (lambda: ShortTermMemoryConfig(session_ttl_s=0), "session_ttl_s"),
+        (lambda: MemoryBudget(full_zone_turns="5"), "full_zone_turns"),
+        (lambda: MemoryBudget(full_zone_turns=2.5), "full_zone_turns"),
+        (lambda: MemoryBudget(full_zone_turns=True), "full_zone_turns"),
+        (lambda: MemoryBudget(total_max_tokens=None), "total_max_tokens"),
+        (lambda: MemoryBudget(summary_max_tokens=float("inf")), "summary_max_tokens"),
+        (lambda: MemoryBudget(overflow_policy=None), "overflow_policy"),
+        (lambda: MemoryIsolation(user_key=7), "user_key"),
+        (lambda: ShortTermMemoryConfig(strategy=["none"]), "strategy"),
+        (lambda: ShortTermMemoryConfig(retry_attempts="3"), "retry_attempts"),
+        (lambda: ShortTermMemoryConfig(recovery_backlog_limit=1.5), "recovery_backlog_limit"),
+        (lambda: ShortTermMemoryConfig(fold_batch_turns=2.5), "fold_batch_turns"),
+        (lambda: ShortTermMemoryConfig(token_estimator=7), "token_estimator"),
+        (lambda: ShortTermMemoryConfig(on_turn_added="x"), "on_turn_added"),
+        (lambda: ShortTermMemoryConfig(on_summary_updated=1), "on_summary_updated"),
+        (lambda: ShortTermMemoryConfig(on_health_changed=[]), "on_health_changed"),
+        (lambda: ShortTermMemoryConfig(summarizer_timeout_s=None), "summarizer_timeout_s"),
+        (lambda: ShortTermMemoryConfig(session_ttl_s="60"), "session_ttl_s"),
+        *[
+            (lambda name=name, value=value: ShortTermMemoryConfig(**{name: value}), name)
+            for name in (
+                "summarizer_timeout_s",
+                "session_ttl_s",
+                "retry_backoff_base_s",
+                "degraded_retry_interval_s",
+            )
+            for value in (float("inf"), float("nan"), float("-inf"), 10**400)
+        ],
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_its_name(make: Any, setting: str) -> None:
@@ -94,7 +122,42 @@ def test_no_configuration_is_the_default_one_and_a_copy_is_another_object() -> N
 
 def test_a_foreign_configuration_is_validated() -> None:
     with pytest.raises(ConfigurationError, match="strategy"):
-        as_config(SimpleNamespace(strategy="everything"))
+        as_config(SimpleNamespace(strategy="everything", budget=MemoryBudget()))
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"strategy": "truncation", "budget": {"full_zone_turns": 2}},
+        "truncation",
+        len,
+        7,
+        MemoryBudget(),
+        ShortTermMemoryConfig,
+        SimpleNamespace(strategy="truncation"),
+        SimpleNamespace(budget=MemoryBudget()),
+    ],
+    ids=repr,
+)
+def test_what_is_no_configuration_never_turns_the_memory_off_unnoticed(theirs: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ShortTermMemoryConfig\\(strategy="):
+        as_config(theirs)
+
+
+@pytest.mark.parametrize("budget", [{"full_zone_turns": 2}, None, 5, "5", MemoryBudget], ids=repr)
+def test_a_budget_of_which_nothing_would_be_taken_is_refused(budget: Any) -> None:
+    for make in (
+        lambda: ShortTermMemoryConfig(strategy="truncation", budget=budget),
+        lambda: as_config(SimpleNamespace(strategy="truncation", budget=budget)),
+    ):
+        with pytest.raises(ConfigurationError, match="budget must be a MemoryBudget"):
+            make()
+
+
+@pytest.mark.parametrize("isolation", [{"tenant_key": "t"}, None, "t"], ids=repr)
+def test_an_isolation_of_which_nothing_would_be_taken_is_refused(isolation: Any) -> None:
+    with pytest.raises(ConfigurationError, match="isolation must be a MemoryIsolation"):
+        ShortTermMemoryConfig(isolation=isolation)
 
 
 def test_a_foreign_turn_is_copied_with_its_digest() -> None:
@@ -121,6 +184,17 @@ def test_a_foreign_turn_is_copied_with_its_digest() -> None:
 def test_what_is_no_turn_is_refused(theirs: Any) -> None:
     with pytest.raises(ConfigurationError):
         as_turn(theirs)
+
+
+def test_a_turn_without_an_id_gets_one_of_its_own_and_an_id_is_kept() -> None:
+    assert as_turn_id("mine") == "mine"
+    assert len({as_turn_id(None) for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("turn_id", ["", 7, 0, False, b"id", ["id"]])
+def test_what_is_no_turn_id_is_refused(turn_id: Any) -> None:
+    with pytest.raises(InvalidState, match="turn_id"):
+        as_turn_id(turn_id)
 
 
 def test_settings_of_ours_come_after_all_of_penguiflows() -> None:

@@ -1,0 +1,180 @@
+"""A turn that could not be read again is refused before anything is written, on every memory alike."""
+
+from __future__ import annotations
+
+import math
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stm_backends.default import DefaultShortTermMemory
+from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.errors import InvalidState
+from stm_backends.plugins import open_driver
+from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig, TrajectoryDigest
+
+KINDS = ["in one process", "on memory", "on sqlite"]
+
+
+@pytest.fixture(params=KINDS)
+async def memory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    config = ShortTermMemoryConfig(strategy="truncation")
+    if request.param == KINDS[0]:
+        yield DefaultShortTermMemory(config=config)
+        return
+    driver = open_driver("memory" if request.param == KINDS[1] else f"sqlite:///{tmp_path}/stm.db")
+    await driver.open()
+    memory = DistributedShortTermMemory(driver, MemoryKey("acme", "u", uuid.uuid4().hex), config)
+    yield memory
+    await memory.close()
+    await driver.close()
+
+
+def turn(**fields: Any) -> Any:
+    return ConversationTurn(**{"user_message": "u", "assistant_response": "a", **fields})
+
+
+def digest(**fields: Any) -> Any:
+    given = {"tools_invoked": ["t"], "observations_summary": "o", **fields}
+    return turn(trajectory_digest=TrajectoryDigest(**given))
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+BAD: list[tuple[str, Callable[[], Any]]] = [
+    ("turn.user_message", lambda: turn(user_message=7)),
+    ("turn.user_message", lambda: turn(user_message=None)),
+    ("turn.assistant_response", lambda: turn(assistant_response=b"a")),
+    ("dict is not a ConversationTurn", lambda: {"user_message": "u", "assistant_response": "a"}),
+    *[
+        ("turn.ts", lambda ts=ts: turn(ts=ts))
+        for ts in ("now", "12.5", b"1", None, 10**400, math.inf, -math.inf, [], 1j, object())
+    ],
+    *[
+        ("turn.artifacts_shown", lambda shown=shown: turn(artifacts_shown=shown))
+        for shown in (
+            None,
+            [],
+            [("a", 1)],
+            "text",
+            {1: "a"},
+            {"a": {None: 1}},
+            {"a": {1, 2}},
+            {"a": object()},
+        )
+    ],
+    *[
+        ("turn.artifacts_hidden_refs", lambda refs=refs: turn(artifacts_hidden_refs=refs))
+        for refs in (None, "ref", {"a": 1}, {"a"}, 7, [1], ["a", None], ("a", b"b"))
+    ],
+    *[
+        (f"turn.trajectory_digest.{name}", lambda name=name, value=value: digest(**{name: value}))
+        for name in ("tools_invoked", "artifacts_refs")
+        for value in (None, "search", {"a": 1}, 7, [1], [None], [["a"]])
+    ],
+    ("turn.trajectory_digest.observations_summary", lambda: digest(observations_summary=None)),
+    ("turn.trajectory_digest.observations_summary", lambda: digest(observations_summary={"a": 1})),
+    ("turn.trajectory_digest.reasoning_summary", lambda: digest(reasoning_summary=["because"])),
+    ("is not a TrajectoryDigest", lambda: turn(trajectory_digest={"tools_invoked": []})),
+    ("is not a TrajectoryDigest", lambda: turn(trajectory_digest="did things")),
+    ("nested too deeply", lambda: turn(artifacts_shown={"a": nested(940)})),
+    ("nested too deeply", lambda: turn(artifacts_shown={"a": nested(100)})),
+]
+
+
+@pytest.mark.parametrize(("path", "make"), BAD, ids=[f"{path}-{n}" for n, (path, _) in enumerate(BAD)])
+async def test_a_malformed_turn_is_refused_by_its_path_and_the_conversation_stays_readable(
+    memory: Any, path: str, make: Callable[[], Any]
+) -> None:
+    await memory.add_turn(turn(user_message="before"))
+    with pytest.raises(InvalidState) as caught:
+        await memory.add_turn(make())
+    assert path in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    await memory.add_turn(turn(user_message="after"))
+    assert [item.user_message for item in await memory.turns()] == ["before", "after"]
+    view = await memory.get_llm_context()
+    assert [item["user"] for item in view["conversation_memory"]["recent_turns"]] == ["before", "after"]
+
+
+@pytest.mark.parametrize("turn_id", ["", 7, 0, False, b"id", ["id"], {}])
+async def test_an_id_that_is_none_is_refused_and_the_conversation_stays_readable(
+    memory: Any, turn_id: Any
+) -> None:
+    with pytest.raises(InvalidState, match="turn_id"):
+        await memory.add_turn(turn(), turn_id=turn_id)
+    assert await memory.turns() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(True, 1.0), (7, 7.0), (2**60, float(2**60)), (1.5, 1.5), (Decimal("1.5"), 1.5), (-1.0, -1.0)],
+)
+async def test_any_number_that_a_float_holds_is_a_time(memory: Any, given: Any, kept: float) -> None:
+    await memory.add_turn(turn(ts=given))
+    (found,) = await memory.turns()
+    assert type(found.ts) is float
+    assert found.ts == kept
+
+
+async def test_a_time_that_nobody_knows_is_kept_as_such(memory: Any) -> None:
+    await memory.add_turn(turn(ts=math.nan))
+    (found,) = await memory.turns()
+    assert math.isnan(found.ts)
+
+
+async def test_tuples_of_texts_come_back_as_lists(memory: Any) -> None:
+    theirs = SimpleNamespace(
+        user_message="u\ud800\0",
+        assistant_response="",
+        trajectory_digest=SimpleNamespace(tools_invoked=("t",), observations_summary=""),
+        artifacts_hidden_refs=("a", "b"),
+    )
+    await memory.add_turn(theirs)
+    assert await memory.turns() == [
+        ConversationTurn("u\ud800\0", "", TrajectoryDigest(["t"], ""), artifacts_hidden_refs=["a", "b"])
+    ]
+
+
+async def test_what_is_accepted_from_the_surface_is_read_from_the_depths(memory: Any) -> None:
+    deep = {"a": nested(99)}
+    await memory.add_turn(turn(artifacts_shown=deep))
+
+    async def down(levels: int) -> Any:
+        return await down(levels - 1) if levels else await memory.turns()
+
+    frame, used = sys._getframe(), 0  # noqa: SLF001 -- how deep the runner of the tests is already
+    while frame is not None:
+        frame, used = frame.f_back, used + 1
+    (found,) = await down(sys.getrecursionlimit() - used - 400)
+    assert found.artifacts_shown == deep
+
+
+async def test_the_deepest_turn_that_is_accepted_can_be_saved_and_exported() -> None:
+    from stm_backends.backend import open_backend  # noqa: PLC0415 -- the other tests do without
+
+    config = ShortTermMemoryConfig(strategy="truncation")
+    key = MemoryKey("acme", "u", "s")
+    deepest = turn(artifacts_shown={"a": nested(99)})
+    async with open_backend("memory") as backend:
+        ours, theirs = DefaultShortTermMemory(config=config), DefaultShortTermMemory(config=config)
+        await ours.add_turn(deepest)
+        await ours.persist(backend.state_store, key.composite())
+        await theirs.hydrate(backend.state_store, key.composite())
+        assert await theirs.turns() == [deepest]
+        await backend.memory(key, config).add_turn(deepest)
+        exported = await backend.sessions.export(key)
+    async with open_backend("memory") as backend:
+        await backend.sessions.import_(exported)
+        assert await backend.memory(key, config).turns() == [deepest]
