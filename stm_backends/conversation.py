@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from stm_backends import policy
-from stm_backends.merge import merge
+from stm_backends.merge import is_another, merge
 from stm_backends.policy import Body, Fold, Step, Trim, View
 from stm_backends.states import FORGET_BY_COUNT, State
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
@@ -28,12 +30,15 @@ class Conversation:
     """The turns, the body, and what is known of the state they are saved in.
 
     `agreed` is the stored state as it was last seen or last confirmed saved. `recovering` says that an
-    attempt to leave `DEGRADED` is under way.
+    attempt to leave `DEGRADED` is under way. `confirmed_by` is the store that `agreed` stood in, if that
+    is one that says for certain what it does not hold.
     """
 
     def __init__(self, config: ShortTermMemoryConfig, state: State, *, now: float) -> None:
         self._config = config
         self._covered: deque[StoredTurn] = deque(maxlen=COVERED_KEPT)
+        self._lengths = _Lengths.of(config)
+        self.confirmed_by: object | None = None
         # No turn is known to be stored, but summaries grow from this one and counters count on top.
         body = Body(state.body.summary, folded=state.body.folded, dropped=state.body.dropped)
         self.agreed = State(body=body, gone=state.gone)
@@ -46,6 +51,8 @@ class Conversation:
         self._pending = [*state.pending]
         self._recent = deque(state.recent)
         self._ids = {stored.id for stored in state.turns}
+        if self._lengths is not None:
+            self._lengths.forget()
 
     # What it is
 
@@ -90,6 +97,8 @@ class Conversation:
         """Raise `MemoryBudgetExceeded` if the configuration refuses this turn."""
         if self._config.budget.overflow_policy != "error":
             return
+        if self._lengths is not None and self._fits(self._lengths, stored):
+            return
         turns = (*self._pending, *self._recent, stored)
         boundary = max(len(self._pending), len(turns) - self._config.budget.full_zone_turns)
         policy.require_room(
@@ -100,14 +109,34 @@ class Conversation:
             recent=turns[boundary:],
         )
 
+    def _fits(self, lengths: _Lengths, stored: StoredTurn) -> bool:
+        """Say whether everything fits with one more turn, at a cost that does not grow with everything."""
+        if not lengths.known:
+            lengths.count(self._pending, self._recent)
+        recent = [*self._recent, stored]
+        leaving = max(0, len(recent) - self._config.budget.full_zone_turns)
+        going, staying = recent[:leaving], recent[leaving:]
+        return lengths.fit(
+            health=self.health,
+            summary=self.body.summary,
+            pending=(self._pending or going)[:1],
+            recent=staying[:1],
+            pending_length=lengths.pending + lengths.sum_of(going),
+            recent_length=lengths.recent + lengths.sum_of([stored]) - lengths.sum_of(going),
+        )
+
     # What happens to it
 
     def add(self, stored: StoredTurn, *, now: float) -> None:
         """Take a turn that is not known yet."""
         self._ids.add(stored.id)
         self._recent.append(stored)
+        leaving: list[StoredTurn] = []
         while len(self._recent) > self._config.budget.full_zone_turns:
-            self._pending.append(self._recent.popleft())
+            leaving.append(self._recent.popleft())
+        self._pending += leaving
+        if self._lengths is not None:
+            self._lengths.add(stored, leaving)
         if self._config.strategy == "truncation":
             self.trim(Trim(len(self._pending), lost=False), now=now)
 
@@ -129,6 +158,8 @@ class Conversation:
 
     def _drop(self, count: int) -> None:
         self._ids.difference_update(stored.id for stored in self._pending[:count])
+        if self._lengths is not None:
+            self._lengths.drop(self._pending[:count])
         del self._pending[:count]
         self._gone += count
 
@@ -144,18 +175,123 @@ class Conversation:
             return sides.local
         return merge(self._config, stored, *sides, now=now)
 
-    def take_stored(self, stored: State, *, now: float) -> None:
-        """Continue with what a store holds, and with what it does not have yet."""
-        self._rebase(stored, merge(self._config, stored, *self.sides(), now=now))
+    def let_go_if_erased(self, stored: State | None, by: object | None, *, now: float) -> bool:
+        """Keep only what was never confirmed saved if a store that confirmed the rest holds it no longer.
 
-    def take_saved(self, saved: State, since: State, *, now: float) -> None:
+        Only a store that says so for certain is believed; from another, everything is kept and saved
+        again. Returns whether it was so: the conversation was erased there, or has expired.
+        """
+        if by is None or by is not self.confirmed_by or not is_another(stored, self.agreed, self._config):
+            return False
+        confirmed, remembered = {turn.id for turn in self.agreed.turns}, self.agreed.body.forgotten
+        turns = (*self._covered, *self._pending, *self._recent)
+        ours = tuple(turn for turn in turns if turn.id not in confirmed and turn.id not in remembered)
+        # Our summary tells of what was erased. How summarizing goes here does not.
+        body = Body(
+            health=self.body.health,
+            attempts=self.body.attempts,
+            next_attempt_at=self.body.next_attempt_at,
+        )
+        state = State(body=body, recent=ours, recovering=self.recovering)
+        self._covered.clear()
+        self._become(state.divided(self._config, now=now))
+        self.agreed, self.confirmed_by = State(), None
+        return True
+
+    def take_stored(self, stored: State, by: object | None, *, now: float) -> None:
+        """Continue with what a store holds, and with what it does not have yet."""
+        self._rebase(stored, merge(self._config, stored, *self.sides(), now=now), by)
+
+    def take_saved(self, saved: State, since: State, by: object | None, *, now: float) -> None:
         """Continue with what was saved, and with what has happened since its own side was `since`."""
         sides = self.sides()._replace(agreed=since)
-        self._rebase(saved, merge(self._config, saved, *sides, exact=True, now=now))
+        self._rebase(saved, merge(self._config, saved, *sides, exact=True, now=now), by)
 
-    def _rebase(self, agreed: State, state: State) -> None:
+    def _rebase(self, agreed: State, state: State, by: object | None) -> None:
         self._become(state)
-        self.agreed = agreed
+        self.agreed, self.confirmed_by = agreed, by
         # What came back is pending; what nobody remembers has been let go for good.
         covered = [stored for stored in self._covered if stored.id in self.body.forgotten]
         self._covered = deque(covered, maxlen=COVERED_KEPT)
+
+
+class _Lengths:
+    """How many characters a conversation takes as the model sees it, kept up to date turn by turn.
+
+    That is all the default token estimator looks at; with another one there is none of these. How turns
+    become text is `policy`'s business: it is asked with an estimator that counts characters, for one turn
+    at a time.
+    """
+
+    @staticmethod
+    def of(config: ShortTermMemoryConfig) -> _Lengths | None:
+        """Return one where it is of use."""
+        budget = config.budget
+        limited = budget.overflow_policy == "error" and budget.total_max_tokens > 0
+        return _Lengths(config) if limited and config.token_estimator is None else None
+
+    def __init__(self, config: ShortTermMemoryConfig) -> None:
+        self._config = config
+        unlimited = replace(config.budget, total_max_tokens=0, summary_max_tokens=sys.maxsize)
+        self._counting = replace(config, token_estimator=len, budget=unlimited)
+        self._lengths: dict[str, int] = {}
+        self.known = False
+        self.pending = self.recent = 0
+
+    def forget(self) -> None:
+        """Count all over when it is asked for next: the turns are others."""
+        self.known = False
+
+    def count(self, pending: Iterable[StoredTurn], recent: Iterable[StoredTurn]) -> None:
+        self._lengths.clear()
+        self.pending, self.recent, self.known = self.sum_of(pending), self.sum_of(recent), True
+
+    def add(self, stored: StoredTurn, leaving: Sequence[StoredTurn]) -> None:
+        """Count one more recent turn, and those that leave the recent ones for it."""
+        if self.known:
+            gone = self.sum_of(leaving)
+            self.recent += self.sum_of([stored]) - gone
+            self.pending += gone
+
+    def drop(self, turns: Sequence[StoredTurn]) -> None:
+        """Count pending turns no longer."""
+        if self.known:
+            self.pending -= self.sum_of(turns)
+            for stored in turns:
+                self._lengths.pop(stored.id, None)
+
+    def fit(
+        self,
+        *,
+        health: MemoryHealth,
+        summary: str,
+        pending: Sequence[StoredTurn],
+        recent: Sequence[StoredTurn],
+        pending_length: int,
+        recent_length: int,
+    ) -> bool:
+        """Say whether a conversation fits whose first pending and recent turns, if any, are these."""
+        summary = policy.cut_summary(summary, policy.within_summary_budget(self._config))
+        view = policy.render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
+        characters = view.tokens + recent_length - self.sum_of(recent)
+        if view.kept > len(recent):
+            characters += pending_length - self.sum_of(pending)
+        # What `default_token_estimator` makes of a text of this length.
+        return characters // 4 + 1 <= self._config.budget.total_max_tokens
+
+    def sum_of(self, turns: Iterable[StoredTurn]) -> int:
+        """Return how many characters longer everything is for these turns, one of which is not the first."""
+        return sum(self._length(stored) for stored in turns)
+
+    def _length(self, stored: StoredTurn) -> int:
+        length = self._lengths.get(stored.id)
+        if length is None:
+            one, two = (self._count([stored] * number) for number in (1, 2))
+            length = self._lengths[stored.id] = two - one
+        return length
+
+    def _count(self, turns: Sequence[StoredTurn]) -> int:
+        view = policy.render(
+            self._counting, health=MemoryHealth.HEALTHY, summary="", pending=(), recent=turns
+        )
+        return view.tokens

@@ -10,12 +10,11 @@ import asyncio
 import logging
 import random
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stm_backends import policy
+from stm_backends import log, policy
 from stm_backends.conversation import Conversation
 from stm_backends.errors import InvalidKey, Unavailable
 from stm_backends.policy import Body, Fold, Step, Trim, Wait
@@ -23,7 +22,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.states import FORGET_BY_COUNT, State, dump_state, load_state, own_turn
 from stm_backends.stores import Shelf
 from stm_backends.tasks import Background
-from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, as_config, as_turn
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, as_config, as_turn, as_turn_id
 
 logger = logging.getLogger("stm_backends")
 
@@ -33,10 +32,15 @@ SAVES: Final = 100
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """One run of the background. `waiting_for` is the time of the attempt that it sleeps until."""
+    """One run of the background.
+
+    `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it is making an
+    attempt to leave `DEGRADED`, and has said so.
+    """
 
     task: asyncio.Task[None] | None = None
     waiting_for: float | None = None
+    recovering: bool = False
 
     @property
     def running(self) -> bool:
@@ -92,9 +96,10 @@ class DefaultShortTermMemory:
         """
         if self._config.strategy == "none":
             return
-        if turn_id is not None and self._conversation.knows(turn_id):
+        identity = as_turn_id(turn_id)
+        if turn_id is not None and self._conversation.knows(identity):
             return
-        stored = own_turn(StoredTurn(turn_id or uuid.uuid4().hex, as_turn(turn)))
+        stored = own_turn(StoredTurn(identity, as_turn(turn)))
         self._conversation.require_room(stored)
         self._conversation.add(stored, now=self._clock())
         self._background.call_back(self._config.on_turn_added, turn)
@@ -105,7 +110,7 @@ class DefaultShortTermMemory:
         self._wake()
         view = self._conversation.view()
         if view.trimmed and self._config.budget.overflow_policy == "error":
-            logger.warning("the memory exceeds total_max_tokens and was trimmed for reading")
+            log.trimmed_for_reading()
         return view.patch()
 
     def estimate_tokens(self) -> int:
@@ -127,7 +132,7 @@ class DefaultShortTermMemory:
         and all its retries. Cancelling it stops the waiting and nothing else.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + (self._patience() if timeout is None else timeout)
+        until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
         self._flushing += 1
         try:
             while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
@@ -151,7 +156,10 @@ class DefaultShortTermMemory:
         What is pending stays pending. The memory can still be read and persisted.
         """
         self._closed = True
-        self._stop_worker()
+        shown = self.health
+        if self._stop_worker():
+            self._conversation.recovering = False
+            self._announce(shown)
         await self._background.close(timeout=timeout)
 
     @property
@@ -179,8 +187,9 @@ class DefaultShortTermMemory:
 
         Two processes that save under one key keep both their turns, see `merge`. Raises `InvalidKey`
         under another key than the one this conversation was hydrated from or first persisted under.
-        Nothing is saved unless what is stored could be loaded and read. A store without PenguiFlow's
-        methods is left alone.
+        Nothing is saved unless what is stored could be loaded and read. Where a store of ours holds no
+        longer what it had confirmed, the conversation was erased or has expired: that is let go, and
+        only what was never confirmed saved is. A store without PenguiFlow's methods is left alone.
         """
         shelf = Shelf(store, key)
         if not shelf.writable:
@@ -189,7 +198,6 @@ class DefaultShortTermMemory:
             raise InvalidKey("this memory holds the conversation of another key; hydrate this one first")
         self._key = key
         binding, conversation = self._binding, self._conversation
-        sides = conversation.sides()
         async with self._one_at_a_time():
             for attempt in range(SAVES):
                 content, version = await shelf.load()
@@ -197,7 +205,8 @@ class DefaultShortTermMemory:
                 # If another key was bound meanwhile, what was to be persisted still is.
                 if self._binding is binding:
                     conversation = self._conversation
-                    sides = conversation.sides()
+                self._let_go_if_erased(conversation, stored, shelf)
+                sides = conversation.sides()
                 merged = conversation.merged(stored, sides, now=self._clock())
                 if await shelf.save(dump_state(merged, self._config), version):
                     break
@@ -205,15 +214,17 @@ class DefaultShortTermMemory:
             else:
                 raise Unavailable("another process came first every time", operation="persist")
             if self._conversation is conversation:
-                conversation.take_saved(merged, sides.local, now=self._clock())
-                self._changed()
+                shown = self.health
+                conversation.take_saved(merged, sides.local, shelf.certain, now=self._clock())
+                self._taken(shown)
         self._wake()
 
     async def hydrate(self, store: Any, key: str) -> None:
         """Continue the conversation that is stored under a key, and keep what is not saved yet.
 
         Another key than before first lets go of everything that belongs to the other conversation, so
-        that an error, a timeout or an unknown key shows nothing of it.
+        that an error, a timeout or an unknown key shows nothing of it. The same key lets go of what was
+        erased, see `persist`.
         """
         if self._key not in (None, key):
             self._binding = object()
@@ -227,10 +238,28 @@ class DefaultShortTermMemory:
             return
         async with self._one_at_a_time():
             content, _ = await shelf.load()
-            if self._binding is binding and content is not None:
-                self._conversation.take_stored(load_state(content, self._config), now=self._clock())
-                self._changed()
+            stored = None if content is None else load_state(content, self._config)
+            if self._binding is binding:
+                shown = self.health
+                self._let_go_if_erased(self._conversation, stored, shelf)
+                if stored is not None:
+                    self._conversation.take_stored(stored, shelf.certain, now=self._clock())
+                self._taken(shown)
         self._wake()
+
+    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, shelf: Shelf) -> None:
+        """Keep no more of a conversation than was never saved, if what was saved has been erased.
+
+        A plain store may also answer `None` because it is out of order: there, all that is held is kept.
+        """
+        if conversation.let_go_if_erased(stored, shelf.certain, now=self._clock()):
+            logger.info("a conversation that had been saved was erased or has expired, and is let go")
+
+    def _taken(self, shown: MemoryHealth) -> None:
+        """After a state from a store: call back if it has ended a recovery that we had told of."""
+        if self._worker is not None and self._worker.recovering:
+            self._announce(shown)
+        self._changed()
 
     def _one_at_a_time(self) -> asyncio.Lock:
         """Return the lock of this event loop: one that a closed loop left locked would stay so."""
@@ -240,8 +269,10 @@ class DefaultShortTermMemory:
         return self._turnstile[1]
 
     def _start_over(self, state: State) -> None:
-        self._stop_worker()
+        shown, recovering = self.health, self._stop_worker()
         self._conversation = Conversation(self._config, state, now=self._clock())
+        if recovering:
+            self._announce(shown)
         self._changed()
 
     # The background
@@ -273,7 +304,7 @@ class DefaultShortTermMemory:
             conversation.trim(step, now=clock)
             self._changed()
             if step.lost:
-                logger.warning("%d turns beyond recovery_backlog_limit were dropped", step.count)
+                log.dropped(step.count)
 
     async def _work(self, worker: _Worker) -> None:
         """Do what is due until nothing is, waiting as long as the policy says."""
@@ -294,7 +325,7 @@ class DefaultShortTermMemory:
     async def _fold(self, fold: Fold, worker: _Worker) -> None:
         conversation, config = self._conversation, self._config
         shown = conversation.health
-        conversation.recovering = conversation.body.health is MemoryHealth.DEGRADED
+        worker.recovering = conversation.recovering = conversation.body.health is MemoryHealth.DEGRADED
         self._announce(shown)
         try:
             answer = await self._background.call_within(
@@ -317,6 +348,8 @@ class DefaultShortTermMemory:
         else:
             if self._worker is worker:
                 self._take_summary(conversation, fold, body)
+        finally:
+            worker.recovering = False
 
     def _take_summary(self, conversation: Conversation, fold: Fold, body: Body) -> None:
         shown, before = conversation.health, conversation.body
@@ -324,7 +357,7 @@ class DefaultShortTermMemory:
             conversation.fold(fold, body)
             self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
             if before.health is not MemoryHealth.HEALTHY:
-                logger.info("summarizing works again")
+                log.recovered()
         else:
             # Another summary, or other turns, have come from the store; they are looked at next.
             conversation.recovering = False
@@ -334,16 +367,15 @@ class DefaultShortTermMemory:
         shown, before = conversation.health, conversation.body
         after = policy.after_failure(self._config, before, now=self._clock())
         conversation.body, conversation.recovering = after, False
-        cause = type(error).__name__
         if after.health is MemoryHealth.RETRY:
-            logger.warning("summarizing failed (%s), attempt %d will be repeated", cause, after.attempts)
+            log.retrying(after.attempts, error)
         elif before.health is not MemoryHealth.DEGRADED:
-            logger.warning("summarizing is unavailable (%s): recent turns only until it works", cause)
+            log.degraded(error)
         self._announce(shown)
 
     def _announce(self, shown: MemoryHealth) -> None:
         """Call back if the health is not what was shown before."""
-        if self.health is not shown:
+        if self.health is not shown and _loop() is not None:
             self._background.call_back(self._config.on_health_changed, shown, self.health)
         self._changed()
 
@@ -353,16 +385,13 @@ class DefaultShortTermMemory:
             if not change.done() and not change.get_loop().is_closed():
                 change.set_result(None)
 
-    def _stop_worker(self) -> None:
+    def _stop_worker(self) -> bool:
+        """End the background; returns whether it was making an attempt to leave `DEGRADED`."""
         worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.cancel()
-
-    def _patience(self) -> float:
-        config = self._config
-        retries = range(1, min(config.retry_attempts, 10) + 1)
-        waits = sum(policy.delay_after(config, attempt) for attempt in retries)
-        return waits + config.summarizer_timeout_s * (len(retries) + 1)
+        if worker is None:
+            return False
+        worker.cancel()
+        return worker.recovering
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:

@@ -7,18 +7,25 @@ was born: whatever is stored belongs to somebody who is listed.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeVar
 
 from stm_backends import keys, records
 from stm_backends.codec import Codec
 from stm_backends.driver import ABSENT, Driver, new_version
+from stm_backends.errors import OutcomeUnknown, StorageError
+
+logger = logging.getLogger("stm_backends")
 
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
 """How many users, and for how long, a process takes for listed without asking."""
+
+_T = TypeVar("_T")
 
 
 class Directory:
@@ -39,14 +46,42 @@ class Directory:
         now = self._clock()
         if not fresh and now - self._noted.get(owner, -REMEMBERED_FOR_S) < REMEMBERED_FOR_S:
             return
+        # Whatever becomes of the write, cancelled or failed: only one that was answered is remembered.
+        self._noted.pop(owner, None)
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
         await records.resent(
             lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
         )
         self._noted[owner] = now
-        self._noted.move_to_end(owner)
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
+
+    async def write_for(
+        self, owner: tuple[str, str], write: Callable[[], Awaitable[_T]], *, is_birth: Callable[[_T], bool]
+    ) -> _T:
+        """Carry out a write that may create a record of a tenant's user, and keep that user listed.
+
+        Listed before, so that whoever erases the tenant finds what is written even if we die here; and,
+        if what `write` answered may have been a record's birth, asked for once more after it, because
+        an erasure may have come in between. A write that is no birth needs no more: whoever erases finds
+        the record itself. After a write whose outcome nobody knows the next one asks again.
+        """
+        await self.note(*owner)
+        try:
+            answer = await write()
+        except (OutcomeUnknown, asyncio.CancelledError):
+            self._noted.pop(owner, None)
+            raise
+        if is_birth(answer):
+            await self.note_birth(owner)
+        return answer
+
+    async def note_birth(self, owner: tuple[str, str]) -> None:
+        """List a user again after a record of theirs was born; what was written stands even if this fails."""
+        try:
+            await self.note(*owner, fresh=True)
+        except StorageError as error:
+            logger.warning("a user was listed before a record was born, and not again after: %s", error)
 
     async def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant."""
@@ -55,5 +90,8 @@ class Directory:
 
     async def forget(self, tenant: str, user: str) -> bool:
         """Take a user off the list; returns whether they stood there."""
-        self._noted.pop((tenant, user), None)
-        return await self._driver.delete(keys.directory_key(tenant, user))
+        try:
+            return await self._driver.delete(keys.directory_key(tenant, user))
+        finally:
+            # Last, so that a note which was answered meanwhile is not remembered either.
+            self._noted.pop((tenant, user), None)

@@ -68,6 +68,24 @@ def merge(
     return merged.divided(config, now=now)
 
 
+def is_another(stored: State | None, base: State, config: ShortTermMemoryConfig) -> bool:
+    """Say whether what is stored did not grow from `base`, which stood there: it was erased meanwhile.
+
+    For a store where nobody saves without having seen what stands there; `None` is nothing there.
+    """
+    if stored is None:
+        return True
+    if not stored.ours:
+        return False
+    if stored.gone < base.gone:
+        return True
+    # A truncated state is saved without the turns that nobody would be shown.
+    if config.strategy == "truncation" or stored.gone - base.gone >= REMEMBERED_IDS:
+        return False
+    held = _ids(stored.turns)
+    return any(turn.id not in held and turn.id not in stored.body.forgotten for turn in base.turns)
+
+
 def _lost_our_summary(stored: State, local: State, base: State) -> bool:
     """Say whether the store fell back to a state that our summary has long left behind.
 

@@ -16,7 +16,8 @@ Fields of a newer version of this library, in the body and in a turn, are carrie
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
@@ -24,10 +25,17 @@ from stm_backends import keys, records
 from stm_backends.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.directory import Directory
 from stm_backends.driver import ABSENT, ANY, KEEP, Driver, new_version
-from stm_backends.errors import ConfigurationError, InvalidState, SessionExists, SessionNotFound, located
+from stm_backends.errors import (
+    ConfigurationError,
+    InvalidKey,
+    InvalidState,
+    SessionExists,
+    SessionNotFound,
+    located,
+)
 from stm_backends.policy import Body
 from stm_backends.snapshot import Snapshot
-from stm_backends.types import MemoryKey
+from stm_backends.types import MemoryHealth, MemoryKey
 
 FORMAT: Final = "stm-session"
 FORMAT_VERSION: Final = 1
@@ -87,29 +95,41 @@ class Sessions:
         What is there already is left alone and `SessionExists` raised, unless told otherwise. `"merge"`
         adds the turns that are missing, at the end; the summary there stays, unless nothing has left
         that conversation yet. `"replace"` erases what is there. An import that was interrupted is
-        completed by a merge of the same document. `ttl` is the `session_ttl_s` of the conversation.
-        Raises `InvalidState`, before anything is written, for a document that is none.
+        completed by a merge of the same document. Raises `InvalidState`, before anything is written, for
+        a document that is none.
+
+        `ttl` is how many seconds the conversation lives from now on, as `session_ttl_s` is for a turn that
+        is added; `None`, the default, is for ever. That holds for a merge, too: where it adds a turn, a
+        conversation that would have expired lives for `ttl` from then, or for ever. A merge that adds
+        none leaves the conversation's life as it is.
         """
         if on_conflict not in get_args(OnConflict):
             raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
         session = _parse(document)
         entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
-        await self._directory.note(*owner)
-        target = await self._prepare(session, on_conflict, ttl)
-        await self._directory.note(*owner, fresh=True)
+        target = await self._directory.write_for(
+            owner, lambda: self._prepare(session, on_conflict, ttl), is_birth=lambda _: True
+        )
         standing = {stored.id for stored in target.turns}
         for turn_id, entry in entries.items():
             if turn_id in standing or turn_id in target.body.forgotten:
                 continue
-            birth = new_version()
-            length = await records.resent(
-                lambda entry=entry, birth=birth: self._driver.append(where, entry, birth=birth, ttl=ttl)
+            await self._directory.write_for(
+                owner, lambda entry=entry: self._append(where, entry, ttl), is_birth=bool
             )
-            if length == 1:
-                # Perhaps a birth: the conversation may have been erased, and its user unlisted, just now.
-                await self._directory.note(*owner, fresh=True)
         return session.key
+
+    async def _append(self, where: keys.Key, entry: bytes, ttl: float | None) -> bool:
+        """Add a turn; returns whether this may have been a birth: the conversation was just erased."""
+        sent = 0
+
+        def send() -> Awaitable[int]:
+            nonlocal sent
+            sent += 1
+            return self._driver.append(where, entry, birth=new_version(), ttl=ttl)
+
+        return await records.resent(send) <= sent
 
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
         """Store the body unless another stays; returns what then stands there."""
@@ -163,16 +183,22 @@ class Sessions:
     async def erase(self, key: MemoryKey) -> bool:
         """Erase all of a conversation, readable or not; returns whether there was anything.
 
-        That is its record and lease, the state saved under its composite, and its `kv:v1:` states.
+        That is its record and lease, the state saved under its composite, and its `kv:v1:` states. Of the
+        last, whose parts nobody escapes, only those that are this conversation's beyond doubt: with a ':'
+        in its own key it has none that could not be another's.
         """
-        erased = await self._driver.delete(keys.memory_key(key))
-        await self._driver.delete(keys.lease_key(key))
-        erased |= await self._driver.delete(keys.blob_key(key.composite()))
-        scope, first = keys.blob_key(":".join(("kv:v1", key.tenant_id, key.user_id, key.session_id, "")))
-        async for name in records.names(self._driver, scope, after=first):
-            if not name.startswith(first):
-                break
-            erased |= await self._driver.delete(keys.Key(scope, name))
+        # All of them first: a key that cannot be used is refused before anything is erased.
+        conversation, lease = keys.memory_key(key), keys.lease_key(key)
+        states, beneath = _states_of(key)
+        erased = await self._driver.delete(conversation)
+        await self._driver.delete(lease)
+        for state in states:
+            erased |= await self._driver.delete(state)
+        if beneath is not None:
+            async for name in records.names(self._driver, beneath.scope, after=beneath.name):
+                if not name.startswith(beneath.name):
+                    break
+                erased |= await self._driver.delete(keys.Key(beneath.scope, name))
         return erased
 
     async def erase_user(self, tenant: str, user: str) -> int:
@@ -197,6 +223,23 @@ class Sessions:
         async for user in self._directory.users(tenant):
             erased += await self.erase_user(tenant, user)
         return erased
+
+
+def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:
+    """Return where the saved states of a conversation are, and what those beneath it begin with."""
+    texts: list[str] = []
+    with suppress(InvalidKey):
+        texts.append(key.composite())
+    prefix = ":".join(("kv:v1", key.tenant_id, key.user_id, key.session_id, ""))
+    owned = keys.blob_owner(f"{prefix}x") == (key.tenant_id, key.user_id) and ":" not in key.session_id
+    if owned:
+        texts += [prefix[:-1], prefix]
+    places: dict[str, keys.Key] = {}
+    for text in texts:
+        # There is no state under a key that is too long for one.
+        with suppress(InvalidKey):
+            places[text] = keys.blob_key(text)
+    return [*places.values()], places.get(prefix) if owned else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +271,22 @@ def _parse(document: Mapping[str, Any]) -> _Session:
         require_json(turn, path)
         try:
             load_turn(turn)
-        except ValueError as error:
-            raise InvalidState(f"{path} is not a turn: {error}") from error
+        except ValueError:
+            # The cause may quote the conversation.
+            raise InvalidState(f"{path} is not a turn: a field is of another type") from None
         content = cast("Mapping[str, Any]", turn)
         turn_id = content.get("turn_id")
         if not isinstance(turn_id, str):
             raise InvalidState(f"{path} has no turn_id")
         turns.setdefault(turn_id, content)
     try:
-        return _Session(key, load_body(body), turns)
-    except ValueError as error:
-        raise InvalidState(f"body is none: {error}") from error
+        loaded = load_body(body)
+    except ValueError:
+        raise InvalidState("body has a field of another type, or of a value that it cannot have") from None
+    if loaded.health is MemoryHealth.RECOVERING:
+        # Shown, never stored: nobody is recovering this conversation here.
+        loaded = replace(loaded, health=MemoryHealth.DEGRADED)
+    return _Session(key, loaded, turns)
 
 
 def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from stm_backends import keys, records
 from stm_backends.codec import Codec, require_json
@@ -16,6 +17,9 @@ from stm_backends.errors import (
     StorageError,
     located,
 )
+
+REMEMBERED_VERSIONS: Final = 10_000
+"""For how many states a store remembers the version that it has loaded or saved last."""
 
 
 class StateStore:
@@ -30,14 +34,34 @@ class StateStore:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._versions: OrderedDict[str, str] = OrderedDict()
 
     async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
         """Replace what stands under a key, never merging; the last save wins.
 
         Kept for ever, or for `ttl` seconds. Raises `InvalidState`, naming the path, for what is not JSON.
+
+        What stands there is not read, so even a state of a future version is replaced. Whoever must not do
+        that loads first and saves with `save_if`, as `DefaultShortTermMemory.persist` does.
+
+        One round trip if this store has loaded or saved that state before and nobody has saved it since.
+        Otherwise it may be a birth, so the owner that the key names is listed once more afterwards: no
+        state stands there for somebody whom `erase_tenant` would miss.
         """
-        write = await self._writer(key, state, expect=ANY, ttl=ttl)
-        await records.resent(write)
+        send, owner, version = self._writer(key, state, ttl=ttl), keys.blob_owner(key), new_version()
+
+        async def write(known: str | None) -> bool:
+            """Save; returns whether this may have been a birth."""
+            if known is not None and await records.resent(lambda: send(version, known)):
+                return False
+            return await records.resent(lambda: send(version, ANY))
+
+        if owner is None:
+            await write(None)
+        else:
+            known = self._versions.get(key)
+            await self._directory.write_for(owner, lambda: write(known), is_birth=bool)
+            self._remember(key, version)
 
     async def load_memory_state(self, key: str) -> dict[str, Any] | None:
         """Return what stands under a key, the caller's to keep; `None` only if nothing does."""
@@ -52,7 +76,9 @@ class StateStore:
         with located(self._driver.name, "load_memory_state"):
             if record.body is None or record.tail:
                 raise Corrupt("the record under this key is not a saved state")
-            return self._codec.open("state", record.body), record.version
+            state = self._codec.open("state", record.body)
+        self._remember(key, record.version)
+        return state, record.version
 
     async def save_if(
         self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
@@ -62,15 +88,17 @@ class StateStore:
         `False` is a lost race and changed nothing. Raises `OutcomeUnknown` only if the datastore cannot
         be asked what became of the write.
         """
-        version = new_version()
-        write = await self._writer(
-            key, state, expect=ABSENT if expect is None else expect, ttl=ttl, version=version
-        )
-        saved = await self._settled(key, write, version=version, expect=expect)
-        owner = keys.blob_owner(key)
-        if saved and expect is None and owner is not None:
-            # A birth: the owner may have been erased, and taken off the list, just before.
-            await self._directory.note(*owner, fresh=True)
+        send, owner, version = self._writer(key, state, ttl=ttl), keys.blob_owner(key), new_version()
+
+        async def write() -> bool:
+            condition = ABSENT if expect is None else expect
+            return await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
+
+        if owner is None:
+            return await write()
+        saved = await self._directory.write_for(owner, write, is_birth=lambda saved: saved and expect is None)
+        if saved:
+            self._remember(key, version)
         return saved
 
     async def _settled(
@@ -94,21 +122,20 @@ class StateStore:
         """Erase what stands under a key; returns whether anything did."""
         return await self._driver.delete(keys.blob_key(key))
 
-    async def _writer(
-        self,
-        key: str,
-        state: dict[str, Any],
-        *,
-        expect: str | AbsentType | AnyType,
-        ttl: float | None,
-        version: str | None = None,
-    ) -> Callable[[], Awaitable[bool]]:
-        """Check and seal a state, list its owner, and return the write: the same one each time it is sent."""
+    def _writer(
+        self, key: str, state: dict[str, Any], *, ttl: float | None
+    ) -> Callable[[str, str | AbsentType | AnyType], Awaitable[bool]]:
+        """Check and seal a state; returns what sends it as a version, on a condition."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"a state is a dict, not {type(state).__name__}")
         require_json(state, "state")
-        where, body, token = keys.blob_key(key), self._codec.seal("state", state), version or new_version()
-        owner = keys.blob_owner(key)
-        if owner is not None:
-            await self._directory.note(*owner)
-        return lambda: self._driver.replace(where, body, version=token, expect=expect, ttl=ttl)
+        where, body = keys.blob_key(key), self._codec.seal("state", state)
+        return lambda version, expect: self._driver.replace(
+            where, body, version=version, expect=expect, ttl=ttl
+        )
+
+    def _remember(self, key: str, version: str) -> None:
+        self._versions[key] = version
+        self._versions.move_to_end(key)
+        if len(self._versions) > REMEMBERED_VERSIONS:
+            self._versions.popitem(last=False)

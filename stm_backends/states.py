@@ -15,10 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from stm_backends import policy
-from stm_backends.codec import dump_body, dump_turn, load_body, load_turn
+from stm_backends.codec import (
+    DEEPEST_IN_TURN,
+    dump_body,
+    dump_turn,
+    load_body,
+    load_turn,
+    require_json,
+)
 from stm_backends.errors import InvalidState
 from stm_backends.policy import Body, Trim
-from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 OURS: Final = "stm"
 """The field of a state that holds what PenguiFlow's states do not."""
@@ -92,6 +99,24 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
         raise InvalidState("a field of the turn is of another type") from None
     except RecursionError:
         raise InvalidState("the turn is nested too deeply") from None
+
+
+def _own_loaded(turn: ConversationTurn) -> ConversationTurn:
+    """Make a turn that `load_turn` returned our own all the way down; the same as `own_turn`, but faster."""
+    if turn.artifacts_shown:
+        turn.artifacts_shown = _own_json(turn.artifacts_shown, "turn.artifacts_shown")
+    if turn.artifacts_hidden_refs:
+        turn.artifacts_hidden_refs = _own_json(turn.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
+    digest = turn.trajectory_digest
+    if digest is not None:
+        digest.tools_invoked = _own_json(digest.tools_invoked, "turn.trajectory_digest.tools_invoked")
+        digest.artifacts_refs = _own_json(digest.artifacts_refs, "turn.trajectory_digest.artifacts_refs")
+    return turn
+
+
+def _own_json(value: Any, path: str) -> Any:
+    require_json(value, path, deepest=DEEPEST_IN_TURN)
+    return _copy(value)
 
 
 def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
@@ -183,7 +208,7 @@ class _Turns:
         if turn_id in self._ids:
             return []
         self._ids.add(turn_id)
-        return [own_turn(StoredTurn(turn_id, turn))]
+        return [StoredTurn(turn_id, _own_loaded(turn))]
 
 
 def _with_health(body: Body, health: MemoryHealth, config: ShortTermMemoryConfig) -> Body:
@@ -203,10 +228,15 @@ def _dump_turns(turns: Sequence[StoredTurn]) -> list[dict[str, Any]]:
 def _copy(value: Any) -> Any:
     """Copy JSON, with lists for tuples, as it would come back from a store."""
     if isinstance(value, dict):
-        return {name: _copy(item) for name, item in cast("dict[str, Any]", value).items()}
+        items = cast("dict[str, Any]", value).items()
+        return {name: item if type(item) in _PLAIN else _copy(item) for name, item in items}
     if isinstance(value, (list, tuple)):
-        return [_copy(item) for item in cast("Sequence[Any]", value)]
+        return [item if type(item) in _PLAIN else _copy(item) for item in cast("Sequence[Any]", value)]
     return value
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+"""What is most of a state and need not be looked into."""
 
 
 def _snapshot(config: ShortTermMemoryConfig) -> dict[str, Any]:

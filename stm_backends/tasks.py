@@ -6,9 +6,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 logger = logging.getLogger("stm_backends")
+
+LAST_S: Final = 1.0
+"""How long tasks that were cancelled on closing may take to end."""
 
 _T = TypeVar("_T")
 
@@ -59,16 +62,36 @@ class Background:
         return any(not task.done() and not task.get_loop().is_closed() for task in self._tasks)
 
     async def close(self, *, timeout: float) -> None:
-        """Wait up to `timeout` seconds for what is running, then cancel what is left and see it end."""
+        """Wait up to `timeout` seconds for what is running, then cancel what is left and see it end.
+
+        What is started meanwhile is covered too. Cancelling this ends the waiting, not the rest of it.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        try:
+            while running := self._running():
+                await asyncio.wait(running, timeout=max(until - loop.time(), 0))
+                if loop.time() >= until:
+                    break
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        """Cancel what is running, each task once: they may have something to give back, and need a moment."""
+        loop = asyncio.get_running_loop()
+        until, cancelled = loop.time() + LAST_S, set[asyncio.Task[Any]]()
+        while running := self._running():
+            for task in running - cancelled:
+                task.cancel()
+            cancelled |= running
+            if loop.time() >= until:
+                return
+            # The first that ends may have started another.
+            await asyncio.wait(running, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _running(self) -> set[asyncio.Task[Any]]:
         here, current = asyncio.get_running_loop(), asyncio.current_task()
-        tasks = {task for task in self._tasks if task.get_loop() is here and task is not current}
-        if not tasks:
-            return
-        _, running = await asyncio.wait(tasks, timeout=max(timeout, 0))
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=1.0)
+        return {task for task in self._tasks if task.get_loop() is here and task is not current}
 
 
 async def _call(function: Callable[..., object], args: tuple[object, ...]) -> object:

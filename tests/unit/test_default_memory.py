@@ -9,13 +9,22 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stm_backends import policy, protocols
 from stm_backends.default import DefaultShortTermMemory
-from stm_backends.errors import ConfigurationError, MemoryBudgetExceeded
+from stm_backends.errors import ConfigurationError, InvalidState, MemoryBudgetExceeded
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer
-from stm_backends.types import ConversationTurn, MemoryBudget, ShortTermMemoryConfig, TrajectoryDigest
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryBudget,
+    ShortTermMemoryConfig,
+    TrajectoryDigest,
+    default_token_estimator,
+)
+from tests.support import clock
 
 
 def memory(strategy: Any = "truncation", **settings: Any) -> DefaultShortTermMemory:
@@ -227,3 +236,95 @@ async def test_a_burst_without_a_pause_does_not_look_at_what_is_pending_again_an
         await one.add_turn(turn(number))
     assert sum(looked_at) <= 1_000
     await one.close(timeout=0)
+
+
+@pytest.mark.parametrize("bad", ["", 7, b"id"])
+async def test_a_turn_id_that_could_not_be_read_again_is_refused(bad: Any) -> None:
+    one = memory()
+    with pytest.raises(InvalidState, match="turn_id"):
+        await one.add_turn(turn(1), turn_id=bad)
+    assert await one.turns() == []
+
+
+TURNS = st.builds(
+    ConversationTurn,
+    st.text(st.characters(codec=None), max_size=30),
+    st.text(max_size=30),
+    st.none() | st.builds(TrajectoryDigest, st.lists(st.text(max_size=5)), st.text(max_size=9)),
+)
+
+
+@given(
+    turns=st.lists(TURNS, max_size=10),
+    summary=st.sampled_from(["", "short", 'a "longer" one ' * 5]),
+    zone=st.integers(0, 3),
+    total=st.integers(5, 150),
+    strategy=st.sampled_from(["truncation", "rolling_summary"]),
+    health=st.sampled_from(["healthy", "degraded"]),
+    digests=st.booleans(),
+    data=st.data(),
+)
+def test_the_error_policy_refuses_exactly_what_would_not_be_shown_whole(
+    turns: list[ConversationTurn],
+    summary: str,
+    zone: int,
+    total: int,
+    strategy: Any,
+    health: str,
+    digests: bool,
+    data: st.DataObject,
+) -> None:
+    def custom(text: str) -> int:
+        return default_token_estimator(text)
+
+    async def main() -> None:
+        budgeted: dict[str, Any] = {
+            "zone": zone,
+            "total_max_tokens": total,
+            "summary_max_tokens": min(total, 12),
+            "overflow_policy": "error",
+            "fold_batch_turns": 1000,
+            "degraded_retry_interval_s": 3600.0,
+            "include_trajectory_digest": digests,
+        }
+        counted, whole = (
+            memory(strategy, token_estimator=estimator, **budgeted) for estimator in (None, custom)
+        )
+        start = {**counted.to_dict(), "summary": summary, "health": health}
+        for one in (counted, whole):
+            one.from_dict(start)
+        for number, item in enumerate(turns):
+            results: list[type[Exception] | None] = []
+            for one in (counted, whole):
+                try:
+                    await one.add_turn(item, turn_id=f"{number}")
+                except MemoryBudgetExceeded as error:
+                    results.append(type(error))
+                else:
+                    results.append(None)
+            assert results[0] is results[1]
+            if data.draw(st.booleans()):
+                counted.from_dict(counted.to_dict())
+                whole.from_dict(whole.to_dict())
+        assert counted.to_dict()["turns"] == whole.to_dict()["turns"]
+        assert await counted.get_llm_context() == await whole.get_llm_context()
+        for one in (counted, whole):
+            await one.close(timeout=0)
+
+    clock.run(main())
+
+
+async def test_the_error_policy_costs_the_same_for_every_turn() -> None:
+    one = memory(
+        "rolling_summary",
+        zone=5,
+        total_max_tokens=10**7,
+        overflow_policy="error",
+        fold_batch_turns=10**9,
+    )
+    for number in range(10):
+        await one.add_turn(turn(number))
+    early = await calls_made(one.add_turn(turn("early")))
+    for number in range(10, 2_000):
+        await one.add_turn(turn(number))
+    assert await calls_made(one.add_turn(turn("late"))) <= early * 1.2

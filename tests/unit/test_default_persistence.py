@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -644,3 +645,111 @@ async def test_a_store_that_can_only_be_written_to_is_written_to() -> None:
     await (await added(never(), 1)).persist(only, KEY)
     assert only.saved is not None
     assert users(only.saved) == ["u1"]
+
+
+# What was erased stays erased
+
+
+async def _erased(erase: Callable[[ConditionalStore], None], *, summarized: bool) -> list[str]:
+    """Save u1 to u3 and add u4; return what is saved in the end if the first three are erased meanwhile."""
+    plain = ConditionalStore()
+    one = await added(memory() if summarized else never(), 1, 2, 3)
+    await one.flush(timeout=5 if summarized else 0)
+    await one.persist(plain, KEY)
+    await added(one, 4)
+    await one.flush(timeout=5 if summarized else 0)
+    erase(plain)
+    await one.persist(plain, KEY)
+    state = plain.state(KEY)
+    assert (await shown(one))["summary"] == covered(state["summary"])
+    return [*covered(state["summary"]), *users(state)]
+
+
+@pytest.mark.parametrize("summarized", [False, True])
+async def test_what_was_erased_elsewhere_is_not_saved_again(summarized: bool) -> None:
+    assert await _erased(lambda plain: plain.texts.clear(), summarized=summarized) == ["u4"]
+
+
+@pytest.mark.parametrize("summarized", [False, True])
+async def test_what_was_erased_elsewhere_stays_erased_when_the_conversation_was_begun_anew(
+    summarized: bool,
+) -> None:
+    begun_anew = ConditionalStore()
+    await (await added(never(), 9)).persist(begun_anew, KEY)
+    again = begun_anew.texts[KEY]
+    assert await _erased(lambda plain: plain.texts.update({KEY: again}), summarized=summarized) == [
+        "u9",
+        "u4",
+    ]
+
+
+async def test_what_was_erased_elsewhere_is_not_shown_after_a_hydrate() -> None:
+    plain = ConditionalStore()
+    await (await added(memory(), 1, 2, 3)).persist(plain, KEY)
+    two = memory()
+    await two.hydrate(plain, KEY)
+    await two.flush()
+    await added(two, 4)
+    plain.texts.clear()
+    await two.hydrate(plain, KEY)
+    assert users(two.to_dict()) == ["u4"]
+    assert two.to_dict()["summary"] == ""
+    await two.persist(plain, KEY)
+    assert users(plain.state(KEY)) == ["u4"]
+
+
+async def test_turns_never_saved_come_back_out_of_a_summary_that_covered_what_was_erased() -> None:
+    plain = ConditionalStore()
+    one = await added(memory(), 1)
+    await one.persist(plain, KEY)
+    await added(one, 2, 3, 4)
+    await one.flush()
+    assert covered(one.to_dict()["summary"]) == ["u1", "u2"]
+    plain.texts.clear()
+    await one.persist(plain, KEY)
+    assert (plain.state(KEY)["summary"], users(plain.state(KEY))) == ("", ["u2", "u3", "u4"])
+
+
+async def test_a_summary_in_flight_of_what_was_erased_is_discarded() -> None:
+    plain, held = ConditionalStore(), LedgerSummarizer()
+    held.hold()
+    one = await added(memory(held), 1, 2, 3)
+    await one.persist(plain, KEY)
+    await held.called.wait()
+    plain.texts.clear()
+    await one.hydrate(plain, KEY)
+    held.release()
+    await asyncio.sleep(0.02)
+    assert await shown(one) == {"summary": [], "pending": [], "recent": []}
+
+
+async def test_a_plain_store_that_answers_nothing_is_not_believed_to_have_erased_anything() -> None:
+    plain = PlainStore()
+    one = await added(never(), 1)
+    await one.persist(plain, KEY)
+    plain.texts.clear()
+    await one.hydrate(plain, KEY)
+    await one.persist(plain, KEY)
+    assert users(plain.state(KEY)) == ["u1"]
+
+
+async def test_a_conversation_moves_whole_to_a_store_that_has_never_held_it() -> None:
+    old, new = ConditionalStore(), ConditionalStore()
+    one = await added(never(), 1)
+    await one.persist(old, KEY)
+    await one.hydrate(new, KEY)
+    await one.persist(new, KEY)
+    assert users(new.state(KEY)) == ["u1"]
+
+
+async def test_what_a_truncated_state_leaves_out_is_not_taken_for_erased() -> None:
+    plain = ConditionalStore()
+    one = never(config("truncation", zone=3, total_max_tokens=30, summary_max_tokens=1))
+    for number in range(6):
+        await added(one, number)
+        await one.persist(plain, KEY)
+        await one.hydrate(plain, KEY)
+    kept = users(plain.state(KEY))
+    assert kept == ["u4", "u5"][-len(kept) :]
+    assert users(one.to_dict()) == kept
+    assert one.to_dict()["stm"]["gone"] == 3

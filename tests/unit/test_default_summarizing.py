@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.summarizers import LedgerSummarizer, covered, summary_of
 from stm_backends.types import MemoryHealth
 from tests.support import clock
+from tests.support.default_memory import KEY, OTHER
+from tests.support.stores import ConditionalStore
 
 
 class Timed:
@@ -388,5 +391,66 @@ def test_closing_during_a_recovery_shows_degraded_again() -> None:
         assert one.health is MemoryHealth.RECOVERING
         await one.close()
         assert one.health is MemoryHealth.DEGRADED
+
+    clock.run(main())
+
+
+Changes = list[tuple[MemoryHealth, MemoryHealth]]
+
+
+async def recovering(changes: Changes) -> DefaultShortTermMemory:
+    """Return a memory in the middle of an attempt to leave `DEGRADED`, which its listener knows."""
+
+    async def listen(old: MemoryHealth, new: MemoryHealth) -> None:
+        changes.append((old, new))
+
+    one = memory(Timed(fails=1, takes=10), retry_attempts=0, on_health_changed=listen)
+    await added(one, 0, 1)
+    await asyncio.sleep(45)
+    assert one.health is MemoryHealth.RECOVERING
+    assert changes[-1] == (MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
+    return one
+
+
+def test_a_listener_hears_that_closing_ended_a_recovery() -> None:
+    async def main() -> None:
+        changes: Changes = []
+        one = await recovering(changes)
+        await one.close()
+        assert changes[-1] == (MemoryHealth.RECOVERING, MemoryHealth.DEGRADED)
+        assert one.health is MemoryHealth.DEGRADED
+        assert len(changes) == 3
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize("how", ["from_dict", "hydrate"])
+def test_a_listener_hears_that_another_state_ended_a_recovery(how: str) -> None:
+    async def main() -> None:
+        changes: Changes = []
+        one, store = await recovering(changes), ConditionalStore()
+        if how == "from_dict":
+            one.from_dict(memory(Timed()).to_dict())
+        else:
+            await one.persist(store, KEY)
+            assert len(changes) == 2
+            await one.hydrate(store, OTHER)
+        await asyncio.sleep(60)
+        assert changes[-1] == (MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)
+        assert len(changes) == 3
+
+    clock.run(main())
+
+
+def test_a_listener_hears_that_another_process_ended_a_recovery() -> None:
+    async def main() -> None:
+        changes: Changes = []
+        one, store = await recovering(changes), ConditionalStore()
+        await one.persist(store, KEY)
+        store.texts[KEY] = json.dumps({**store.state(KEY), "health": "healthy", "summary": "theirs"})
+        await one.hydrate(store, KEY)
+        await asyncio.sleep(0.5)
+        assert changes[2:] == [(MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)]
+        await one.close()
 
     clock.run(main())

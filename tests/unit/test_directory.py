@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -138,3 +139,89 @@ async def test_the_record_of_a_user_says_nothing_about_them(driver: Driver, dire
     record = await driver.load(keys.directory_key("acme", "u"))
     assert record is not None
     assert Codec().open("user", record.body or b"") == {}
+
+
+# Writing for a user
+
+
+async def test_a_write_for_a_user_lists_them_before_and_again_after_a_birth(
+    driver: Driver, directory: Directory
+) -> None:
+    async def written_while_erased_elsewhere() -> bool:
+        assert await users(directory, "acme") == ["u"]
+        await Directory(driver, Codec()).forget("acme", "u")
+        return True
+
+    assert await directory.write_for(("acme", "u"), written_while_erased_elsewhere, is_birth=bool)
+    assert await users(directory, "acme") == ["u"]
+
+
+async def test_a_write_that_is_no_birth_lists_its_user_once(directory: Directory, calls: list[str]) -> None:
+    async def written() -> int:
+        return 2
+
+    for _ in range(3):
+        assert await directory.write_for(("acme", "u"), written, is_birth=lambda length: length == 1) == 2
+    assert calls == ["replace"]
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown("lost"), asyncio.CancelledError()])
+async def test_after_a_write_that_was_perhaps_done_the_next_one_asks_again(
+    driver: Driver, directory: Directory, error: BaseException
+) -> None:
+    async def perhaps() -> bool:
+        await Directory(driver, Codec()).forget("acme", "u")
+        raise error
+
+    with pytest.raises(type(error)):
+        await directory.write_for(("acme", "u"), perhaps, is_birth=bool)
+    await directory.note("acme", "u")
+    assert await users(directory, "acme") == ["u"]
+
+
+async def test_a_write_stands_though_its_user_could_not_be_listed_again(
+    directory: Directory, lose: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def written() -> bool:
+        lose("replace", done=False, times=SENDS)
+        return True
+
+    assert await directory.write_for(("acme", "u"), written, is_birth=bool)
+    assert "not again after" in caplog.text
+
+
+async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(
+    driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, reached = driver.replace, asyncio.Event()
+
+    async def hanging(*args: Any, **options: Any) -> bool:
+        reached.set()
+        return await asyncio.Event().wait()
+
+    await directory.note("acme", "u")
+    await Directory(driver, Codec()).forget("acme", "u")
+    monkeypatch.setattr(driver, "replace", hanging)
+    noting = asyncio.create_task(directory.note("acme", "u", fresh=True))
+    await reached.wait()
+    noting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await noting
+    monkeypatch.setattr(driver, "replace", replace)
+    await directory.note("acme", "u")
+    assert await users(directory, "acme") == ["u"]
+
+
+async def test_a_note_that_is_answered_while_its_user_is_forgotten_is_not_remembered(
+    driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = driver.delete
+
+    async def noted_meanwhile(*args: Any, **options: Any) -> bool:
+        await directory.note("acme", "u", fresh=True)
+        return await delete(*args, **options)
+
+    monkeypatch.setattr(driver, "delete", noted_meanwhile)
+    assert await directory.forget("acme", "u")
+    await directory.note("acme", "u")
+    assert await users(directory, "acme") == ["u"]

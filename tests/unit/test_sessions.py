@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from stm_backends import keys
 from stm_backends.backend import Backend
 from stm_backends.codec import Codec
+from stm_backends.directory import Directory
 from stm_backends.driver import ANY, KEEP, Driver, Key
 from stm_backends.errors import (
     ConfigurationError,
@@ -110,7 +113,7 @@ def elsewhere(document: dict[str, Any], key: MemoryKey) -> dict[str, Any]:
 async def test_a_users_conversations_are_listed_and_nobody_elses(
     backend: Backend, sessions: Sessions
 ) -> None:
-    mine = [MemoryKey("acme", "u", text) for text in ("", "%", "a", "a:b", "nul\0", "\ud800", "日本")]
+    mine = [MemoryKey("acme", "u", text) for text in ("%", "a", "a:b", "nul\0", "\ud800", "日本")]
     for key in (
         *mine,
         MemoryKey("acme", "u2", "a"),
@@ -659,6 +662,7 @@ async def test_a_conversation_born_after_its_user_was_erased_is_listed(
     await memory.add_turn(turn(1))
     await sessions.erase_user("acme", "u")
     await memory.add_turn(turn(2))
+    await memory.close(timeout=5)
     assert await users(sessions) == ["u"]
 
 
@@ -713,3 +717,121 @@ async def test_erasing_a_conversation_erases_its_saved_states_and_nobody_elses(d
     assert [await store.load_memory_state(name) for name in theirs] == [None, None, None]
     assert [await store.load_memory_state(name) for name in others] == [{"name": name} for name in others]
     assert not await backend.sessions.erase(key)
+
+
+async def saved(backend: Backend, *texts: str) -> None:
+    for text in texts:
+        await backend.state_store.save_memory_state(text, {"of": text})
+
+
+async def remaining(backend: Backend, *texts: str) -> list[str]:
+    return [text for text in texts if await backend.state_store.load_memory_state(text) is not None]
+
+
+@pytest.mark.parametrize(
+    "key", [MemoryKey("a:b", "c", "d"), MemoryKey("a", "b:c", "d"), MemoryKey("a", "b", "c:d")]
+)
+async def test_erasing_a_conversation_whose_key_has_colons_spares_what_may_be_anothers(
+    backend: Backend, sessions: Sessions, key: MemoryKey
+) -> None:
+    foreign = ("kv:v1:a:b:c:d:notes", "kv:v1:a:b:c:d", "kv:v1:a:b:c:d:")
+    await saved(backend, *foreign, key.composite())
+    assert await sessions.erase(key)
+    assert await remaining(backend, *foreign, key.composite()) == [*foreign]
+
+
+async def test_erasing_a_conversation_takes_the_states_under_its_very_key(
+    backend: Backend, sessions: Sessions
+) -> None:
+    own = ("kv:v1:acme:u:s", "kv:v1:acme:u:s:", "kv:v1:acme:u:s:notes", "kv:v1:acme:u:s::")
+    foreign = ("kv:v1:acme:u:s2", "kv:v1:acme:u:", "kv:v1:acme:u:s2:", "kv:v1:acme:u2:s:")
+    await saved(backend, *own, *foreign)
+    assert await sessions.erase(KEY)
+    assert await remaining(backend, *own, *foreign) == [*foreign]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        MemoryKey("acme", "u", "s" * 995),
+        MemoryKey("t" * 400, "u" * 400, "s" * 400),
+        MemoryKey("acme", "u", "s" * 988),
+    ],
+)
+async def test_a_conversation_whose_ids_are_too_long_for_a_saved_state_is_erased(
+    backend: Backend, sessions: Sessions, key: MemoryKey
+) -> None:
+    await store(backend, key, None, 1)
+    assert await sessions.erase(key)
+    assert await backend.driver.load(keys.memory_key(key)) is None
+    assert not await sessions.erase(key)
+
+
+@pytest.mark.parametrize(("ttl", "immortal"), [(None, True), (0.05, False)])
+async def test_a_merge_that_adds_a_turn_gives_a_conversation_the_life_it_is_told(
+    backend: Backend, sessions: Sessions, ttl: float | None, immortal: bool
+) -> None:
+    await store(backend, OTHER, None, 1, 2)
+    document = elsewhere(await sessions.export(OTHER), KEY)
+    entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
+    await backend.driver.append(keys.memory_key(KEY), entry, birth="v", ttl=0.2)
+    await sessions.import_(document, on_conflict="merge", ttl=ttl)
+    await asyncio.sleep(0.3)
+    assert (await listed(sessions) == [OTHER, KEY]) is immortal
+
+
+async def test_a_merge_that_adds_nothing_leaves_a_conversations_life_as_it_is(
+    backend: Backend, sessions: Sessions
+) -> None:
+    entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
+    await backend.driver.append(keys.memory_key(KEY), entry, birth="v", ttl=0.2)
+    await sessions.import_(await sessions.export(KEY), on_conflict="merge")
+    await asyncio.sleep(0.3)
+    assert await listed(sessions) == []
+
+
+async def test_a_recovery_is_not_imported_as_one(backend: Backend, sessions: Sessions) -> None:
+    await store(backend, OTHER, FOLDED, 3)
+    document = elsewhere(await sessions.export(OTHER), KEY)
+    document["body"]["health"] = "recovering"
+    await sessions.import_(document)
+    assert (await snapshot(backend, KEY)).body.health is MemoryHealth.DEGRADED
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"body": {"health": "a secret"}}, "body has a field"),
+        ({"body": {"attempts": "a secret"}}, "body has a field"),
+        ({"turns": [{"turn_id": "t", "ts": "a secret"}]}, r"turns\[0\] is not a turn"),
+    ],
+)
+async def test_a_refused_document_is_not_quoted(
+    sessions: Sessions, change: dict[str, Any], message: str
+) -> None:
+    parts = {"tenant_id": "acme", "user_id": "u", "session_id": "s"}
+    document = {"format": "stm-session", "version": 1, "key": parts, "body": {}, "turns": [], **change}
+    with pytest.raises(InvalidState, match=message) as refused:
+        await sessions.import_(document)
+    assert "secret" not in "".join(traceback.format_exception(refused.value))
+    assert "none" not in str(refused.value)
+
+
+async def test_a_birth_whose_answer_was_lost_during_an_import_lists_its_user(
+    backend: Backend, sessions: Sessions, lose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store(backend, OTHER, None, 1)
+    document = elsewhere(await sessions.export(OTHER), KEY)
+    directory = Directory(backend.driver, CODEC)
+    # The second send of the append finds two entries: its own and the lost one.
+    lose("append", done=True, then=lambda: directory.forget("acme", "u"))
+    append = backend.driver.append
+
+    async def erased_before(*args: Any, **options: Any) -> int:
+        monkeypatch.setattr(backend.driver, "append", append)
+        await Sessions(backend.driver, CODEC, directory).erase_user("acme", "u")
+        return await append(*args, **options)
+
+    monkeypatch.setattr(backend.driver, "append", erased_before)
+    await sessions.import_(document)
+    assert await users(sessions) == ["u"]

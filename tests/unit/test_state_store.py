@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stm_backends import keys
+from stm_backends.backend import Backend
 from stm_backends.codec import Codec
+from stm_backends.default import DefaultShortTermMemory
 from stm_backends.directory import Directory
 from stm_backends.driver import ANY, Driver
 from stm_backends.errors import Corrupt, InvalidKey, InvalidState, OutcomeUnknown, Unavailable
@@ -22,6 +24,7 @@ from stm_backends.protocols import SupportsMemoryState
 from stm_backends.records import SENDS
 from stm_backends.reference import MemoryDriver
 from stm_backends.state_store import StateStore
+from stm_backends.types import ConversationTurn, ShortTermMemoryConfig
 
 
 def store_on(driver: Driver, *transforms: Any) -> StateStore:
@@ -271,6 +274,49 @@ async def test_a_state_born_just_after_its_owner_was_erased_is_listed(
     assert [user async for user in elsewhere.users("acme")] == ["u"]
 
 
+async def test_no_save_leaves_a_state_whose_owner_is_not_listed(driver: Driver, store: StateStore) -> None:
+    elsewhere = Backend(driver).sessions
+    await store.save_memory_state("acme:u:s", {"n": 1})
+    await elsewhere.erase_tenant("acme")
+    await store.save_memory_state("acme:u:s", {"n": 2})
+    assert [user async for user in elsewhere.users("acme")] == ["u"]
+    assert await elsewhere.erase_tenant("acme") == 1
+    assert await store.load_memory_state("acme:u:s") is None
+
+
+async def test_a_save_onto_what_was_loaded_is_one_round_trip(driver: Driver, calls: list[str]) -> None:
+    await store_on(driver).save_memory_state("acme:u:s", {})
+    other = store_on(driver)
+    await other.save_memory_state("acme:u:t", {})
+    await other.load_memory_state("acme:u:s")
+    calls.clear()
+    await other.save_memory_state("acme:u:s", {})
+    assert calls == ["replace"]
+
+
+async def test_the_last_save_wins_over_one_that_this_store_has_not_seen(driver: Driver) -> None:
+    mine, theirs = store_on(driver), store_on(driver)
+    for number, one in enumerate((mine, theirs, mine, theirs)):
+        await one.save_memory_state("acme:u:s", {"n": number})
+        assert await mine.load_memory_state("other") is None
+    assert await mine.load_memory_state("acme:u:s") == {"n": 3}
+
+
+async def test_a_store_remembers_a_bounded_number_of_versions(
+    driver: Driver, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stm_backends.state_store.REMEMBERED_VERSIONS", 2)
+    store = store_on(driver)
+    for name in "abc":
+        await store.save_memory_state(f"acme:u:{name}", {"of": name})
+    calls.clear()
+    await store.save_memory_state("acme:u:c", {})
+    assert calls == ["replace"]
+    await store.save_memory_state("acme:u:a", {"of": "a again"})
+    assert calls == ["replace"] * 3
+    assert await store.load_memory_state("acme:u:a") == {"of": "a again"}
+
+
 # Time
 
 
@@ -451,3 +497,22 @@ async def test_a_transform_is_applied_to_what_is_stored(driver: Driver, store: S
     assert await store_on(driver, Deflate()).load_memory_state("k") == {"text": "x" * 10_000}
     with pytest.raises(Corrupt, match="zlib"):
         await store.load_memory_state("k")
+
+
+async def test_a_state_of_a_future_version_is_refused_by_a_memory_and_replaced_by_a_plain_save(
+    driver: Driver, store: StateStore
+) -> None:
+    future = b'stm/2 state\n{"version": 2}'
+    where = keys.blob_key("acme:u:s")
+    await driver.replace(where, future, version="v", expect=ANY, ttl=None)
+    memory = DefaultShortTermMemory(config=ShortTermMemoryConfig(strategy="truncation"))
+    await memory.add_turn(ConversationTurn("u1", "a"))
+    for use in (memory.hydrate, memory.persist):
+        with pytest.raises(Corrupt):
+            await use(store, "acme:u:s")
+        record = await driver.load(where)
+        assert record is not None
+        assert (record.body, record.version) == (future, "v")
+    assert [turn.user_message for turn in await memory.turns()] == ["u1"]
+    await store.save_memory_state("acme:u:s", {"version": 1})
+    assert await store.load_memory_state("acme:u:s") == {"version": 1}

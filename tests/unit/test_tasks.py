@@ -154,6 +154,80 @@ def test_closing_waits_and_then_cancels() -> None:
     clock.run(main())
 
 
+def test_closing_that_is_cancelled_still_cancels_and_lets_what_runs_give_back_what_it_holds() -> None:
+    async def main() -> None:
+        background, given_back = Background(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(0.5)
+                given_back.set()
+
+        background.start(work(), name="work")
+        started = clock.now()
+        closing = asyncio.create_task(background.close(timeout=100))
+        await asyncio.sleep(1)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert given_back.is_set()
+        assert not background
+        assert clock.now() - started == 1.5
+
+    clock.run(main())
+
+
+def test_closing_covers_what_is_started_meanwhile() -> None:
+    async def main() -> None:
+        background, done = Background(), list[str]()
+
+        async def quick(name: str) -> None:
+            await asyncio.sleep(1)
+            done.append(name)
+
+        async def starts_another() -> None:
+            await asyncio.sleep(1)
+            background.start(quick("while waiting"), name="second")
+
+        async def starts_another_at_the_end() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                background.start(asyncio.sleep(3600), name="third")
+
+        background.start(starts_another(), name="first")
+        background.start(starts_another_at_the_end(), name="stubborn")
+        await background.close(timeout=5)
+        assert done == ["while waiting"]
+        assert not background
+
+    clock.run(main())
+
+
+def test_closing_ends_though_a_task_ignores_its_cancellation() -> None:
+    async def main() -> None:
+        background, cancelled = Background(), list[int]()
+
+        async def stubborn() -> None:
+            for number in range(2):
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    cancelled.append(number)
+
+        background.start(stubborn(), name="stubborn")
+        background.start(asyncio.sleep(3600), name="willing")
+        started = clock.now()
+        await background.close(timeout=2)
+        assert clock.now() - started == 3
+        assert cancelled == [0]
+        await asyncio.sleep(60)
+
+    clock.run(main())
+
+
 async def test_a_task_may_close_its_own_background() -> None:
     background = Background()
     await asyncio.wait_for(background.start(background.close(timeout=5), name="closing"), 5)
