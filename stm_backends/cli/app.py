@@ -16,6 +16,7 @@ import stm_backends
 from stm_backends import plugins
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import readback, render, transfer
+from stm_backends.cli.conformance import conformance
 from stm_backends.cli.conversations import read_conversations
 from stm_backends.cli.outcome import FAILED, reported, run
 from stm_backends.cli.pods import SMALLEST_SUMMARY, Setup
@@ -325,6 +326,9 @@ def erase(
 
     count = run(work())
     typer.echo(f"{_counted(count, 'record')} erased" if count else "there was nothing to erase")
+
+
+app.command()(conformance)
 
 
 def _open(backend: str | None, url: str | None) -> Backend:

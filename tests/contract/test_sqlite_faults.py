@@ -16,8 +16,7 @@ import pytest
 
 from stm_backends.driver import ANY, DEFAULT_DEADLINE_S, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StmError, Unavailable
-from stm_backends.sqlite import SqliteDriver
-from stm_backends.sqlite import SqliteSettings
+from stm_backends.sqlite import SqliteDriver, SqliteSettings
 from stm_backends.testing import FakeClock
 
 KEY = Key("acme:u1:memory", "chat")
