@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stm_backends.driver import Expect, Key, Ttl
+from stm_backends.driver import Expect, Key, Record, Ttl
 
 SHOWN: Final = 16
 """How many operations a failing check shows; races make more than anybody reads."""
 
 _LONGEST_VALUE: Final = 48
+_LONGEST_TAIL: Final = 12
+_LONGEST_TEXT: Final = 200
 
 
 @dataclass(slots=True)
@@ -79,10 +81,14 @@ class History:
             return self._scopes[value]
         if hasattr(value, "user_message"):
             return f"turn {value.user_message!r}"  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if isinstance(value, str | bytes) and len(value) > _LONGEST_VALUE:
+            return f"{value[:_LONGEST_VALUE]!r}... ({len(value):,} long)"
+        if isinstance(value, Record):
+            tail = [self.shown(entry) for entry in value.tail[:_LONGEST_TAIL]]
+            tail += [f"... ({len(value.tail)} long)"] * (len(value.tail) > _LONGEST_TAIL)
+            return f"Record({value.version!r}, {self.shown(value.body)}, [{', '.join(tail)}])"
         text = repr(value)
-        if len(text) <= _LONGEST_VALUE or not isinstance(value, (bytes, str)):
-            return text if len(text) <= 4 * _LONGEST_VALUE else f"{text[: 4 * _LONGEST_VALUE]}..."
-        return f"{text[:_LONGEST_VALUE]}... ({len(value):,} long)"
+        return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
 
     def _scope(self, scope: str) -> str:
         # A scope of a check is a random word; a number is easier to follow.
@@ -110,7 +116,7 @@ class Recorded:
             history = self._history
             given = [history.shown(value) for value in arguments]
             given += [f"{key}={history.shown(value)}" for key, value in named.items()]
-            place = arguments[0] if arguments and isinstance(arguments[0], str | tuple) else self._who
+            place: object = arguments[0] if arguments and isinstance(arguments[0], (str, Key)) else self._who
             event = history.begin(self._who, f"{name}({', '.join(given)})", place)
             try:
                 answer = await method(*arguments, **named)

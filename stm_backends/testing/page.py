@@ -10,26 +10,34 @@ from stm_backends.testing.clauses import Clause
 from stm_backends.testing.results import WORST_FIRST, Outcome, Result, Run, worst
 
 _STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1c2330; --dim: #667085; --line: #e4e7ec; --card: #fff; --page: #f6f7f9;
+:root { color-scheme: light dark; --ink: #1c2330; --dim: #667085; --line: #e4e7ec; --card: #fff; --page:
+  #f6f7f9;
   --passed: #12805c; --failed: #c4320a; --asked: #8a94a6; --opted: #b54708; --code: #f2f4f7; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --dim: #98a2b3; --line: #2a3140; --card: #171c26;
-  --page: #0f131a; --passed: #4cc38a; --failed: #ff8a65; --asked: #7d889b; --opted: #f7b955; --code: #10151d; } }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --dim: #98a2b3; --line: #2a3140; --card:
+  #171c26;
+  --page: #0f131a; --passed: #4cc38a; --failed: #ff8a65; --asked: #7d889b; --opted: #f7b955; --code:
+  #10151d; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .25rem; letter-spacing: -.01em; }
 h2 { font-size: 1.05rem; margin: 2.25rem 0 .75rem; color: var(--dim); font-weight: 600; }
-.verdict { font-size: 1.1rem; margin: 0 0 1.5rem; } .good { color: var(--passed); } .bad { color: var(--failed); }
-.bar { display: flex; height: .6rem; border-radius: .3rem; overflow: hidden; background: var(--line); gap: 2px; }
-.tally { display: flex; flex-wrap: wrap; gap: .4rem 1.5rem; margin: .7rem 0 0; padding: 0; list-style: none; }
+.verdict { font-size: 1.1rem; margin: 0 0 1.5rem; } .good { color: var(--passed); } .bad { color:
+  var(--failed); }
+.bar { display: flex; height: .6rem; border-radius: .3rem; overflow: hidden; background: var(--line); gap:
+  2px; }
+.tally { display: flex; flex-wrap: wrap; gap: .4rem 1.5rem; margin: .7rem 0 0; padding: 0; list-style:
+  none; }
 .tally b { font-variant-numeric: tabular-nums; }
 .dot { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%; margin-right: .45rem; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .75rem; }
-.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .6rem .8rem; }
+.facts div { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .6rem
+  .8rem; }
 .facts dt { color: var(--dim); font-size: .8rem; } .facts dd { margin: 0; overflow-wrap: anywhere; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; margin: .5rem 0; }
 details[open] summary { border-bottom: 1px solid var(--line); }
-summary { display: grid; grid-template-columns: 1.2rem 1fr auto; gap: .6rem; padding: .65rem .9rem; cursor: pointer;
+summary { display: grid; grid-template-columns: 1.2rem 1fr auto; gap: .6rem; padding: .65rem .9rem;
+  cursor: pointer;
   list-style: none; align-items: baseline; } summary::-webkit-details-marker { display: none; }
 summary code { color: var(--dim); font-size: .8rem; display: block; }
 summary .count { color: var(--dim); font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -37,10 +45,13 @@ summary .count { color: var(--dim); font-variant-numeric: tabular-nums; white-sp
 .checks > li { padding: .35rem 0; display: grid; grid-template-columns: 1.2rem 1fr auto; gap: .6rem; }
 .checks small { color: var(--dim); font-variant-numeric: tabular-nums; }
 .why { color: var(--dim); font-size: .9rem; }
-pre { grid-column: 2 / -1; background: var(--code); border-radius: .4rem; padding: .7rem .85rem; margin: .3rem 0;
-  overflow-x: auto; font: .82rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { grid-column: 2 / -1; background: var(--code); border-radius: .4rem; padding: .7rem .85rem; margin:
+  .3rem 0;
+  overflow-x: auto; font: .82rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap:
+  anywhere; }
 .passed { color: var(--passed); } .failed { color: var(--failed); } .not-asked { color: var(--asked); }
-.opted-out { color: var(--opted); } .bg-passed { background: var(--passed); } .bg-failed { background: var(--failed); }
+.opted-out { color: var(--opted); } .bg-passed { background: var(--passed); } .bg-failed { background:
+  var(--failed); }
 .bg-not-asked { background: var(--asked); } .bg-opted-out { background: var(--opted); }
 """
 
@@ -127,7 +138,7 @@ def _sign(outcome: Outcome) -> str:
     return f'<span class="{_class(outcome)}" title="{outcome}">{_SIGNS[outcome]}</span>'
 
 
-def _class(outcome: Outcome) -> str:
+def _class(outcome: str) -> str:
     return outcome.replace(" ", "-")
 
 

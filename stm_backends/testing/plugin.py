@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
@@ -92,6 +92,9 @@ def pytest_runtest_makereport(
     """Put what is known of a check into its report, from which every kind of report is made."""
     report = yield
     check = _check_of(item)
+    if check is not None and call.when == "setup":
+        # Of the item, so that they are in a JUnit report as well.
+        item.user_properties += [("clause", check.clause.id), ("expected", check.sentence)]
     if check is not None and (call.when == "call" or report.outcome != "passed"):
         report.user_properties += [(_PROPERTY, _facts(item, check, call, report))]
     return report
@@ -112,8 +115,8 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     return Datastore(
         open=functools.partial(open_at, config.getoption("stm_backend"), **options),
         tick=config.getoption("stm_tick") or (QUICK_TICK_S if quick else TICK_S),
-        histories=8 if quick else 30,
-        server=config.getoption("stm_server"),
+        histories=5 if quick else 30,
+        server=config.getoption("stm_server") or "",
     )
 
 
@@ -129,7 +132,7 @@ class Reporter:
         self._start = time.monotonic()
         self.run: Run = Run(
             backend=config.getoption("stm_backend") or "",
-            server=config.getoption("stm_server"),
+            server=config.getoption("stm_server") or "",
             quick=bool(config.getoption("stm_quick")),
             distribution=_distribution(config.getoption("stm_backend")),
         )
@@ -212,7 +215,7 @@ def _facts(
 def _message(error: BaseException | None) -> str:
     """Return what was found, and of a group the first."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return f"{type(error).__name__}: {error}".removeprefix("AssertionError: ")
 
 

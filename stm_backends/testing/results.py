@@ -110,14 +110,17 @@ class Run:
         for clause, results in self.by_clause():
             outcome = worst(results)
             passed = sum(result.outcome == "passed" for result in results)
-            yield f"{MARKS[outcome]} {clause.id:<20} {passed:>3}/{len(results):<3} {clause.promise}", COLOURS[outcome]
+            yield (
+                f"{MARKS[outcome]} {clause.id:<20} {passed:>3}/{len(results):<3} {clause.promise}",
+                COLOURS[outcome],
+            )
             for result in results:
                 if result.outcome == "failed":
                     yield f"    broken: {result.sentence}", "red"
                     yield from ((f"      {line}", "") for line in result.message.splitlines()[:8])
                     yield from ((f"      {line}", "") for line in _history(result.explanation))
         for outcome in ("opted out", "not asked"):
-            for (reason, count) in _reasons(self.of(outcome)).items():
+            for reason, count in _reasons(self.of(outcome)).items():
                 yield f"{outcome} ({count}): {reason}", "yellow"
         for text in self.broken:
             yield f"could not be run: {text}", "red"

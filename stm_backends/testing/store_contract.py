@@ -62,6 +62,9 @@ KEYS: Final = (
     "a",
     "A",
     "a/../b",
+    "a/b",
+    "a//b",
+    "a/./b",
     "b",
     "a\0b",
     "a\nb",
@@ -206,9 +209,7 @@ class StoreContract(Contract):
         try:
             await store.save_memory_state(key, state)
         except (TypeError, ValueError, StmError):
-            assert await store.load_memory_state(key) == {"before": 1}, (
-                "a refused state was saved"
-            )
+            assert await store.load_memory_state(key) == {"before": 1}, "a refused state was saved"
         else:
             assert await store.load_memory_state(key) == state
 

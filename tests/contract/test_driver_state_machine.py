@@ -9,7 +9,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from stm_backends.reference import MemoryDriver, MemoryStore
 from stm_backends.testing import Datastore, FakeClock, open_at
-from stm_backends.testing.mutants import DropIsClamped, ExpiredComesBack, ReplaceForgetsItsToken
+from stm_backends.testing.mutants.lives import ExpiredComesBack
+from stm_backends.testing.mutants.replaces import DropIsClamped, ReplaceForgetsItsToken
 from stm_backends.testing.state_machine import driver_machine
 
 FEW = settings(

@@ -28,20 +28,20 @@ class Expiry(Contract):
         assert await driver.replace(key, b"new", version="anew", expect=ABSENT, ttl=None) is True
         assert await driver.load(key) == Record("anew", b"new", ())
 
-    @check("driver.expiry")
+    @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_replace_any(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         assert await driver.replace(key, b"new", version="old", expect=ANY, ttl=KEEP) is True
         assert await driver.load(key) == Record("old", b"new", ())
 
-    @check("driver.expiry")
+    @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_replace_with_its_version(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         assert await driver.replace(key, b"new", version="anew", expect="old", ttl=None) is False
         assert await driver.replace(key, b"new", version="old", expect="old", ttl=None) is False
         assert await driver.load(key) is None
 
-    @check("driver.expiry")
+    @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_delete(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         assert await driver.delete(key, expect="old") is False
@@ -83,7 +83,7 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         assert await driver.load(key) is None
 
-    @check("driver.lifetime")
+    @check("driver.lifetime", slow=True)
     async def test_an_append_without_a_time_to_live_makes_the_record_last(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", birth="birth", ttl=bench.tick)
@@ -115,7 +115,7 @@ class Expiry(Contract):
         assert await driver.load(mortal) is None
         assert await driver.load(lasting) == Record("v2", b"a", ())
 
-    @check("driver.lifetime")
+    @check("driver.lifetime", slow=True)
     async def test_keep_on_a_record_that_was_not_there_is_for_ever(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         assert await driver.replace(key, b"body", version="v1", expect=ABSENT, ttl=KEEP) is True

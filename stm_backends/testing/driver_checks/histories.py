@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import (
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType] -- it has no annotations
+)
 
 from stm_backends.testing.bench import Bench, Datastore
 from stm_backends.testing.contract import Contract, check
@@ -44,6 +46,10 @@ def _run(datastore: Datastore, *, times: tuple[float, ...], histories: int) -> N
             database=None,
             phases=phases,
             report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.filter_too_much,
+                HealthCheck.data_too_large,
+            ],
         ),
     )
