@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -99,7 +100,9 @@ def _run(options: list[str]) -> Run:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ.pop("PYTEST_ADDOPTS", None)
     watcher = _Watcher()
-    with watcher.bar:
+    with tempfile.TemporaryDirectory(prefix="stm-conformance-") as folder, watcher.bar:
+        # Nothing is left behind in the directory where the command is run.
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         pytest.main(
             [
                 *("-p", "stm_backends.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminal"),
