@@ -1,14 +1,19 @@
 """What a turn and a read cost, and whether either grows with the conversation.
 
-    python benchmarks/run.py [--rounds 400] [--lengths 10,100,1000,10000] [-o results.md]
+    python benchmarks/run.py [--rounds 400] [--lengths 10,100,1000,10000] [--pause 0] [-o results.md]
 
 Two tables of medians, in microseconds:
 
 - `DefaultShortTermMemory`: `add_turn` and `get_llm_context` after so many turns, in process.
 - SQLite: the distributed memory's `add_turn` and `get_llm_context` beside one bare statement that writes
   or reads the same bytes through the same hand-off from the event loop, and beside that statement sent
-  directly, blocking. The four take turns in every round, so that whatever slows the machine slows all.
-  Folding is on and the background settles between rounds: what is measured is what a caller waits for.
+  directly, blocking. The four take turns in every round, in random order, so that whatever slows the
+  machine slows all. Folding is on and the background settles between rounds: what is measured is what a
+  caller waits for.
+
+`--pause 0.003` lets the machine fall asleep before each call, as it does between the turns of a person;
+then caches are cold, and what has more code pays more for it. By the memory's clock a turn comes every ten
+seconds: the ids of a minute's turns are remembered, and at the machine's own pace that would be all.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import platform
+import random
 import sqlite3
 import statistics
 import tempfile
@@ -53,20 +59,21 @@ def turn(number: int) -> ConversationTurn:
     )
 
 
-async def timed(call: Callable[[], Awaitable[object]]) -> float:
+async def timed(call: Callable[..., Awaitable[object]], *args: object) -> float:
+    """Return how many microseconds a call took."""
     start = time.perf_counter()
-    await call()
+    await call(*args)
     return (time.perf_counter() - start) * 1e6
 
 
 async def settled(memory: DefaultShortTermMemory | DistributedShortTermMemory) -> None:
     """Let the background end, so that it is not measured with the next call."""
-    await memory.flush()
-    while memory.busy:
+    while memory.busy:  # noqa: ASYNC110 -- it tells nobody when it is done
         await asyncio.sleep(0.0005)
 
 
 async def default_memory(lengths: list[int], rounds: int) -> list[str]:
+    """Return the table of the memory in process."""
     rows = ["| turns before | add_turn | get_llm_context |", "|---:|---:|---:|"]
     memory = DefaultShortTermMemory(config=CONFIG, summarizer=SUMMARIZER)
     added = 0
@@ -80,7 +87,7 @@ async def default_memory(lengths: list[int], rounds: int) -> list[str]:
         adds: list[float] = []
         reads: list[float] = []
         for _ in range(rounds):
-            adds.append(await timed(lambda: memory.add_turn(turn(added))))
+            adds.append(await timed(memory.add_turn, turn(added)))
             reads.append(await timed(memory.get_llm_context))
             added += 1
             await settled(memory)
@@ -125,16 +132,18 @@ class Bare:
         await self.thread.run(self.read, until=until)
 
 
-async def sqlite_memory(folder: Path, lengths: list[int], rounds: int) -> list[str]:
-    rows = [
-        "| turns before | add_turn | bare write | ratio | direct write | get_llm_context | bare read | ratio | direct read |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+async def sqlite_memory(folder: Path, lengths: list[int], rounds: int, pause: float) -> list[str]:
+    """Return the table of the distributed memory on SQLite."""
+    columns = "turns before|add_turn|bare write|ratio|direct|get_llm_context|bare read|ratio|direct"
+    rows = [f"| {columns.replace('|', ' | ')} |", "|---:" * 9 + "|"]
     bare = Bare(folder / "bare.db")
     async with open_backend(f"sqlite:///{folder / 'memory.db'}") as backend:
-        memory = backend.memory(MemoryKey("acme", "u1", "chat"), CONFIG, summarizer=SUMMARIZER)
-        key = memory_key(MemoryKey("acme", "u1", "chat"))
         added = 0
+        conversation = MemoryKey("acme", "u1", "chat")
+        memory = DistributedShortTermMemory(
+            backend.driver, conversation, CONFIG, summarizer=SUMMARIZER, clock=lambda: 1e9 + 10 * added
+        )
+        key = memory_key(conversation)
         for length in lengths:
             while added < length:
                 await memory.add_turn(turn(added))
@@ -145,15 +154,26 @@ async def sqlite_memory(folder: Path, lengths: list[int], rounds: int) -> list[s
             taken: dict[str, list[float]] = {name: [] for name in ("add", "read", "w", "r", "dw", "dr")}
             for _ in range(rounds):
                 record = await backend.driver.load(key)
-                assert record is not None
+                if record is None:
+                    raise LookupError("the conversation is gone")
                 bare.keep([record.body or b"", *record.tail])
                 entry = record.tail[-1]
-                taken["w"].append(await timed(lambda: bare.handed_write(entry)))
-                taken["add"].append(await timed(lambda: memory.add_turn(turn(added))))
-                added += 1
+                calls: list[tuple[str, Callable[..., Awaitable[object]], tuple[object, ...]]] = [
+                    ("w", bare.handed_write, (entry,)),
+                    ("r", bare.handed_read, ()),
+                    ("add", memory.add_turn, (turn(added),)),
+                    ("read", memory.get_llm_context, ()),
+                ]
+                random.shuffle(calls)
                 await settled(memory)
-                taken["r"].append(await timed(bare.handed_read))
-                taken["read"].append(await timed(memory.get_llm_context))
+                # Both threads have just been at work, whichever is measured first.
+                await bare.handed_read()
+                await backend.ping()
+                for name, call, arguments in calls:
+                    if pause:
+                        await asyncio.sleep(pause)
+                    taken[name].append(await timed(call, *arguments))
+                added += 1
                 start = time.perf_counter()
                 bare.write(bare.direct, entry)
                 middle = time.perf_counter()
@@ -171,16 +191,18 @@ async def sqlite_memory(folder: Path, lengths: list[int], rounds: int) -> list[s
 
 
 async def main() -> None:
+    """Measure, print, and write to a file if told to."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--lengths", default="10,100,1000,10000")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of idleness before each call")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     lengths = [int(length) for length in arguments.lengths.split(",")]
+    about = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
     with tempfile.TemporaryDirectory() as folder:
         lines = [
-            f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {arguments.rounds} rounds, "
-            "medians in microseconds.",
+            f"{about}: medians of {arguments.rounds} rounds in microseconds.",
             "",
             "**DefaultShortTermMemory**",
             "",
@@ -188,7 +210,7 @@ async def main() -> None:
             "",
             "**Distributed memory on SQLite** (synchronous=normal)",
             "",
-            *await sqlite_memory(Path(folder), lengths, arguments.rounds),
+            *await sqlite_memory(Path(folder), lengths, arguments.rounds, arguments.pause),
         ]
     print("\n".join(lines))
     if arguments.output:

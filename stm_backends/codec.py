@@ -1,4 +1,4 @@
-"""From turns, bodies and states to bytes, and back: one versioned envelope around JSON.
+r"""From turns, bodies and states to bytes, and back: one versioned envelope around JSON.
 
 ```
 stm/1 turn\n{"id":"...","user_message":"...", ...}
@@ -183,28 +183,39 @@ def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
     `defaults=False` leaves out what is empty, to save bytes. Raises `InvalidState` for artifacts that
     are not JSON.
     """
-    turn, digest = stored.turn, stored.turn.trajectory_digest
-    dumped: dict[str, Any] = {
-        "turn_id": stored.id,
+    turn_id, turn = stored
+    optional: dict[str, Any] = {
+        "trajectory_digest": _dump_digest(turn.trajectory_digest),
+        "artifacts_shown": turn.artifacts_shown,
+        "artifacts_hidden_refs": turn.artifacts_hidden_refs,
+        "ts": turn.ts,
+    }
+    if not defaults:
+        optional = {name: value for name, value in optional.items() if value}
+    for name, value in optional.items():
+        require_json(value, f"turn.{name}")
+    if defaults:
+        optional["artifacts_shown"] = dict(turn.artifacts_shown)
+        optional["artifacts_hidden_refs"] = list(turn.artifacts_hidden_refs)
+    return {
+        "turn_id": turn_id,
         "user_message": turn.user_message,
         "assistant_response": turn.assistant_response,
-        "trajectory_digest": None
+        **optional,
+    }
+
+
+def _dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
+    return (
+        None
         if digest is None
         else {
             "tools_invoked": list(digest.tools_invoked),
             "observations_summary": digest.observations_summary,
             "reasoning_summary": digest.reasoning_summary,
             "artifacts_refs": list(digest.artifacts_refs),
-        },
-        "artifacts_shown": dict(turn.artifacts_shown),
-        "artifacts_hidden_refs": list(turn.artifacts_hidden_refs),
-        "ts": turn.ts,
-    }
-    for name in ("trajectory_digest", "artifacts_shown", "artifacts_hidden_refs", "ts"):
-        require_json(dumped[name], f"turn.{name}")
-        if not defaults and not dumped[name]:
-            del dumped[name]
-    return dumped
+        }
+    )
 
 
 def load_turn(payload: object) -> ConversationTurn:

@@ -13,11 +13,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from stm_backends import policy
 from stm_backends.conversation import Conversation
-from stm_backends.errors import ConfigurationError, InvalidKey, Unavailable
+from stm_backends.errors import InvalidKey, Unavailable
 from stm_backends.policy import Body, Fold, Step, Trim, Wait
 from stm_backends.protocols import Summarizer
 from stm_backends.states import FORGET_BY_COUNT, State, dump_state, load_state, own_turn
@@ -66,9 +66,7 @@ class DefaultShortTermMemory:
         time_source: Callable[[], float] | None = None,
     ) -> None:
         self._config = as_config(config)
-        if self._config.strategy == "rolling_summary" and summarizer is None:
-            raise ConfigurationError("the strategy rolling_summary needs a summarizer")
-        self._summarizer: Callable[..., object] = summarizer or _no_summarizer
+        self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._clock = time_source or time.time
         self._background = Background()
         self._worker: _Worker | None = None
@@ -365,10 +363,6 @@ class DefaultShortTermMemory:
         retries = range(1, min(config.retry_attempts, 10) + 1)
         waits = sum(policy.delay_after(config, attempt) for attempt in retries)
         return waits + config.summarizer_timeout_s * (len(retries) + 1)
-
-
-def _no_summarizer(request: object) -> NoReturn:
-    raise ConfigurationError("the strategy of this memory needs no summarizer, and it has none")
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:

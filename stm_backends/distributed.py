@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -21,9 +21,8 @@ from typing import Any, Final
 from stm_backends import keys, policy, records
 from stm_backends.codec import Codec
 from stm_backends.directory import Directory
-from stm_backends.driver import KEEP, Driver, new_version
+from stm_backends.driver import ABSENT, KEEP, Driver, new_version
 from stm_backends.errors import (
-    ConfigurationError,
     Corrupt,
     StorageError,
     TooLarge,
@@ -81,15 +80,13 @@ class DistributedShortTermMemory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = as_config(config)
-        if self._config.strategy == "rolling_summary" and summarizer is None:
-            raise ConfigurationError("strategy='rolling_summary' needs a summarizer")
         self._driver = driver
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._owner = (key.tenant_id, key.user_id)
         self._key = keys.memory_key(key)
         self._lease_key = keys.lease_key(key)
-        self._summarizer = summarizer
+        self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._slots = slots or asyncio.Semaphore()
         self._clock = clock
         self._keep_ids_for = 10 * driver.traits.deadline
@@ -100,7 +97,9 @@ class DistributedShortTermMemory:
         self._worker: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
+        # What the last load found, and the turns that this object has added since.
         self._seen = Snapshot()
+        self._added: dict[str, StoredTurn] = {}
         self._waited_for: tuple[int, float] | None = None
         self._recovering = False
         self._flushing = 0
@@ -113,7 +112,8 @@ class DistributedShortTermMemory:
 
     def estimate_tokens(self) -> int:
         """Estimate what `get_llm_context` would show, from the last load and our own turns since."""
-        return self._render(self._seen).tokens
+        seen = self._seen
+        return self._render(replace(seen, turns=(*seen.turns, *self._added.values()))).tokens
 
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Remember a completed turn: one round trip, whatever other processes do meanwhile.
@@ -125,7 +125,7 @@ class DistributedShortTermMemory:
         """
         if self._config.strategy == "none":
             return
-        stored = StoredTurn(turn_id or uuid.uuid4().hex, as_turn(turn))
+        stored = self.checked(turn, turn_id)
         entry = self._codec.seal_turn(stored)
         if self._config.budget.overflow_policy == "error":
             # The one exception to one round trip: a refusal must rest on what is there now.
@@ -135,12 +135,20 @@ class DistributedShortTermMemory:
         await self._directory.note(*self._owner)
         length, born = await self._append(entry)
         if born:
-            await self._directory.note(*self._owner, fresh=True)
+            self._background.start(self._note_birth(), name="stm-directory")
         self.stats.appended += 1
-        if not self._seen.holds(stored.id):
-            self._seen = _with_turn(self._seen, stored, length)
+        if not (stored.id in self._added or self._seen.holds(stored.id)):
+            self._added[stored.id] = stored
+            if len(self._added) > length:
+                # A tail that is shorter than what we added was folded elsewhere.
+                del self._added[next(iter(self._added))]
             self._background.call_back(self._config.on_turn_added, turn)
         self._stir_after_append(length)
+
+    @staticmethod
+    def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
+        """Return a copy of a turn under its id, a new one unless given. Raises `InvalidState`."""
+        return StoredTurn(turn_id or secrets.token_hex(16), as_turn(turn))
 
     async def get_llm_context(self) -> dict[str, Any]:
         """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
@@ -188,10 +196,14 @@ class DistributedShortTermMemory:
             self._flushing -= 1
 
     async def close(self, *, timeout: float = 0.0) -> None:
-        """End the background: what runs may finish within `timeout` seconds, the lease is given back."""
+        """End the background: what runs may finish within `timeout` seconds, the lease is given back.
+
+        A later call that sees work starts the background again.
+        """
         self._closed.set()
         self._wake.set()
         await self._background.close(timeout=timeout)
+        self._closed = asyncio.Event()
 
     def abandon(self) -> None:
         """End the background without waiting for it; the next call that sees work starts it again."""
@@ -238,7 +250,9 @@ class DistributedShortTermMemory:
         if isinstance(step, (Fold, Trim)):
             going = pending if isinstance(step, Fold) else pending[: step.count]
             count = max(1, snapshot.within(going, self._driver.traits.max_drop))
-            return replace(step, turns=going[:count]) if isinstance(step, Fold) else replace(step, count=count)
+            return (
+                replace(step, turns=going[:count]) if isinstance(step, Fold) else replace(step, count=count)
+            )
         return step
 
     def _patience(self) -> float:
@@ -251,8 +265,11 @@ class DistributedShortTermMemory:
     async def _load(self, operation: str) -> Snapshot:
         record = await self._driver.load(self._key)
         with located(self._driver.name, operation):
-            self._seen = Snapshot.of(record, self._codec, last=self._seen)
-        return self._seen
+            snapshot = Snapshot.of(record, self._codec, last=self._seen)
+        self._seen = snapshot
+        # One that was acknowledged while this load was under way may not be in it.
+        self._added = {i: stored for i, stored in self._added.items() if not snapshot.holds(i)}
+        return snapshot
 
     async def _append(self, entry: bytes) -> tuple[int, bool]:
         """Return the new length of the tail, and whether this may have been the record's birth."""
@@ -265,38 +282,49 @@ class DistributedShortTermMemory:
                 self._key, entry, birth=new_version(), ttl=self._config.session_ttl_s
             )
 
-        try:
-            length = await records.resent(send)
-        except TooLarge as error:
-            if error.what == "entry":
-                raise
-            await self._relieve()
-            length = await records.resent(send)
-        return length, length <= sent
+        give_up_at = asyncio.get_running_loop().time() + self._lease_ttl
+        while True:
+            try:
+                length = await records.resent(send)
+            except TooLarge as error:
+                late = asyncio.get_running_loop().time() >= give_up_at
+                if error.what == "entry" or late or not await self._relieve():
+                    raise
+            else:
+                return length, length <= sent
 
-    async def _relieve(self) -> None:
-        """Make room in a full record at once, by a fold or a trim."""
+    async def _relieve(self) -> bool:
+        """Make room in a full record at once, by a fold or a trim; say whether there may be room now."""
         self._flushing += 1
         try:
+            before = self.stats.folded + self.stats.trimmed
             if self._summarizes:
-                await self._advance(look=False)
-                return
-            snapshot = await self._load("add_turn")
-            pending, _ = policy.split(snapshot.turns, self._config)
-            if pending:
-                await self._trim(snapshot, Trim(len(pending), lost=False))
+                await self._advance(look=True)
+            else:
+                snapshot = await self._load("add_turn")
+                pending, _ = policy.split(snapshot.turns, self._config)
+                if pending:
+                    await self._trim(snapshot, Trim(len(pending), lost=False))
+            return self.stats.folded + self.stats.trimmed > before
+        except _LeaseHeld:
+            # Whoever holds it is making room, for all that we know.
+            await asyncio.sleep(random.uniform(0, FIRST_POLL_S))
+            return True
         finally:
             self._flushing -= 1
 
+    async def _note_birth(self) -> None:
+        try:
+            await self._directory.note(*self._owner, fresh=True)
+        except StorageError as error:
+            logger.warning("a user was listed before a conversation was born, not again after: %s", error)
+
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
         """Store a body if the record is still the one that was read; `False` is a lost race."""
-        assert snapshot.version is not None
-        data, version, expect = self._codec.seal_body(body), new_version(), snapshot.version
+        data, version, expect = self._codec.seal_body(body), new_version(), snapshot.version or ABSENT
         # Sent again under the same token it answers whether the body is there, and that is all we ask.
         stored = await records.resent(
-            lambda: self._driver.replace(
-                self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP
-            )
+            lambda: self._driver.replace(self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
         )
         self.stats.lost_races += not stored
         return stored
@@ -339,21 +367,21 @@ class DistributedShortTermMemory:
     async def _work(self, wait: float | None, *, look: bool) -> None:
         """Do what is due until nothing is, waiting as long as the policy says."""
         polls = faults = 0
-        wake = self._wake
+        wake, scheduled = self._wake, True
         while wait is not None:
-            attempt = _attempt(self._seen.body)
+            attempt = _attempt(self._seen.body) if scheduled and wait > 0 else None
             try:
                 async with asyncio.timeout(wait):
                     await wake.wait()
             except TimeoutError:
-                self._waited_for = attempt
+                self._waited_for = attempt or self._waited_for
             if self._closed.is_set():
                 return
             self._wake.clear()
-            wake = self._wake
+            wake, scheduled = self._wake, False
             try:
                 wait = await self._advance(look=look)
-                polls = faults = 0
+                polls, faults, scheduled = 0, 0, True
             except _LeaseHeld:
                 # Whoever holds it sees our turns; a wake-up would only make us ask in vain.
                 wake = self._closed
@@ -366,6 +394,11 @@ class DistributedShortTermMemory:
                 faults += 1
                 logger.warning("the memory's background met an error: %s", error)
                 wait = None if faults > FAULTS_BEFORE_REST else 2.0**faults
+            except Exception as error:
+                # A user's token estimator, say; its message may quote the conversation.
+                logger.error("the memory's background stopped: %s", type(error).__name__)
+                logger.debug("the background's traceback", exc_info=True)
+                return
             look = True
             if wait is None and self._wake.is_set():
                 wait = 0.0
@@ -413,9 +446,7 @@ class DistributedShortTermMemory:
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> float | None:
         gone = snapshot.turns[: trim.count]
-        body = policy.after_trim(
-            snapshot.body, trim, gone, now=self._clock(), keep_for=self._keep_ids_for
-        )
+        body = policy.after_trim(snapshot.body, trim, gone, now=self._clock(), keep_for=self._keep_ids_for)
         if not await self._replace(snapshot, body, drop=snapshot.entries(len(gone))):
             return 0.0
         self.stats.trimmed += len(gone)
@@ -431,38 +462,59 @@ class DistributedShortTermMemory:
             self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
         try:
             summary = await self._summarize(fold)
+            self._body_after(snapshot, fold, summary)
         except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
             return await self._store_failure(snapshot, error)
         else:
-            await self._store_summary(snapshot, fold, summary)
+            if not await self._store_summary(snapshot, fold, summary):
+                return 0.0
             pending, _ = policy.split(snapshot.turns, self._config)
             return 0.0 if len(fold.turns) < len(pending) else None
         finally:
-            self._recovering = False
+            if self._recovering:
+                # The conversation has become another one, or was erased.
+                self._recovering = False
+                self._health_changed(MemoryHealth.RECOVERING, self.health)
+
+    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> Body:
+        """Return the body with this summary, cut to what the datastore takes if need be."""
+
+        def with_summary(text: str) -> Body:
+            return policy.after_fold(
+                self._config, snapshot.body, fold, text, now=self._clock(), keep_for=self._keep_ids_for
+            )
+
+        def fits(text: str) -> bool:
+            return len(self._codec.seal_body(with_summary(text))) <= self._driver.traits.max_entry
+
+        if fits(summary):
+            return with_summary(summary)
+        summary = policy.cut_summary(summary, fits)
+        if policy.is_blank(summary):
+            raise policy.BadSummary("no summary fits into the largest entry of this datastore")
+        return with_summary(summary)
 
     async def _summarize(self, fold: Fold) -> str:
-        assert self._summarizer is not None
         self.stats.summarizer_calls += 1
         answer = await self._background.call_within(
             self._config.summarizer_timeout_s, self._summarizer, fold.request(self._config)
         )
         return policy.summary_of(answer)
 
-    async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> None:
-        """Store a finished summary; keep it through a lost race if it still covers what is there."""
+    async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> bool:
+        """Store a finished summary, through lost races too while it covers what is there; else `False`."""
         while True:
             before = snapshot.body
-            body = policy.after_fold(
-                self._config, before, fold, summary, now=self._clock(), keep_for=self._keep_ids_for
-            )
+            body = self._body_after(snapshot, fold, summary)
             if await self._replace(snapshot, body, drop=snapshot.entries(len(fold.turns))):
                 break
             snapshot = await self._load("background")
             if not fold.still_applies(snapshot.body, snapshot.turns):
-                return
+                return False
         covered = {stored.id for stored in fold.turns}
         left = tuple(stored for stored in self._seen.turns if stored.id not in covered)
-        self._seen = Snapshot(None, body, left)
+        self._seen = Snapshot(None, body, left, ids={stored.id for stored in left})
+        self._added = {i: stored for i, stored in self._added.items() if i not in covered}
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
         if before.health is not MemoryHealth.HEALTHY:
@@ -471,15 +523,16 @@ class DistributedShortTermMemory:
         shown = MemoryHealth.RECOVERING if self._recovering else before.health
         self._recovering = False
         self._health_changed(shown, body.health)
+        return True
 
     async def _store_failure(self, snapshot: Snapshot, error: Exception) -> float:
         """Store that an attempt failed. Returns how long to wait before the next."""
         self.stats.summarizer_failures += 1
         body = policy.after_failure(self._config, snapshot.body, now=self._clock())
-        shown = MemoryHealth.RECOVERING if self._recovering else snapshot.body.health
-        self._recovering = False
         if not await self._replace(snapshot, body, drop=0):
             return 0.0
+        shown = MemoryHealth.RECOVERING if self._recovering else snapshot.body.health
+        self._recovering = False
         self._seen = replace(self._seen, version=None, body=body)
         cause = type(error).__name__
         if body.health is MemoryHealth.RETRY:
@@ -501,8 +554,3 @@ class _LeaseHeld(Exception):
 def _attempt(body: Body) -> tuple[int, float]:
     """Return what tells one scheduled summarizer call from the next."""
     return body.attempts, body.next_attempt_at
-
-
-def _with_turn(seen: Snapshot, stored: StoredTurn, length: int) -> Snapshot:
-    """Return what is known after an own append; a shorter tail than expected was folded elsewhere."""
-    return replace(seen, turns=(*seen.turns, stored)[-length:])

@@ -105,7 +105,7 @@ def new_version() -> str:
     Versions are tokens, not counters: a counter that starts again after a record has expired would let
     a writer that slept through the expiry mistake the new record for the old one.
     """
-    return secrets.token_urlsafe(12)
+    return secrets.token_hex(12)
 
 
 @runtime_checkable

@@ -38,12 +38,12 @@ _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 
 def memory_key(key: MemoryKey) -> Key:
     """Return where a conversation's record lives."""
-    return Key(scope(key.tenant_id, key.user_id, "memory"), name(key.session_id))
+    return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
 
 
 def lease_key(key: MemoryKey) -> Key:
     """Return where the lease on summarizing a conversation lives."""
-    return Key(scope(key.tenant_id, key.user_id, "lease"), name(key.session_id))
+    return Key(scope(key.tenant_id, key.user_id, "lease"), name(_checked("session_id", key.session_id)))
 
 
 def directory_key(tenant_id: str, user_id: str) -> Key:
@@ -128,8 +128,7 @@ def parse_composite(composite: str) -> MemoryKey:
 
 
 def _unquote(part: str) -> str:
-    text = re.sub("%(25|3A|6B)", lambda match: chr(int(match[1], 16)), part)
-    return text
+    return re.sub("%(25|3A|6B)", lambda match: chr(int(match[1], 16)), part)
 
 
 def _checked(which: str, part: object) -> str:

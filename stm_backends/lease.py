@@ -19,11 +19,6 @@ class Lease:
         self._content = content
         self._token: str | None = None
 
-    @property
-    def held(self) -> bool:
-        """Whether `acquire` succeeded and `release` has not been called since."""
-        return self._token is not None
-
     async def acquire(self) -> bool:
         """Take the lease; `False` if another process holds it."""
         # Kept before the first await: a cancelled or unanswered acquire may have taken effect.

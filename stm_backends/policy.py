@@ -18,10 +18,16 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
-from stm_backends.errors import MemoryBudgetExceeded
-from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn, TrajectoryDigest
+from stm_backends.errors import ConfigurationError, MemoryBudgetExceeded
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    ShortTermMemoryConfig,
+    StoredTurn,
+    TrajectoryDigest,
+)
 
 REMEMBERED_IDS: Final = 256
 """How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
@@ -76,7 +82,8 @@ class Forgotten:
         # Times are rounded up to tenths of `keep_for`, so that there are few of them however many folds.
         grain = keep_for / 10 if keep_for > 0 else 1.0
         when = math.ceil(now / grain) * grain
-        young = [*self.ages]
+        # A clock that was ahead must not keep ids for as long as it was.
+        young = [(min(time, when), count) for time, count in self.ages]
         if young and young[-1][0] == when:
             young[-1] = (when, young[-1][1] + len(newer))
         else:
@@ -244,6 +251,21 @@ def after_trim(body: Body, trim: Trim, gone: Sequence[StoredTurn], *, now: float
     )
 
 
+def summarizer_for(
+    config: ShortTermMemoryConfig, summarizer: Callable[..., object] | None
+) -> Callable[..., object]:
+    """Return what summarizes; raises `ConfigurationError` if the strategy needs one and there is none."""
+    if summarizer is not None:
+        return summarizer
+    if config.strategy == "rolling_summary":
+        raise ConfigurationError("strategy='rolling_summary' needs a summarizer")
+    return _no_summarizer
+
+
+def _no_summarizer(request: object) -> NoReturn:
+    raise BadSummary("the strategy of this memory needs no summarizer, and it has none")
+
+
 class BadSummary(Exception):
     """What the summarizer answered is no summary."""
 
@@ -295,7 +317,9 @@ class View:
     `trimmed` says whether the token budget left something out, `kept` how many turns are in it.
     """
 
-    def __init__(self, context: _Context, kept: int, summary: str, *, trimmed: bool, shown: bool = True) -> None:
+    def __init__(
+        self, context: _Context, kept: int, summary: str, *, trimmed: bool, shown: bool = True
+    ) -> None:
         self._context = context
         self._summary = summary
         self._shown = shown
@@ -397,9 +421,7 @@ class _Context:
     Turns are serialized once each, and only when they are looked at.
     """
 
-    def __init__(
-        self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int
-    ) -> None:
+    def __init__(self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int) -> None:
         self._config = config
         self._turns = turns
         self._pending = pending
@@ -429,7 +451,7 @@ class _Context:
         """
         if self._config.token_estimator is not None:
             return math.inf
-        characters = len(summary)
+        characters: float = len(summary)
         for _, turn in self._turns:
             characters += len(turn.user_message) + len(turn.assistant_response) + 20
             if turn.trajectory_digest is not None:
@@ -464,9 +486,11 @@ class _Context:
         return text
 
 
-def _characters(digest: TrajectoryDigest) -> int:
+def _characters(digest: TrajectoryDigest) -> float:
     """Return a sixth, at least, of the characters that a digest takes as JSON."""
     lists = [*digest.tools_invoked, *digest.artifacts_refs]
+    if not all(isinstance(item, str) for item in lists):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
+        return math.inf
     text = len(digest.observations_summary) + len(digest.reasoning_summary or "")
     return text + sum(map(len, lists)) + len(lists) + 30
 

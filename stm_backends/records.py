@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar
 
 from stm_backends.driver import Driver
-from stm_backends.errors import OutcomeUnknown
+from stm_backends.errors import OutcomeUnknown, StorageError
 
 PAGE: Final = 200
 """How many names one `scan` asks for."""
@@ -30,10 +30,23 @@ async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator
 
 
 async def resent(send: Callable[[], Awaitable[_T]]) -> _T:
-    """Send a write that bears repetition, again if its outcome is unknown, `SENDS` times in all."""
-    for attempt in range(1, SENDS):
+    """Send a write that bears repetition, again if its outcome is unknown, `SENDS` times in all.
+
+    Once one outcome is unknown it stays unknown until an attempt succeeds: raises `OutcomeUnknown`
+    whatever a later attempt says of itself.
+    """
+    unknown: OutcomeUnknown | None = None
+    attempt = 0
+    while True:
+        attempt += 1
         try:
             return await send()
-        except OutcomeUnknown:
-            await asyncio.sleep(random.uniform(0, 0.05 * 2**attempt))
-    return await send()
+        except OutcomeUnknown as error:
+            unknown = error
+            if attempt == SENDS:
+                raise
+        except StorageError as error:
+            if unknown is None:
+                raise
+            raise unknown from error
+        await asyncio.sleep(random.uniform(0, 0.05 * 2**attempt))

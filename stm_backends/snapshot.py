@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stm_backends.codec import Codec
@@ -17,7 +17,8 @@ class Snapshot:
 
     `turns` are the distinct turns that no summary covers, oldest first; `starts` is where the first
     entry of each stands among the `length` raw entries of the tail. Repeats of a turn, and late copies
-    of one that was folded or trimmed before, are entries without being turns. `opened` is what each raw
+    of one that was folded or trimmed before, are entries without being turns. `ids` are those of the
+    turns. `opened` is what each raw
     entry holds, `None` for such a late copy, so that the next snapshot need not open it again.
     """
 
@@ -26,6 +27,7 @@ class Snapshot:
     turns: tuple[StoredTurn, ...] = ()
     starts: tuple[int, ...] = ()
     length: int = 0
+    ids: Set[str] = frozenset[str]()
     opened: Mapping[bytes, StoredTurn | None] = field(default_factory=dict[bytes, StoredTurn | None])
 
     @staticmethod
@@ -37,10 +39,11 @@ class Snapshot:
         """
         if record is None:
             return Snapshot()
+        known: Mapping[bytes, StoredTurn | None] = {}
         if last is not None and last.version == record.version:
             body, known = last.body, last.opened
         else:
-            body, known = codec.open_body(record.body), {}
+            body = codec.open_body(record.body)
         opened: dict[bytes, StoredTurn | None] = {}
         turns: dict[str, StoredTurn] = {}
         starts: list[int] = []
@@ -54,7 +57,15 @@ class Snapshot:
             if stored is not None and stored.id not in turns:
                 turns[stored.id] = stored
                 starts.append(position)
-        return Snapshot(record.version, body, tuple(turns.values()), tuple(starts), len(record.tail), opened)
+        return Snapshot(
+            record.version,
+            body,
+            tuple(turns.values()),
+            tuple(starts),
+            len(record.tail),
+            ids=turns.keys(),
+            opened=opened,
+        )
 
     def entries(self, count: int) -> int:
         """Return how many raw entries go when the oldest `count` turns do, repeats included.
@@ -72,4 +83,4 @@ class Snapshot:
 
     def holds(self, turn_id: str) -> bool:
         """Say whether a turn stands here, or did within the remembered past."""
-        return turn_id in self.body.forgotten or any(stored.id == turn_id for stored in self.turns)
+        return turn_id in self.ids or turn_id in self.body.forgotten

@@ -207,11 +207,15 @@ _T = TypeVar("_T")
 
 
 def _copy(cls: type[_T], source: object) -> _T:
-    fields = dataclasses.fields(cast("Any", cls))
+    names: tuple[str, ...] = vars(cls)["__match_args__"]  # where a dataclass has its fields' names
+    given = {name: getattr(source, name, _LACKING) for name in names}
     try:
-        return cls(**{f.name: getattr(source, f.name) for f in fields if hasattr(source, f.name)})
+        return cls(**{name: value for name, value in given.items() if value is not _LACKING})
     except TypeError as error:
         raise ConfigurationError(f"{type(source).__name__} is not a {cls.__name__}: {error}") from None
+
+
+_LACKING = object()
 
 
 def _require_at_least_zero(settings: object, *names: str) -> None:

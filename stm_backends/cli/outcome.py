@@ -50,13 +50,17 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 @contextmanager
 def reported() -> Generator[None]:
     """End the command for a typed error: one line, the remedy, exit status 2 for misuse, else 1."""
-    logging.getLogger("stm_backends").setLevel(logging.ERROR)
+    logger = logging.getLogger("stm_backends")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     except StmError as error:
         fail(error)
         misuse = isinstance(error, (ConfigurationError, SessionExists, SessionNotFound))
         raise typer.Exit(MISUSED if misuse else FAILED) from None
+    finally:
+        logger.setLevel(level)
 
 
 def fail(error: StmError) -> None:

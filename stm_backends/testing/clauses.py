@@ -38,7 +38,7 @@ _PROMISES: Final = {
     "driver.lifecycle": "Opening and closing twice is harmless, and closing harms no other instance.",
     "driver.client": "A client that was handed in is never closed by the driver.",
     "driver.outage": "An outage is a typed error that names no conversation, and never an empty answer.",
-    "driver.corruption": "Damaged data is Corrupt, never a smaller record, and is not overwritten by a fold.",
+    "driver.corruption": "Damaged data is Corrupt, never a smaller record, and reading it changes nothing.",
     "driver.round-trips": "One operation is one round trip.",
     "driver.traits": "The traits state facts that make sense.",
     "driver.model": "Any history of operations has the answers that a model of a few lines gives.",

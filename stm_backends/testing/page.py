@@ -70,6 +70,7 @@ def page(run: Run) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="verdict {"good" if run.ok else "bad"}">{escape(run.verdict())}</p>',
         _tally(run),
+        _broken(run),
         *(f"<p class='bad'>Could not be run: {escape(text)}</p>" for text in run.broken),
         *(_profile(_PROFILES[name], clauses) for name, clauses in profiles.items()),
         _facts("What was run with what", run.versions()),
@@ -95,6 +96,12 @@ def _tally(run: Run) -> str:
         for outcome, count in counts.items()
     )
     return f'<div class="bar" role="presentation">{bar}</div><ul class="tally">{items}</ul>'
+
+
+def _broken(run: Run) -> str:
+    clauses = [clause.id for clause, results in run.by_clause() if worst(results) == "failed"]
+    links = ", ".join(f'<a class="bad" href="#{clause}">{clause}</a>' for clause in clauses)
+    return f"<p>Broken: {links}</p>" if links else ""
 
 
 def _profile(title: str, clauses: Sequence[tuple[Clause, list[Result]]]) -> str:

@@ -18,7 +18,9 @@ EXAMPLE = ROOT / "examples" / "stm-backends-lmdb"
 PAGE = (ROOT / "docs" / "writing-a-backend.md").read_text("utf-8")
 
 # A paragraph that begins with a file's name, and the block below it.
-_NAMED = re.compile(r"^`stm-backends-lmdb/([\w./]+)` (?:[^\n]+\n)+\n```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(
+    r"^`stm-backends-lmdb/([\w./]+)` (?:[^\n]+\n)+\n```\w+\n(.*?)```", re.MULTILINE | re.DOTALL
+)
 
 LONGEST_DRIVER = 150
 """Lines that are not blank, of everything that an author writes to store records."""

@@ -120,7 +120,7 @@ def test_the_extras_are_the_drivers_the_command_line_the_suite_and_all(metadata:
     assert set(metadata.provides_extra or ()) == {*DRIVERS, "cli", "conformance", "all"}
 
 
-def test_the_entry_points_name_the_two_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
+def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
     (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
     parsed = ConfigParser(delimiters="=")
     parsed.read_string(contents[name].decode())

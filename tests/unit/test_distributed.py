@@ -14,7 +14,14 @@ from stm_backends import keys
 from stm_backends.codec import Codec
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import ABSENT, ANY, Key
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidKey,
+    OutcomeUnknown,
+    TooLarge,
+    Unavailable,
+)
 from stm_backends.lease import Lease
 from stm_backends.reference import MemoryDriver, MemoryStore
 from stm_backends.testing.memory_contract import config, shown, turn, until
@@ -76,6 +83,7 @@ async def test_rolling_summary_without_a_summarizer_is_a_mistake_said_at_once() 
 async def test_adding_and_reading_are_one_round_trip_each(pods: Pods) -> None:
     memory, driver = await pods.pod(config(zone=50))
     await memory.add_turn(turn(0))
+    await until(lambda: not memory.busy)
     driver.calls.clear()
     for number in range(1, 20):
         await memory.add_turn(turn(number))
@@ -86,6 +94,7 @@ async def test_adding_and_reading_are_one_round_trip_each(pods: Pods) -> None:
 async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods: Pods) -> None:
     memory, driver = await pods.pod(config("truncation"))
     await memory.add_turn(turn(0))
+    await until(lambda: not memory.busy)
     assert driver.calls == [("replace", "users"), ("append", "memory"), ("replace", "users")]
 
 
@@ -93,6 +102,7 @@ async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -
     memory, driver = await pods.pod()
     for number in range(2):
         await memory.add_turn(turn(number))
+    await until(lambda: not memory.busy)
     driver.calls.clear()
     await memory.add_turn(turn(2))
     await until(lambda: memory.stats.summaries == 1 and not memory.busy)
@@ -112,11 +122,15 @@ async def test_what_one_pod_adds_the_other_reads(pods: Pods) -> None:
         await (here, there)[number % 2].add_turn(turn(number))
     await here.flush()
     await there.flush()
-    assert await shown(here) == await shown(there) == {
-        "summary": ["u0", "u1", "u2", "u3"],
-        "pending": [],
-        "recent": ["u4", "u5"],
-    }
+    assert (
+        await shown(here)
+        == await shown(there)
+        == {
+            "summary": ["u0", "u1", "u2", "u3"],
+            "pending": [],
+            "recent": ["u4", "u5"],
+        }
+    )
 
 
 async def test_two_pods_never_summarize_at_the_same_time(pods: Pods) -> None:
@@ -131,7 +145,11 @@ async def test_two_pods_never_summarize_at_the_same_time(pods: Pods) -> None:
     assert summarizer.most_running == 1
     summarizer.release()
     await there.flush()
-    assert [item["user"] for request in summarizer.requests for item in request["turns"]] == ["u0", "u1", "u2"]
+    assert [item["user"] for request in summarizer.requests for item in request["turns"]] == [
+        "u0",
+        "u1",
+        "u2",
+    ]
 
 
 async def test_a_pod_that_waited_for_the_lease_does_not_summarize_the_same_turns_again(pods: Pods) -> None:
@@ -212,7 +230,11 @@ async def test_a_fold_never_removes_turns_of_another_pod(pods: Pods) -> None:
         await here.add_turn(turn(number))
     await until(lambda: here.stats.summaries >= 1)
     await here.flush()
-    assert await shown(here) == {"summary": ["u0", "u1", "u2", "u10"], "pending": [], "recent": ["u11", "u12"]}
+    assert await shown(here) == {
+        "summary": ["u0", "u1", "u2", "u10"],
+        "pending": [],
+        "recent": ["u11", "u12"],
+    }
 
 
 async def test_a_pod_takes_over_when_the_holder_of_the_lease_dies(pods: Pods) -> None:
@@ -291,6 +313,125 @@ async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> 
     assert await shown(memory) == {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3", "u4"]}
 
 
+async def test_an_outcome_that_was_unknown_stays_so_when_the_next_attempt_is_refused(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut", backend="memory", operation="append")
+
+    async def down(_: Key | str) -> None:
+        raise Unavailable("nobody answers", backend="memory", operation="append")
+
+    async def fine(_: Key | str) -> None:
+        pass
+
+    driver.after["append"] = [lost]
+    driver.before["append"] = [fine, down]
+    with pytest.raises(OutcomeUnknown):
+        await memory.add_turn(turn(1), turn_id="one")
+    await memory.add_turn(turn(1), turn_id="one")
+    assert (await shown(memory))["recent"] == ["u1"]
+
+
+async def test_a_directory_that_fails_after_the_turn_was_stored_is_no_failure_of_the_turn(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+    replace, calls = driver.replace, 0
+
+    async def second_fails(key: Key, *args: Any, **options: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise Unavailable("nobody answers")
+        return await replace(key, *args, **options)
+
+    monkeypatch.setattr(driver, "replace", second_fails)
+    await memory.add_turn(turn(1))
+    await until(lambda: not memory.busy)
+    assert (await shown(memory))["recent"] == ["u1"]
+    assert calls == 2
+
+
+async def test_many_turns_into_a_full_record_at_once_are_all_stored(pods: Pods) -> None:
+    async def brief(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"summary": f"{len(request['turns'])} turns"}
+
+    memory, _ = await pods.pod(config(zone=2), brief, max_record_bytes=4_000)
+    await asyncio.gather(*(memory.add_turn(turn(number, "a" * 100)) for number in range(60)))
+    await memory.flush()
+    assert memory.stats.folded == 58
+    assert len((await shown(memory))["recent"]) == 2
+
+
+async def test_a_summary_that_the_datastore_cannot_take_is_cut(pods: Pods) -> None:
+    summarizer = LedgerSummarizer()
+    summarizer.answers = [{"summary": "word " * 2_000}]
+    memory, _ = await pods.pod(
+        config(summary_max_tokens=5_000), summarizer, max_entry_bytes=2_000, max_record_bytes=50_000
+    )
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    summary = (await memory.get_llm_context())["conversation_memory"]["summary"]
+    assert 1_000 < len(summary) < 2_000
+    assert len(summarizer.requests) == 1
+
+
+async def test_an_estimator_that_raises_is_a_failed_attempt_and_no_dead_background(pods: Pods) -> None:
+    broken = True
+
+    def estimate(text: str) -> int:
+        if broken and "- u0" in text:
+            raise ZeroDivisionError
+        return 1
+
+    memory, _ = await pods.pod(config(token_estimator=estimate))
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await until(lambda: memory.health is MemoryHealth.RETRY)
+    broken = False
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+async def test_listeners_are_told_when_a_recovery_ends_without_a_summary(pods: Pods) -> None:
+    changes: list[tuple[str, str]] = []
+
+    async def note(old: MemoryHealth, new: MemoryHealth) -> None:
+        changes.append((old.value, new.value))
+
+    summarizer = LedgerSummarizer()
+    summarizer.fail = 1
+    settings = config(retry_attempts=0, degraded_retry_interval_s=0.1, on_health_changed=note)
+    memory, driver = await pods.pod(settings, summarizer)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await until(lambda: memory.health is MemoryHealth.DEGRADED)
+    summarizer.hold()
+    await until(lambda: memory.health is MemoryHealth.RECOVERING)
+    await driver.delete(RECORD)
+    summarizer.release()
+    await until(lambda: not memory.busy)
+    assert changes == [("healthy", "degraded"), ("degraded", "recovering"), ("recovering", "healthy")]
+
+
+async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods: Pods) -> None:
+    memory, _ = await pods.pod()
+    await memory.close()
+    for number in range(3):
+        await memory.add_turn(turn(number))
+    await memory.flush()
+    assert (await shown(memory))["summary"] == ["u0"]
+
+
+@pytest.mark.parametrize("blank", ["", "  ", None, 0])
+async def test_without_a_session_id_there_is_no_memory(pods: Pods, blank: Any) -> None:
+    with pytest.raises(InvalidKey, match="session_id"):
+        await pods.pod(key=MemoryKey("acme", "u1", blank))
+
+
 async def test_a_lost_answer_to_a_fold_is_settled_by_its_token(pods: Pods) -> None:
     memory, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
 
@@ -324,9 +465,7 @@ async def test_an_outage_is_raised_and_never_an_empty_memory(pods: Pods) -> None
     assert (await shown(memory))["recent"] == ["u0"]
 
 
-async def test_the_background_survives_a_short_outage(
-    pods: Pods, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, driver = await pods.pod()
 
     async def down(_: Key | str) -> None:
@@ -340,8 +479,21 @@ async def test_the_background_survives_a_short_outage(
     assert (await shown(memory))["summary"] == ["u0"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"stm/1 body\n{", b"stm/1 body\n[]", b"stm/1 turn\n{}", b"stm/2 body\n{}", b"stm/1 body rot13\n{}"])
-async def test_a_body_that_cannot_be_read_is_an_error_and_is_not_overwritten(pods: Pods, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\xff\xfe",
+        b"stm/1 body\n{",
+        b"stm/1 body\n[]",
+        b"stm/1 turn\n{}",
+        b"stm/2 body\n{}",
+        b"stm/1 body rot13\n{}",
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_an_error_and_is_not_overwritten(
+    pods: Pods, damage: bytes
+) -> None:
     memory, driver = await pods.pod()
     await driver.replace(RECORD, damage, version="v", expect=ANY, ttl=None)
     with pytest.raises(Corrupt) as caught:
@@ -480,9 +632,10 @@ async def test_a_turn_that_is_too_large_by_itself_is_refused(pods: Pods) -> None
 
 async def test_a_record_that_no_fold_can_relieve_says_that_it_is_full(pods: Pods) -> None:
     memory, _ = await pods.pod(config(zone=100), max_record_bytes=3_000)
+    for number in range(3):
+        await memory.add_turn(turn(number, "x" * 800))
     with pytest.raises(TooLarge) as caught:
-        for number in range(10):
-            await memory.add_turn(turn(number, "x" * 800))
+        await memory.add_turn(turn(3, "x" * 800))
     assert caught.value.what == "record"
 
 
@@ -526,6 +679,20 @@ async def test_a_degraded_conversation_is_recovered_by_a_pod_that_only_reads(pod
     await reader.get_llm_context()
     await until(lambda: reader.health is MemoryHealth.HEALTHY and reader.stats.summaries == 1)
     assert (await shown(reader))["summary"] == ["u0"]
+
+
+async def test_trimming_the_backlog_does_not_bring_the_next_attempt_forward(pods: Pods) -> None:
+    failing = LedgerSummarizer()
+    failing.fail = 100
+    settings = config(zone=1, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=60.0)
+    memory, _ = await pods.pod(settings, failing)
+    for number in range(6):
+        await memory.add_turn(turn(number))
+        await asyncio.sleep(0.01)
+    await until(lambda: memory.stats.dropped == 4)
+    await asyncio.sleep(0.05)
+    assert memory.health is MemoryHealth.DEGRADED
+    assert len(failing.requests) == 1
 
 
 async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods: Pods) -> None:

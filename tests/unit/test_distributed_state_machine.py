@@ -7,13 +7,10 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.clock import VirtualLoop
 
-from stm_backends import keys
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Key
 from stm_backends.errors import OutcomeUnknown, Unavailable
@@ -22,6 +19,7 @@ from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.spy import SpyDriver
 from stm_backends.testing.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
+from tests.support.clock import VirtualLoop
 
 KEY = MemoryKey("acme", "u1", "chat")
 PODS = st.integers(0, 2)
@@ -77,10 +75,18 @@ class SharedConversation(RuleBasedStateMachine):
     def fresh(self) -> str:
         return f"{len(self.said)}"
 
+    async def add(self, pod: int, text: str) -> None:
+        """Add a turn as a caller does who means it: an unknown outcome is no reason not to add it again."""
+        while True:
+            try:
+                return await self.pods[pod][0].add_turn(turn(text), turn_id=text)
+            except OutcomeUnknown:
+                continue
+
     @rule(pod=PODS)
     def say(self, pod: int) -> None:
         text = self.fresh()
-        self.run(self.pods[pod][0].add_turn(turn(text), turn_id=text))
+        self.run(self.add(pod, text))
         self.said.append(f"u{text}")
 
     @rule(pods=st.lists(PODS, min_size=2, max_size=4))
@@ -88,12 +94,7 @@ class SharedConversation(RuleBasedStateMachine):
         texts = [f"{len(self.said)}-{number}" for number in range(len(pods))]
 
         async def together() -> None:
-            await asyncio.gather(
-                *(
-                    self.pods[pod][0].add_turn(turn(text), turn_id=text)
-                    for pod, text in zip(pods, texts, strict=True)
-                )
-            )
+            await asyncio.gather(*(self.add(pod, text) for pod, text in zip(pods, texts, strict=True)))
 
         self.run(together())
         seen = self.run(shown(self.pods[0][0]))
@@ -109,7 +110,7 @@ class SharedConversation(RuleBasedStateMachine):
     @rule(pod=PODS, back=st.integers(1, 200))
     def say_again(self, pod: int, back: int) -> None:
         again = self.said[-min(back, len(self.said))].removeprefix("u")
-        self.run(self.pods[pod][0].add_turn(turn(again), turn_id=again))
+        self.run(self.add(pod, again))
 
     @rule(pod=PODS, operation=st.sampled_from(["append", "replace"]), done=st.booleans())
     def an_answer_will_be_lost(self, pod: int, operation: Any, done: bool) -> None:
@@ -158,7 +159,10 @@ class SharedConversation(RuleBasedStateMachine):
         for memory, _, _ in self.pods:
             seen = self.run(shown(memory))
             if memory.health is MemoryHealth.DEGRADED:
-                assert seen["recent"] == self.said[max(0, len(self.said) - self.settings.budget.full_zone_turns) :]
+                assert (
+                    seen["recent"]
+                    == self.said[max(0, len(self.said) - self.settings.budget.full_zone_turns) :]
+                )
             else:
                 assert seen["summary"] + seen["pending"] + seen["recent"] == self.said
 

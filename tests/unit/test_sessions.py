@@ -701,7 +701,12 @@ async def test_erasing_a_conversation_erases_its_saved_states_and_nobody_elses(d
     backend = Backend(driver)
     store, key = backend.state_store, MemoryKey("acme", "u1", "chat")
     theirs = ["kv:v1:acme:u1:chat:session:ns:a", "kv:v1:acme:u1:chat:task:t:ns:b", key.composite()]
-    others = ["kv:v1:acme:u1:chat2:session:ns:a", "kv:v1:acme:u1:cha:x", "acme:u1:chat2", "kv:v1:acme:u10:chat:x"]
+    others = [
+        "kv:v1:acme:u1:chat2:session:ns:a",
+        "kv:v1:acme:u1:cha:x",
+        "acme:u1:chat2",
+        "kv:v1:acme:u10:chat:x",
+    ]
     for name in theirs + others:
         await store.save_memory_state(name, {"name": name})
     assert await backend.sessions.erase(key)

@@ -3,8 +3,7 @@
 import pytest
 
 from stm_backends.errors import ConfigurationError
-from stm_backends.sqlite import open_driver
-from stm_backends.sqlite import SqliteSettings
+from stm_backends.sqlite import SqliteSettings, open_driver
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from stm_backends_lmdb.driver import Environment, find, place
 
 from stm_backends.testing import Datastore, DriverContract, open_at
-from stm_backends_lmdb.driver import Environment, find, place
 
 
 class TestLmdbDriver(DriverContract):

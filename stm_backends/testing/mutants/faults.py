@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from stm_backends.driver import ANY, AbsentType, AnyType, KeepType, Key, Page, Record
+from stm_backends.driver import Key, Page, Record
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing.faulty import FaultyDriver
 
@@ -56,23 +56,16 @@ class DamageIsNoData(FaultyDriver):
             return None
 
 
-class OverwritesWhatItCannotRead(FaultyDriver):
-    """Starts a record anew when the old one does not parse."""
+class ClearsDamageAway(FaultyDriver):
+    """Removes what it cannot read, so that the next reader finds nothing."""
 
-    async def replace(
-        self,
-        key: Key,
-        body: bytes,
-        *,
-        version: str,
-        expect: str | AbsentType | AnyType,
-        drop: int = 0,
-        ttl: float | None | KeepType,
-    ) -> bool:
-        if key.scope in self.store.damaged:
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Corrupt:
             self.store.damaged.remove(key.scope)
-            expect, drop = ANY, 0
-        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+            await self.delete(key)
+            raise
 
 
 class ClosesTheCallersClient(FaultyDriver):
