@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
 
 import pytest
 
@@ -64,7 +64,7 @@ class NotAsked(pytest.skip.Exception):
     """A check that the subject gave no means to carry out, with what would be needed."""
 
 
-def not_asked(reason: str) -> None:
+def not_asked(reason: str) -> NoReturn:
     """End a check that cannot be carried out here; the report says why."""
     raise NotAsked(reason, _use_item_location=True)
 

@@ -83,7 +83,8 @@ class MemoryBench:
         memory = await self.memories.open(key or self.key(), config, summarizer)
         self._opened.append(memory)
         noted = ("add_turn", "get_llm_context", "turns", "flush", "close")
-        return cast("Memory", Recorded(memory, self.history, f"memory{len(self._opened)}", noted))
+        recorded = Recorded(memory, self.history, f"memory{len(self._opened)}", noted)
+        return cast("Memory", _Asked(recorded, self))
 
     def needs(self, what: str) -> None:
         """End the check if this implementation does not have what goes beyond the protocol."""
@@ -94,10 +95,9 @@ class MemoryBench:
         """End a memory as SIGKILL would."""
         if self.memories.kill is None:
             not_asked("needs `Memories.kill`")
-            return
         self.history.say("the memory's process is killed")
         # The wrapper that notes calls is ours; the implementation knows what it has made.
-        await self.memories.kill(cast("Recorded", memory).inner)
+        await self.memories.kill(cast("_Asked", memory).recorded.inner)
 
     async def __aenter__(self) -> MemoryBench:
         return self
@@ -108,6 +108,29 @@ class MemoryBench:
         async with AsyncExitStack() as closing:
             for memory in self._opened:
                 closing.push_async_callback(self.memories.close, memory)
+
+
+class _Asked:
+    """A memory that ends the check when it is asked for what this implementation does not have."""
+
+    def __init__(self, recorded: Recorded, bench: MemoryBench) -> None:
+        self.recorded = recorded
+        self._bench = bench
+
+    async def add_turn(self, turn: Any, **named: Any) -> None:
+        if named:
+            self._bench.needs("turn_id")
+        await self.recorded.add_turn(turn, **named)
+
+    async def flush(self, *given: float, **named: float) -> None:
+        if given or named:
+            self._bench.needs("timeout")
+        await self.recorded.flush(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "turns":
+            self._bench.needs(name)
+        return getattr(self.recorded, name)
 
 
 def turn(number: int | str, text: str = "fine") -> ConversationTurn:

@@ -21,8 +21,8 @@ _GROUP: Final = "stm-backends"
 _PROPERTY: Final = "stm_check"
 _ATTRIBUTE: Final = "__stm_check__"
 
-QUICK_TICK_S: Final = 0.12
-TICK_S: Final = 0.4
+QUICK_TICK_S: Final = 0.2
+TICK_S: Final = 0.5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -95,7 +95,6 @@ class PodsContract(MemoryContract):
     async def test_a_turn_id_that_two_pods_add_stands_once(self, bench: MemoryBench) -> None:
         """Each process remembers only the ids that it has added itself."""
         one, two = await _pods(bench, 2, zone=1)
-        bench.needs("turn_id")
         for number in (1, 2, 3):
             await asyncio.gather(*(pod.add_turn(turn(number), turn_id=f"id-{number}") for pod in (one, two)))
             await one.flush()
@@ -169,7 +168,6 @@ class PodsContract(MemoryContract):
         trips = bench.memories.round_trips
         if trips is None:
             not_asked("needs `Memories.round_trips`")
-            return
         (memory,) = await _pods(bench, 1, strategy="truncation", zone=200)
         # The first turn of a conversation is told to the directory as well.
         await memory.add_turn(turn("first"))
@@ -186,7 +184,6 @@ class PodsContract(MemoryContract):
         """A failed read is logged, and the model is shown a conversation that never was."""
         if bench.memories.outage is None:
             not_asked("needs `Memories.outage`")
-            return
         (memory,) = await _pods(bench, 1, strategy="truncation")
         await memory.add_turn(turn(1))
         async with bench.memories.outage():
@@ -206,7 +203,6 @@ class PodsContract(MemoryContract):
         damage, stored = bench.memories.damage, bench.memories.stored
         if damage is None or stored is None:
             not_asked("needs `Memories.damage` and `Memories.stored`")
-            return
         key = bench.key()
         memory = await bench.memory(config(zone=1), LedgerSummarizer(), key=key)
         await memory.add_turn(turn(1))

@@ -334,7 +334,6 @@ class StoreContract(Contract):
         """Whatever the client raises is caught and answered with None."""
         if bench.stores.outage is None:
             not_asked("needs `Stores.outage`")
-            return
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, {"n": 1})
         async with bench.stores.outage():
@@ -351,7 +350,6 @@ class StoreContract(Contract):
         """What does not parse is answered with None, and saved over by the next who has nothing."""
         if bench.stores.damage is None:
             not_asked("needs `Stores.damage`")
-            return
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, {"n": 1})
         await bench.stores.damage(key)

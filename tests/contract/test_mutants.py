@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from stm_backends.default import DefaultShortTermMemory
@@ -133,4 +131,3 @@ def test_every_check_of_a_driver_that_can_be_asked_of_the_reference_is_kept_ten_
 
 def test_there_are_more_mutants_than_were_promised():
     assert len(MUTANTS) >= 30
-    assert all(asyncio.iscoroutinefunction(one) is False for one in DriverContract.checks().values())

@@ -21,7 +21,7 @@ class TestSqliteDriver(DriverContract):
 
         def ask(statement, key):
             with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-                return connection.execute(f"{FIND} {statement}", key).fetchall()  # noqa: S608 -- constants
+                return connection.execute(f"{FIND} {statement}", key).fetchall()
 
         async def damage(key):
             ask("DELETE FROM stm_entry WHERE record IN (SELECT id FROM found) AND seq % 2", key)

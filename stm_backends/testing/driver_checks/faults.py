@@ -25,7 +25,6 @@ class Faults(Contract):
         """An except clause turns whatever the client raises into an empty answer, or there is no deadline."""
         if bench.datastore.outage is None:
             not_asked("needs `Datastore.outage`")
-            return
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a")
         calls: list[Callable[[], Awaitable[object]]] = [
@@ -49,7 +48,6 @@ class Faults(Contract):
         """A broken connection is kept and never replaced."""
         if bench.datastore.outage is None:
             not_asked("needs `Datastore.outage`")
-            return
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a")
         async with bench.datastore.outage():
@@ -63,7 +61,6 @@ class Faults(Contract):
         """Missing parts are taken for empty ones, or what does not parse is cleared away."""
         if bench.datastore.damage is None:
             not_asked("needs `Datastore.damage`")
-            return
         driver, key, sound = await bench.driver(), bench.key(), bench.key()
         for each in (key, sound):
             await append_all(driver, each, b"a", b"b", b"c")
@@ -83,7 +80,6 @@ class Faults(Contract):
         """Writes are batched or answered from a cache."""
         if bench.datastore.peek is None:
             not_asked("needs `Datastore.peek`")
-            return
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
         assert await bench.datastore.peek(key) == await loaded(driver, key)
@@ -97,7 +93,6 @@ class Faults(Contract):
         """`close` closes whatever client there is, whoever made it."""
         if bench.datastore.handed_in is None:
             not_asked("needs `Datastore.handed_in`")
-            return
         handed_in = await bench.datastore.handed_in()
         try:
             driver, key = bench.adopt(handed_in.driver), bench.key()
@@ -115,7 +110,6 @@ class Faults(Contract):
         count = bench.datastore.round_trips
         if count is None:
             not_asked("needs `Datastore.round_trips`")
-            return
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a")
         operations: dict[str, Callable[[], Awaitable[object]]] = {

@@ -74,6 +74,8 @@ class Fidelity(Contract):
 
     @check("memory.fidelity")
     async def test_a_turn_class_and_a_config_class_of_somebody_else_work(self, bench: MemoryBench) -> None:
+        bench.needs("their_classes")
+
         class TheirTurn:
             user_message = "u1"
             assistant_response = "hi"

@@ -79,6 +79,7 @@ class Summarizing(Contract):
 
     @check("memory.waiting")
     async def test_a_fold_waits_for_its_batch_and_flush_does_not(self, bench: MemoryBench) -> None:
+        bench.needs("fold_batch_turns")
         summarizer = LedgerSummarizer()
         memory = await bench.memory(config(fold_batch_turns=3), summarizer)
         for number in range(4):

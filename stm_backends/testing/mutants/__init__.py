@@ -24,11 +24,11 @@ from stm_backends.testing.mutants.appends import (
     WritesBeforeItRefuses,
 )
 from stm_backends.testing.mutants.faults import (
+    ClearsDamageAway,
     ClosesTheCallersClient,
     DamageIsNoData,
     ErrorNamesTheConversation,
     OutageIsEmpty,
-    ClearsDamageAway,
     ReadsBeforeItWrites,
     StaysBroken,
     WritesBehind,
