@@ -8,6 +8,7 @@ import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final
 
 from stm_backends.driver import Expect, Key, Record, Ttl
@@ -60,7 +61,7 @@ class History:
         places = [event.place for event in self.events if event.place is not None]
         about = [event for event in self.events if event.place in (None, *places[-1:])]
         shown = about[-SHOWN:]
-        lines = [self._line(event, after) for event, after in zip(shown, [*shown[1:], None], strict=True)]
+        lines = [self._line(event, after) for event, after in zip_longest(shown, shown[1:]) if event]
         if len(about) > len(shown):
             lines.insert(0, f"... {len(about) - len(shown)} earlier operations")
         return lines

@@ -149,11 +149,8 @@ def worst(results: Sequence[Result]) -> Outcome:
 
 
 def _history(explanation: str) -> Sequence[str]:
-    lines = explanation.splitlines()
-    start = next((number for number, line in enumerate(lines) if line.startswith("Usual cause")), None)
-    if start is None:
-        start = next((number for number, line in enumerate(lines) if line == "History:"), len(lines))
-    return lines[start:]
+    """Return what the line above does not say already: the usual cause and the history."""
+    return [line for line in explanation.splitlines() if not line.startswith(("Clause ", "Expected: "))]
 
 
 def _reasons(results: Sequence[Result]) -> dict[str, int]:
