@@ -82,6 +82,17 @@ def run_tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def conformance(session: nox.Session) -> None:
+    """Ten runs in a row of the suite on everything that is correct: what fails at times proves nothing."""
+    install_group(session, "test")
+    session.install("-e", ".[cli,conformance]")
+    correct = ("reference_driver", "sqlite_driver", "stores", "default_memory", "distributed_memory")
+    for _ in range(10):
+        files = (f"tests/contract/test_{name}.py" for name in correct)
+        session.run("python", "-m", "pytest", "-q", *files)
+
+
+@nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """The main job: conversations shared by four processes, checked, and one of them shown."""
     session.install(".[cli]")

@@ -18,6 +18,7 @@ import stm_backends
 from stm_backends import plugins
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import places, readback, render, transfer
+from stm_backends.cli.conformance import conformance
 from stm_backends.cli.conversations import read_conversations
 from stm_backends.cli.files import is_standard, reading, writing
 from stm_backends.cli.outcome import FAILED, fail, reported, run, say_wrong, told_as
@@ -392,6 +393,9 @@ def erase(
 
     count = run(work())
     typer.echo(f"{_counted(count, 'record')} erased" if count else "there was nothing to erase")
+
+
+app.command()(conformance)
 
 
 def _open(backend: str | None, url: str | None) -> Backend:

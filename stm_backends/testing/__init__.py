@@ -1,31 +1,72 @@
-"""The conformance suite: proof that a driver keeps the contract of `stm_backends.driver`.
+"""The conformance suite: proof that a driver, a store or a memory keeps its contract.
 
 ```python
 class TestMine(DriverContract):
     @pytest.fixture
     def datastore(self, tmp_path):
-        return Datastore(open=functools.partial(open_mine, tmp_path))
+        return Datastore(open=functools.partial(open_at, f"mine://{tmp_path}/data"))
 ```
 
-Needs pytest and pytest-asyncio; `state_machine` needs hypothesis too.
+`StoreContract` and `MemoryContract` are subclassed likewise, with the fixtures `stores` and `memories`.
+An installed backend needs no class: `pytest --stm-backend=NAME --stm-url=URL --pyargs
+stm_backends.testing`, or `stm-backends conformance NAME --url URL`. Needs the extra `conformance`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from stm_backends.testing.bench import Bench, Datastore, FakeClock, open_at
+from stm_backends.testing.bench import Bench, Datastore, FakeClock, HandedIn, open_at
 
 if TYPE_CHECKING:
     from stm_backends.testing.driver_contract import DriverContract
+    from stm_backends.testing.memory_bench import Memories
+    from stm_backends.testing.memory_contract import MemoryContract
+    from stm_backends.testing.pods import memories_on
+    from stm_backends.testing.pods_contract import PodsContract
+    from stm_backends.testing.store_contract import StoreContract, Stores
+    from stm_backends.testing.stores import stores_on
 
-__all__ = ["Bench", "Datastore", "DriverContract", "FakeClock", "open_at"]
+__all__ = [
+    "Bench",
+    "Datastore",
+    "DriverContract",
+    "FakeClock",
+    "HandedIn",
+    "Memories",
+    "MemoryContract",
+    "PodsContract",
+    "StoreContract",
+    "Stores",
+    "memories_on",
+    "open_at",
+    "stores_on",
+]
+
+_LATE: Final = {
+    "DriverContract": "driver_contract",
+    "Memories": "memory_bench",
+    "MemoryContract": "memory_contract",
+    "PodsContract": "pods_contract",
+    "StoreContract": "store_contract",
+    "Stores": "store_contract",
+    "stores_on": "stores",
+    "memories_on": "pods",
+}
 
 
 def __getattr__(name: str) -> Any:
     # The worker processes import this package too, and start faster without pytest.
-    if name != "DriverContract":
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("pytest").register_assert_rewrite("stm_backends.testing.driver_contract")
-    return importlib.import_module("stm_backends.testing.driver_contract").DriverContract
+    # So that a failing assertion shows its values, whether or not the plugin is loaded.
+    importlib.import_module("pytest").register_assert_rewrite(
+        "stm_backends.testing.driver_checks",
+        "stm_backends.testing.memory_checks",
+        "stm_backends.testing.pods_contract",
+        "stm_backends.testing.processes",
+        "stm_backends.testing.state_machine",
+        "stm_backends.testing.store_contract",
+    )
+    return getattr(importlib.import_module(f"stm_backends.testing.{_LATE[name]}"), name)

@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, cast
 
-from stm_backends.driver import Driver, Key
+from stm_backends.driver import Driver, Key, Record, Traits
 from stm_backends.plugins import open_driver
+from stm_backends.testing.history import History, Recorded
+
+OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandedIn:
+    """An open driver on a client that is not its own, and how that client is asked whether it is open."""
+
+    driver: Driver
+    is_open: Callable[[], Awaitable[bool]]
+    close: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +36,33 @@ class Datastore:
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
     a time to live in seconds that no single operation outlasts, and that `pass_time` can wait for.
+    `histories` is how many random histories of operations are tried.
+
+    The rest is optional; a check that needs what is missing is reported as not asked:
+
+    - `damage(key)` makes the record's stored bytes unreadable, past the driver.
+    - `peek(key)` returns the record as the datastore has it, past the driver.
+    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already.
+    - `handed_in()` returns a driver on a client of the caller's.
+    - `round_trips()` returns how many requests the datastore has been sent so far.
+    - `server` is the datastore's version, for the report.
     """
 
     open: Callable[[], Awaitable[Driver]]
     pass_time: Callable[[float], Awaitable[None]] = asyncio.sleep
     tick: float = 0.5
+    histories: int = 30
+    damage: Callable[[Key], Awaitable[None]] | None = None
+    peek: Callable[[Key], Awaitable[Record | None]] | None = None
+    outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    handed_in: Callable[[], Awaitable[HandedIn]] | None = None
+    round_trips: Callable[[], int] | None = None
+    server: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether time has to be waited for."""
+        return self.pass_time is asyncio.sleep
 
 
 @dataclass
@@ -44,9 +79,9 @@ class FakeClock:
         self.now += seconds
 
 
-async def open_at(url: str, **options: Any) -> Driver:
+async def open_at(name_or_url: str, **options: Any) -> Driver:
     """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles."""
-    driver = open_driver(url, **options)
+    driver = open_driver(name_or_url, **options)
     await driver.open()
     return driver
 
@@ -57,14 +92,21 @@ class Bench:
     def __init__(self, datastore: Datastore) -> None:
         self.datastore = datastore
         self.tick = datastore.tick
+        self.history = History()
+        self.traits: Traits | None = None
         self._drivers: list[Driver] = []
         self._scopes: list[str] = []
 
     async def driver(self) -> Driver:
         """Return an open driver of one's own on the datastore."""
-        driver = await self.datastore.open()
+        return self.adopt(await self.datastore.open())
+
+    def adopt(self, driver: Driver) -> Driver:
+        """Record what an open driver does from now on, and close it in the end."""
         self._drivers.append(driver)
-        return driver
+        self.traits = driver.traits
+        who = f"driver{len(self._drivers)}"
+        return cast("Driver", Recorded(driver, self.history, who, (*OPERATIONS, "open", "close")))
 
     def scope(self) -> str:
         """Return a scope that nobody has ever used."""
@@ -82,6 +124,7 @@ class Bench:
 
     async def pass_time(self, seconds: float) -> None:
         """Let seconds go by on the clock that judges expiry."""
+        self.history.say(f"{seconds:g} s pass")
         await self.datastore.pass_time(seconds)
 
     async def __aenter__(self) -> Bench:
@@ -92,6 +135,11 @@ class Bench:
     ) -> None:
         try:
             await self._remove_all()
+        except Exception as failure:
+            # What the check has found matters more than what tidying up after it meets.
+            if error is None:
+                raise
+            error.add_note(f"Removing what the check had stored failed, too: {failure}")
         finally:
             for driver in self._drivers:
                 await driver.close()

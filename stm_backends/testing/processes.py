@@ -14,20 +14,24 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from stm_backends.driver import KEEP, Driver, Key, new_version
+from stm_backends.driver import ABSENT, KEEP, Driver, Key, new_version
 
 _MAIN: Final = "from stm_backends.testing.processes import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then."""
+    """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
+
+    With `lease_s` it takes a lease for so long first, acknowledges it as `label`, and lives on with it.
+    """
 
     open: Callable[[], Awaitable[Driver]]
     key: Key
     label: str
     count: int
     fold_every: int = 0
+    lease_s: float = 0.0
 
 
 class Worker:
@@ -84,15 +88,23 @@ def main() -> None:
 async def _carry_out(task: Task) -> None:
     driver = await task.open()
     try:
+        if task.lease_s:
+            await driver.replace(task.key, b"", version=new_version(), expect=ABSENT, ttl=task.lease_s)
+            _acknowledge(task.label)
+            await asyncio.Event().wait()
         for number in range(task.count):
             entry = f"{task.label}:{number}"
             length = await driver.append(task.key, entry.encode(), birth=new_version(), ttl=None)
-            sys.stdout.write(f"{entry}\n")
-            sys.stdout.flush()
+            _acknowledge(entry)
             if task.fold_every and length >= task.fold_every:
                 await fold(driver, task.key, length // 2)
     finally:
         await driver.close()
+
+
+def _acknowledge(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
 
 
 async def fold(driver: Driver, key: Key, drop: int) -> bool:

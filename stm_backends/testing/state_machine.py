@@ -24,8 +24,8 @@ T = TypeVar("T")
 NAMES: Final = st.sampled_from(["a", "a", "a", "a:", "\U0001f600"])
 SCOPES: Final = st.sampled_from([0, 0, 0, 1])
 VALUES: Final = st.binary(max_size=4)
-TICKS: Final = st.sampled_from([1.0, 2.0, 3.0])
-TTLS: Final = st.none() | TICKS
+TICKS: Final = (1.0, 2.0, 3.0)
+TTLS: Final = st.none() | st.sampled_from(TICKS)
 WHICH: Final = st.integers(0, 1)
 
 
@@ -48,6 +48,7 @@ class DriverMachine(RuleBasedStateMachine):
 
     loop: asyncio.AbstractEventLoop
     datastore: Datastore
+    times: tuple[float, ...] = TICKS
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,9 +154,11 @@ class DriverMachine(RuleBasedStateMachine):
             del self.model[key]
         assert self.run(self.drivers[which].delete(key, expect=expect)) is expected
 
-    @rule(ticks=TICKS)
-    def pass_time(self, ticks: float) -> None:
+    @precondition(lambda self: bool(self.times))
+    @rule(pick=st.integers(0, 2))
+    def pass_time(self, pick: int) -> None:
         """Let time go by."""
+        ticks = self.times[pick % len(self.times)]
         self.now += ticks
         self.run(self.datastore.pass_time(ticks * self.datastore.tick))
 
@@ -218,10 +221,18 @@ async def _open(datastore: Datastore) -> Driver:
     return await datastore.open()
 
 
-def driver_machine(make_datastore: Callable[[], Datastore]) -> type[DriverMachine]:
-    """Return a state machine for the drivers of a datastore; it is made anew for each history."""
+def driver_machine(
+    make_datastore: Callable[[], Datastore], *, times: tuple[float, ...] = TICKS
+) -> type[DriverMachine]:
+    """Return a state machine for the drivers of a datastore, which is asked for anew for each history.
+
+    `times` are the numbers of ticks that may go by at once; without any, time stands still.
+    """
+    which_times = times
 
     class Machine(DriverMachine):
+        times = which_times
+
         def make_datastore(self) -> Datastore:
             return make_datastore()
 

@@ -1,50 +1,24 @@
-"""The distributed memory keeps the contract of every short-term memory, on both embedded drivers."""
+"""The distributed memory keeps the contract of every short-term memory, and that of one shared by pods."""
 
-from __future__ import annotations
-
-import uuid
-from collections.abc import AsyncGenerator
-from pathlib import Path
-from typing import Any
+import functools
 
 import pytest
 
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import Driver
-from stm_backends.reference import MemoryDriver
-from stm_backends.sqlite import SqliteDriver, SqliteSettings
-from stm_backends.testing.memory_contract import MakeMemory, MemoryContract
-from stm_backends.types import MemoryKey
+from stm_backends.testing import Datastore, PodsContract, memories_on, open_at
+from stm_backends.testing.faulty import faulty_datastore
+
+QUICK_S = 0.5
+"""A short deadline, so that the lease of a killed pod does not stand long."""
 
 
-class _Distributed(MemoryContract):
+class TestDistributedMemoryInProcess(PodsContract):
     @pytest.fixture
-    async def make_memory(self, driver: Driver) -> AsyncGenerator[MakeMemory]:
-        made: list[DistributedShortTermMemory] = []
-
-        async def make(config: object, summarizer: Any = None) -> DistributedShortTermMemory:
-            key = MemoryKey("acme", "u1", uuid.uuid4().hex)
-            made.append(DistributedShortTermMemory(driver, key, config, summarizer=summarizer))
-            return made[-1]
-
-        yield make
-        for memory in made:
-            await memory.close()
+    def memories(self):
+        return memories_on(faulty_datastore(deadline_s=QUICK_S), deadline_s=QUICK_S)
 
 
-class TestDistributedMemoryInProcess(_Distributed):
+class TestDistributedMemoryOnAFile(PodsContract):
     @pytest.fixture
-    async def driver(self) -> AsyncGenerator[Driver]:
-        driver = MemoryDriver()
-        await driver.open()
-        yield driver
-        await driver.close()
-
-
-class TestDistributedMemoryOnSqlite(_Distributed):
-    @pytest.fixture
-    async def driver(self, tmp_path: Path) -> AsyncGenerator[Driver]:
-        driver = SqliteDriver(SqliteSettings(path=str(tmp_path / "memory.db")))
-        await driver.open()
-        yield driver
-        await driver.close()
+    def memories(self, tmp_path):
+        url = f"sqlite:///{tmp_path}/stm.db?deadline_s={QUICK_S}"
+        return memories_on(Datastore(open=functools.partial(open_at, url)), deadline_s=QUICK_S)

@@ -2,14 +2,17 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from stm_backends.reference import MemoryDriver, MemoryStore
-from stm_backends.testing import Datastore, FakeClock, open_at
-from stm_backends.testing.mutants import DropIsClamped, ExpiredComesBack, ReplaceForgetsItsToken
+from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock, open_at
+from stm_backends.testing.faulty import faulty_datastore
+from stm_backends.testing.mutants.lives import ExpiredComesBack
+from stm_backends.testing.mutants.replaces import DropIsClamped, ReplaceForgetsItsToken
 from stm_backends.testing.state_machine import driver_machine
 
 FEW = settings(
@@ -56,3 +59,16 @@ def test_the_machine_finds_a_broken_driver(mutant):
     find = settings(FEW, max_examples=300, derandomize=True, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=find)
+
+
+def test_the_check_of_any_history_shows_the_shortest_one_on_which_the_driver_is_wrong():
+    bench = Bench(faulty_datastore(DropIsClamped, clock=FakeClock()))
+    with pytest.raises(AssertionError) as caught:
+        # As many as it takes: what is of interest here is how it is told.
+        DriverContract().test_any_history_without_expiry_has_the_answers_of_the_model(
+            Bench(replace(bench.datastore, histories=500))
+        )
+    notes = "\n".join(caught.value.__notes__)
+    assert "state.fold(" in notes
+    assert notes.count("state.") < 12
+    assert "Clause driver.model" in notes

@@ -116,21 +116,22 @@ def test_pluggy_is_the_only_requirement_without_an_extra(metadata: Metadata) -> 
     assert {each.name for each in metadata.requires_dist or () if each.marker is None} == {"pluggy"}
 
 
-def test_the_extras_are_the_drivers_the_command_line_and_all(metadata: Metadata) -> None:
-    assert set(metadata.provides_extra or ()) == {*DRIVERS, "cli", "all"}
+def test_the_extras_are_the_drivers_the_command_line_the_suite_and_all(metadata: Metadata) -> None:
+    assert set(metadata.provides_extra or ()) == {*DRIVERS, "cli", "conformance", "all"}
 
 
-def test_the_entry_points_name_the_two_backends_and_the_command(contents: dict[str, bytes]) -> None:
+def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
     (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
     parsed = ConfigParser(delimiters="=")
     parsed.read_string(contents[name].decode())
     assert {section: dict(parsed[section]) for section in parsed.sections()} == {
         "console_scripts": {"stm-backends": "stm_backends.cli:main"},
+        "pytest11": {"stm_backends": "stm_backends.testing.plugin"},
         "stm_backends": {"memory": "stm_backends.reference", "sqlite": "stm_backends.sqlite.plugin"},
     }
 
 
-@pytest.mark.parametrize("extra", [*DRIVERS, "cli", "all"])
+@pytest.mark.parametrize("extra", [*DRIVERS, "cli", "conformance", "all"])
 def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", python)
     run(*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extra}]", cwd=tmp_path)

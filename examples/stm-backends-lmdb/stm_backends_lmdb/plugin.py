@@ -1,0 +1,23 @@
+"""Tell stm-backends of the backend `lmdb`; imports no client library."""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from stm_backends import BackendPlugin, ConfigurationError, Driver, hookimpl
+
+
+def open_driver(url: str | None, *, create: bool = False) -> Driver:
+    """Return the driver of the folder in `lmdb:///relative/folder` or `lmdb:////absolute/folder`."""
+    from stm_backends_lmdb.driver import LmdbDriver
+
+    del create  # the folder is made when it is not there
+    path = unquote(urlsplit(url or "").path[1:])
+    if not path:
+        raise ConfigurationError("an lmdb URL names a folder: lmdb:///conversations")
+    return LmdbDriver(Path(path))
+
+
+@hookimpl
+def stm_backend() -> BackendPlugin:
+    """Bring the backend `lmdb`."""
+    return BackendPlugin(name="lmdb", url_schemes=("lmdb",), requires=("lmdb",), open=open_driver)

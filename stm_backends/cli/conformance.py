@@ -1,0 +1,157 @@
+"""The command `conformance`: put an installed backend to the test, and say per clause what was found.
+
+The checks are run by pytest, as in one's own tests; this is the way for those who have written none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from stm_backends import plugins
+from stm_backends.cli.outcome import FAILED, MISUSED, reported
+from stm_backends.cli.render import console, plain
+
+if TYPE_CHECKING:
+    from stm_backends.testing.results import Run
+
+_NEEDED: Final = ("pytest", "hypothesis")
+
+
+def conformance(  # noqa: PLR0913, PLR0917 -- an option each
+    backend: Annotated[str, typer.Argument(help="The backend's name.", metavar="NAME")],
+    url: Annotated[
+        str | None, typer.Option("--url", "-u", help="Where its datastore is.", metavar="URL")
+    ] = None,
+    profile: Annotated[
+        Literal["driver", "store", "memory", "all"],
+        typer.Option(help="Check the driver (which earns the rest), or what is built on it."),
+    ] = "driver",
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the slow checks.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Set up what the datastore needs first.")] = False,
+    server: Annotated[str, typer.Option(help="The server's version, for the report.", metavar="TEXT")] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report as JSON.", metavar="FILE")
+    ] = None,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", help="Write the results as JUnit XML.", metavar="FILE")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report as a page.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Put a backend to the test: every clause of the contract, passed or failed, and how.
+
+    Everything is done under fresh keys and removed again. The exit status is 1 if a clause is broken.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        typer.echo(
+            f"The conformance suite needs {' and '.join(missing)}, which is not installed:\n"
+            '  pip install "stm-backends[cli,conformance]"',
+            err=True,
+        )
+        raise typer.Exit(MISUSED)
+    with reported():
+        # Whatever cannot even be opened is told in one line, as by every other command.
+        asyncio.run(_open_once(backend, url, create=create))
+    options = {
+        "--stm-backend": backend,
+        "--stm-url": url,
+        "--stm-profile": profile,
+        "--stm-server": server,
+        "--stm-json": json_file,
+        "--stm-html": html_file,
+        "--junit-xml": junit_file,
+    }
+    run = _run(
+        [f"{name}={value}" for name, value in options.items() if value]
+        + ["--stm-quick"] * quick
+        + ["--stm-create"] * create
+    )
+    for text, colour in run.lines():
+        console.print(Text(plain(text), style=colour), soft_wrap=True)
+    if not run.ok:
+        raise typer.Exit(FAILED)
+
+
+async def _open_once(backend: str, url: str | None, *, create: bool) -> None:
+    driver = plugins.open_driver(backend, url=url, create=create)
+    try:
+        await driver.open()
+    finally:
+        await driver.close()
+
+
+def _run(options: list[str]) -> Run:
+    """Run the suite by pytest, untouched by whatever pytest is configured to do where we stand."""
+    import pytest  # noqa: PLC0415 -- of an extra
+
+    # Neither plugins nor options that somebody's own tests want have a say here.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    watcher = _Watcher()
+    with tempfile.TemporaryDirectory(prefix="stm-conformance-") as folder, watcher.bar:
+        # Nothing is left behind in the directory where the command is run.
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
+        pytest.main(
+            [
+                *("-p", "stm_backends.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminal"),
+                *("-c", os.devnull, "--rootdir", str(Path.cwd()), "--pyargs", "stm_backends.testing"),
+                *options,
+            ],
+            plugins=[watcher],
+        )
+    return watcher.found()
+
+
+class _Watcher:
+    """A plugin of pytest that shows how far the run is, and keeps what it has found."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("checks"),
+            TimeElapsedColumn(),
+            TextColumn("[red]{task.fields[failed]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self.bar.add_task("checking", total=None, failed="")
+        self._failed = 0
+        self._reporter: Any = None
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Learn how many checks there will be."""
+        self._reporter = session.config.pluginmanager.get_plugin("stm-backends-reporter")
+        self.bar.update(self._task, total=len(session.items))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Name the check that begins."""
+        name = nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_").replace("_", " ")
+        self.bar.update(self._task, description=name[:48].ljust(48))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Count what failed, and what is done."""
+        self._failed += report.failed
+        failed = f"{self._failed} failed" if self._failed else ""
+        self.bar.update(self._task, advance=report.when == "teardown", failed=failed)
+
+    def found(self) -> Run:
+        """Return what the run has found."""
+        if self._reporter is None:
+            typer.echo("The suite could not be started; pytest says why, above.", err=True)
+            raise typer.Exit(FAILED)
+        return self._reporter.run

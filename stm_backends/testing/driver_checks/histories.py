@@ -1,0 +1,55 @@
+"""Checks of whole histories of operations, made up at random and shrunk to the shortest that fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType] -- it has no annotations
+)
+
+from stm_backends.testing.bench import Bench, Datastore
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.state_machine import driver_machine
+
+LASTING_S = 1_000_000.0
+"""A tick that never goes by within a check, for histories in which no record expires."""
+
+
+class Histories(Contract):
+    """Checks of whole histories of operations, made up at random and shrunk to the shortest that fails."""
+
+    @check("driver.model")
+    def test_any_history_without_expiry_has_the_answers_of_the_model(self, bench: Bench) -> None:
+        """See the falsifying example: it is the shortest history on which driver and model disagree."""
+        _run(replace(bench.datastore, tick=LASTING_S), times=(), histories=bench.datastore.histories)
+
+    @check("driver.model", slow=True)
+    def test_any_history_with_expiry_has_the_answers_of_the_model(self, bench: Bench) -> None:
+        """See the falsifying example: it is the shortest history on which driver and model disagree."""
+        # On a real clock, each history waits for several ticks.
+        share = 10 if bench.datastore.waits else 1
+        _run(bench.datastore, times=(1.0, 2.0, 3.0), histories=bench.datastore.histories // share)
+
+
+def _run(datastore: Datastore, *, times: tuple[float, ...], histories: int) -> None:
+    # Shrinking repeats a history many times; where time is waited for, the first that fails must do.
+    patient = not (times and datastore.waits)
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if patient else [])]
+    run_state_machine_as_test(
+        driver_machine(lambda: datastore, times=times),
+        settings=settings(
+            max_examples=max(1, histories),
+            stateful_step_count=20,
+            deadline=None,
+            database=None,
+            phases=phases,
+            report_multiple_bugs=False,
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.filter_too_much,
+                HealthCheck.data_too_large,
+            ],
+        ),
+    )

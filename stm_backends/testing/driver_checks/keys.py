@@ -1,0 +1,68 @@
+"""Checks of keys that mean something to somebody, and of bytes that are not text."""
+
+from __future__ import annotations
+
+from stm_backends.driver import ABSENT, ANY, Key, Record
+from stm_backends.testing.bench import Bench, names_in
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.driver_checks.samples import NAMES, SHIFTED, VALUES
+from stm_backends.testing.driver_checks.steps import append_all, loaded
+
+
+class Keys(Contract):
+    """Checks of keys that mean something to somebody, and of bytes that are not text."""
+
+    @check("driver.keys")
+    async def test_keys_never_collide_and_never_act_as_patterns(self, bench: Bench) -> None:
+        driver, scope = await bench.driver(), bench.scope()
+        for number, name in enumerate(NAMES):
+            length = await driver.append(Key(scope, name), b"%d" % number, birth=f"v{number}", ttl=None)
+            assert length == 1, f"{name!r} collides with another name"
+        for number, name in enumerate(NAMES):
+            assert await driver.load(Key(scope, name)) == Record(f"v{number}", None, (b"%d" % number,)), name
+
+    @check("driver.keys")
+    async def test_scopes_never_collide_and_never_act_as_patterns(self, bench: Bench) -> None:
+        driver, root = await bench.driver(), bench.scope()
+        scopes = [f"{root}{suffix}" for suffix in ("", *(name for name in NAMES if len(name) < 20))]
+        for scope in scopes:
+            bench.clean(scope)
+            length = await driver.append(Key(scope, "same"), scope.encode(), birth="birth", ttl=None)
+            assert length == 1, f"{scope!r} collides with another scope"
+        for scope in scopes:
+            assert (await loaded(driver, Key(scope, "same"))).tail == (scope.encode(),)
+            assert await names_in(driver, scope) == ["same"]
+
+    @check("driver.keys")
+    async def test_scope_and_name_are_joined_injectively(self, bench: Bench) -> None:
+        driver, root = await bench.driver(), bench.scope()
+        for left, right in SHIFTED:
+            keys = [Key(f"{root}:{key.scope}", key.name) for key in (left, right)]
+            for key in keys:
+                bench.clean(key.scope)
+            for key in keys:
+                length = await driver.append(key, repr(key).encode(), birth="birth", ttl=None)
+                assert length == 1, f"{left} and {right} collide"
+            for key in keys:
+                assert (await loaded(driver, key)).tail == (repr(key).encode(),)
+                assert key.name in await names_in(driver, key.scope)
+                await driver.delete(key)
+
+    @check("driver.bytes")
+    async def test_what_went_in_comes_out_byte_for_byte(self, bench: Bench) -> None:
+        driver, key = await bench.driver(), bench.key()
+        await append_all(driver, key, *VALUES)
+        assert (await loaded(driver, key)).tail == VALUES
+        for number, value in enumerate(VALUES):
+            assert await driver.replace(key, value, version=f"v{number}", expect=ANY, ttl=None)
+            assert await driver.load(key) == Record(f"v{number}", value, ())
+
+    @check("driver.bytes")
+    async def test_an_empty_body_is_a_body_and_an_empty_entry_an_entry(self, bench: Bench) -> None:
+        driver, key = await bench.driver(), bench.key()
+        await driver.replace(key, b"", version="v1", expect=ABSENT, ttl=None)
+        assert await driver.load(key) == Record("v1", b"", ())
+        assert await driver.append(key, b"", birth="birth", ttl=None) == 1
+        assert await driver.load(key) == Record("v1", b"", (b"",))
+        assert await driver.replace(key, b"", version="v2", expect="v1", drop=1, ttl=None) is True
+        assert await driver.load(key) == Record("v2", b"", ())

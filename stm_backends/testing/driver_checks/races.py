@@ -1,0 +1,121 @@
+"""Checks of writers that work at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from stm_backends.driver import ABSENT, Driver, new_version
+from stm_backends.testing.bench import Bench
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.driver_checks.steps import (
+    append_all,
+    assert_complete_and_in_order,
+    loaded,
+    take_steps,
+)
+from stm_backends.testing.processes import fold, ledger
+
+
+class Races(Contract):
+    """Checks of writers that work at the same time."""
+
+    @check("driver.races")
+    async def test_appends_at_the_same_time_are_all_there_each_writers_in_order(self, bench: Bench) -> None:
+        drivers, key = [await bench.driver(), await bench.driver()], bench.key()
+        lengths: list[int] = []
+
+        async def write(label: int) -> None:
+            for number in range(10):
+                entry = f"{label}:{number}".encode()
+                lengths.append(await drivers[label % 2].append(key, entry, birth=new_version(), ttl=None))
+
+        await asyncio.gather(*(write(label) for label in range(8)))
+        tail = [entry.decode() for entry in (await loaded(drivers[0], key)).tail]
+        assert_complete_and_in_order(tail, {str(label): 10 for label in range(8)})
+        assert sorted(lengths) == list(range(1, 81)), "two appends were told the same length"
+
+    @check("driver.races")
+    async def test_folds_never_lose_an_append_and_loads_never_see_half_a_fold(self, bench: Bench) -> None:
+        one, two, key = await bench.driver(), await bench.driver(), bench.key()
+        acknowledged: set[str] = set()
+        writing = True
+
+        async def write(driver: Driver, label: str) -> None:
+            for number in range(30):
+                await driver.append(key, f"{label}:{number}".encode(), birth=new_version(), ttl=None)
+                acknowledged.add(f"{label}:{number}")
+                await take_steps(number % 4)
+
+        async def keep_folding(driver: Driver) -> None:
+            for turn in itertools.count():
+                if not writing:
+                    return
+                await fold(driver, key, 3)
+                await take_steps(1 + turn % 3)
+
+        async def keep_looking(driver: Driver) -> None:
+            for turn in itertools.count():
+                if not writing:
+                    return
+                expected = set(acknowledged)
+                entries = await ledger(driver, key)
+                assert len(entries) == len(set(entries)), "an entry is in the body and in the tail"
+                assert expected <= set(entries), "an entry is neither in the body nor in the tail"
+                await take_steps(1 + turn % 5)
+
+        async with asyncio.TaskGroup() as tasks:
+            for driver in (one, two):
+                tasks.create_task(keep_folding(driver))
+                tasks.create_task(keep_looking(driver))
+            await asyncio.gather(write(one, "a"), write(two, "b"), write(two, "c"))
+            writing = False
+        assert_complete_and_in_order(await ledger(one, key), {"a": 30, "b": 30, "c": 30})
+
+    @check("driver.races")
+    async def test_of_writers_that_expect_the_same_version_exactly_one_wins(self, bench: Bench) -> None:
+        drivers, key = [await bench.driver(), await bench.driver()], bench.key()
+        for round_ in range(5):
+            await append_all(drivers[0], key, b"a", b"b", birth=f"birth{round_}")
+            version = (await loaded(drivers[0], key)).version
+            answers = await asyncio.gather(
+                *(
+                    drivers[number % 2].replace(
+                        key,
+                        b"%d" % number,
+                        version=f"{round_}-{number}",
+                        expect=version,
+                        drop=1,
+                        ttl=None,
+                    )
+                    for number in range(8)
+                )
+            )
+            assert sum(answers) == 1
+            winner = answers.index(True)
+            record = await loaded(drivers[1], key)
+            assert (record.version, record.body) == (f"{round_}-{winner}", b"%d" % winner)
+            assert record.tail == (b"b",)
+            await drivers[0].delete(key)
+
+    @check("driver.races")
+    async def test_of_those_who_want_a_lease_exactly_one_gets_it(self, bench: Bench) -> None:
+        drivers, key = [await bench.driver(), await bench.driver()], bench.key()
+        answers = await asyncio.gather(
+            *(
+                drivers[number % 2].replace(key, b"", version=f"v{number}", expect=ABSENT, ttl=60)
+                for number in range(10)
+            )
+        )
+        assert sum(answers) == 1
+        assert (await loaded(drivers[0], key)).version == f"v{answers.index(True)}"
+
+    @check("driver.races")
+    async def test_a_record_is_born_once_when_many_append_first(self, bench: Bench) -> None:
+        drivers, key = [await bench.driver(), await bench.driver()], bench.key()
+        births = [f"birth{number}" for number in range(10)]
+        lengths = await asyncio.gather(
+            *(drivers[n % 2].append(key, b"", birth=birth, ttl=None) for n, birth in enumerate(births))
+        )
+        assert sorted(lengths) == list(range(1, 11))
+        assert (await loaded(drivers[0], key)).version == births[lengths.index(1)]

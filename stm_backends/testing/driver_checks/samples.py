@@ -1,0 +1,75 @@
+"""Keys and bytes that drivers get wrong."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stm_backends.driver import MAX_KEY_BYTES, Key
+
+NAMES: Final = (
+    " ",
+    "!",
+    "a",
+    "A",
+    "a ",
+    "aa",
+    "ab",
+    "a:b",
+    "a::b",
+    "a%3Ab",
+    "a*",
+    "a?",
+    "a[b]",
+    "a_b",
+    "a%",
+    "a%b",
+    "a#b",
+    "a{b}",
+    "{a}b",
+    "a/b",
+    "../a",
+    "a\\b",
+    "a'b",
+    'a"b',
+    "a;b--",
+    "$a",
+    "a.b",
+    "a\nb",
+    "a\tb",
+    "é",
+    "e\u0301",
+    "ß",
+    "ss",
+    "\u200b",
+    "\uffff",
+    "\U0001f600",
+    "\U0010ffff",
+    "x" * MAX_KEY_BYTES,
+    "x" * (MAX_KEY_BYTES - 1),
+    "\U0001f600" * (MAX_KEY_BYTES // 4),
+)
+"""Names that mean something to somebody's pattern, path, statement, collation or normal form."""
+
+SHIFTED: Final = (
+    (Key("a", "b:c"), Key("a:b", "c")),
+    (Key("a:", "b"), Key("a", ":b")),
+    (Key("ab", "c"), Key("a", "bc")),
+    (Key("a#b", "c"), Key("a", "b#c")),
+    (Key("a/b", "c"), Key("a", "b/c")),
+    (Key("a%3Ab", "c"), Key("a:b", "c")),
+    (Key("a\\", ":b"), Key("a", "\\:b")),
+    (Key("{a}", "b"), Key("a", "b")),
+)
+"""Pairs of keys that become one when scope and name are joined carelessly."""
+
+VALUES: Final = (
+    b"",
+    b"\0",
+    b"a\0b\0",
+    b"\xff\xfe\x80",
+    b"\r\n",
+    b" a ",
+    "é".encode(),
+    bytes(range(256)) * 40,
+)
+"""Bytes that are not text, or lose something when taken for it."""

@@ -1,0 +1,83 @@
+"""Checks of listing a scope in pages."""
+
+from __future__ import annotations
+
+import itertools
+
+from stm_backends.driver import ANY, Key
+from stm_backends.testing.bench import Bench, names_in
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.driver_checks.samples import NAMES
+
+
+class Scanning(Contract):
+    """Checks of listing a scope in pages."""
+
+    @check("driver.scan")
+    async def test_a_scan_lists_names_in_the_order_of_their_utf8_bytes(self, bench: Bench) -> None:
+        driver, scope = await bench.driver(), bench.scope()
+        for name in NAMES:
+            await driver.replace(Key(scope, name), b"", version="v", expect=ANY, ttl=None)
+        expected = sorted(NAMES, key=str.encode)
+        for limit in (1, 2, 7, len(NAMES), 1000):
+            assert await names_in(driver, scope, limit=limit) == expected, f"in pages of {limit}"
+
+    @check("driver.scan")
+    async def test_a_page_holds_no_more_than_its_limit(self, bench: Bench) -> None:
+        driver, scope = await bench.driver(), bench.scope()
+        for number in range(5):
+            await driver.append(Key(scope, f"{number}"), b"", birth="v", ttl=None)
+        for limit in (1, 3, 5, 6):
+            assert len((await driver.scan(scope, limit=limit)).names) <= limit
+
+    @check("driver.scan")
+    async def test_a_scan_begins_after_any_name_even_one_that_is_not_there(self, bench: Bench) -> None:
+        driver, scope = await bench.driver(), bench.scope()
+        for name in ("a", "c", "e"):
+            await driver.append(Key(scope, name), b"", birth="v", ttl=None)
+        assert (await driver.scan(scope, after="b", limit=10)).names == ("c", "e")
+        assert (await driver.scan(scope, after="c", limit=10)).names == ("e",)
+        assert (await driver.scan(scope, after="e", limit=10)).names == ()
+
+    @check("driver.scan")
+    async def test_a_scan_of_an_empty_scope_ends(self, bench: Bench) -> None:
+        driver = await bench.driver()
+        assert await names_in(driver, bench.scope()) == []
+
+    @check("driver.scan")
+    async def test_a_name_that_is_there_throughout_is_listed_exactly_once_while_others_write(
+        self, bench: Bench
+    ) -> None:
+        driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()
+        staying = [f"{number:03}" for number in range(0, 90, 2)]
+        for name in staying:
+            await driver.append(Key(scope, name), b"", birth="v", ttl=None)
+        coming = (f"{number:03}" for number in itertools.cycle(range(1, 90, 2)))
+        listed: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            page = await driver.scan(scope, after=after, limit=4)
+            listed += page.names
+            after = page.after
+            name = Key(scope, next(coming))
+            await other.append(name, b"", birth="v", ttl=None)
+            await other.append(Key(scope, staying[len(listed) % len(staying)]), b"x", birth="v", ttl=None)
+            await other.append(Key(scope, f"0{len(listed)}-"), b"", birth="v", ttl=None)
+            await other.delete(name)
+        assert [name for name in listed if name in set(staying)] == staying
+
+    @check("driver.scan")
+    async def test_deleting_what_was_listed_does_not_hide_what_follows(self, bench: Bench) -> None:
+        driver, scope = await bench.driver(), bench.scope()
+        names = [f"{number:02}" for number in range(20)]
+        for name in names:
+            await driver.append(Key(scope, name), b"", birth="v", ttl=None)
+        listed: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            page = await driver.scan(scope, after=after, limit=3)
+            for name in page.names:
+                await driver.delete(Key(scope, name))
+            listed += page.names
+            after = page.after
+        assert listed == names

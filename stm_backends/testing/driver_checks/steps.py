@@ -1,0 +1,63 @@
+"""What several checks do on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from stm_backends.driver import ABSENT, Driver, Key, Record
+from stm_backends.testing.bench import Bench
+
+
+async def loaded(driver: Driver, key: Key) -> Record:
+    """Return a record that must be there."""
+    record = await driver.load(key)
+    assert record is not None, "the record is not there"
+    return record
+
+
+async def append_all(driver: Driver, key: Key, *entries: bytes, birth: str = "birth") -> None:
+    """Append entries one after the other."""
+    for entry in entries:
+        await driver.append(key, entry, birth=birth, ttl=None)
+
+
+async def expired(bench: Bench) -> Key:
+    """Return the key of a record of version `old`, with body and tail, whose time has come."""
+    driver, key = await bench.driver(), bench.key()
+    await driver.replace(key, b"old body", version="old", expect=ABSENT, ttl=bench.tick * 2)
+    await driver.append(key, b"old entry", birth="older", ttl=bench.tick)
+    await bench.pass_time(bench.tick * 1.1)
+    return key
+
+
+async def cancelled_after(steps: int, work: Coroutine[Any, Any, object]) -> bool:
+    """Cancel `work` after so many steps of the event loop; returns whether it had ended before."""
+    task = asyncio.ensure_future(work)
+    await take_steps(steps)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+async def take_steps(count: int) -> None:
+    """Let the event loop take so many steps."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def assert_complete_and_in_order(entries: list[str], counts: dict[str, int]) -> None:
+    """Fail unless the ledger has all entries of each label, in order, and nothing else."""
+    for label, count in counts.items():
+        mine = [entry for entry in entries if entry.startswith(f"{label}:")]
+        assert mine == [f"{label}:{number}" for number in range(count)], f"writer {label}"
+    assert len(entries) == sum(counts.values())
+
+
+def noise(size: int) -> bytes:
+    """Return so many bytes that are not text."""
+    return (bytes(range(256)) * (size // 256 + 1))[:size]

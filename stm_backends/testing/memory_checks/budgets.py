@@ -1,0 +1,101 @@
+"""Checks of what the model sees, measured in tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from stm_backends.errors import MemoryBudgetExceeded
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
+from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.types import ConversationTurn
+
+
+class Budgets(Contract):
+    """Checks of what the model sees, measured in tokens."""
+
+    @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
+    @pytest.mark.parametrize("total", [1, 5, 6, 7, 20, 40, 60, 200])
+    @check("memory.budget")
+    async def test_what_the_model_sees_is_within_the_budget(
+        self, bench: MemoryBench, policy: str, total: int
+    ) -> None:
+        summarizer = LedgerSummarizer()
+        memory = await bench.memory(
+            config(zone=3, total_max_tokens=total, summary_max_tokens=min(20, total), overflow_policy=policy),
+            summarizer,
+        )
+        for number in range(8):
+            try:
+                await memory.add_turn(turn(number, "a fairly long answer " * 3))
+            except MemoryBudgetExceeded:
+                assert policy == "error"
+            view = await memory.get_llm_context()
+            if view:
+                text = json.dumps(view["conversation_memory"], ensure_ascii=False, sort_keys=True)
+                assert len(text) // 4 + 1 <= total
+                assert memory.estimate_tokens() <= max(total, 1)
+        await memory.flush()
+
+    @check("memory.budget")
+    async def test_a_budget_of_zero_is_unlimited(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(config("truncation", zone=50, total_max_tokens=0))
+        for number in range(50):
+            await memory.add_turn(turn(number, "x" * 5000))
+        assert len((await shown(memory))["recent"]) == 50
+
+    @check("memory.budget")
+    async def test_the_budget_leaves_the_store_alone(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(
+            config(zone=4, total_max_tokens=40, summary_max_tokens=10), LedgerSummarizer()
+        )
+        for number in range(4):
+            await memory.add_turn(turn(number, "x" * 60))
+        assert len((await shown(memory))["recent"]) < 4
+        assert len(await memory.turns()) == 4
+
+    @check("memory.budget")
+    async def test_error_refuses_a_turn_before_anything_is_stored(self, bench: MemoryBench) -> None:
+        seen: list[Any] = []
+
+        async def note(added: ConversationTurn) -> None:
+            seen.append(added)
+
+        memory = await bench.memory(
+            config(
+                "truncation",
+                zone=5,
+                total_max_tokens=30,
+                summary_max_tokens=1,
+                overflow_policy="error",
+                on_turn_added=note,
+            )
+        )
+        await memory.add_turn(turn(1))
+        with pytest.raises(MemoryBudgetExceeded):
+            await memory.add_turn(turn(2, "x" * 500))
+        await asyncio.sleep(0.01)
+        assert (await shown(memory))["recent"] == ["u1"]
+        assert [item.user_message for item in seen] == ["u1"]
+        assert [item.user_message for item in await memory.turns()] == ["u1"]
+
+    @check("memory.budget")
+    async def test_no_summary_tokens_means_no_summary(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(config(summary_max_tokens=0), LedgerSummarizer())
+        for number in range(5):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        view = await memory.get_llm_context()
+        assert "summary" not in view["conversation_memory"]
+        assert [item["user"] for item in view["conversation_memory"]["recent_turns"]] == ["u3", "u4"]
+
+    @check("memory.budget")
+    async def test_the_estimate_is_of_what_is_shown(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(config("truncation", token_estimator=len))
+        await memory.add_turn(turn(1))
+        view = (await memory.get_llm_context())["conversation_memory"]
+        assert memory.estimate_tokens() == len(json.dumps(view, ensure_ascii=False, sort_keys=True))

@@ -1,0 +1,62 @@
+"""Checks of what is reported, and of reporting to somebody who fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
+from stm_backends.testing.summarizers import LedgerSummarizer, covered
+from stm_backends.types import ConversationTurn
+
+
+class Callbacks(Contract):
+    """Checks of what is reported, and of reporting to somebody who fails."""
+
+    @check("memory.callbacks")
+    async def test_a_callback_that_raises_or_is_not_awaitable_harms_nobody(self, bench: MemoryBench) -> None:
+        def not_async(added: ConversationTurn) -> Any:
+            return added.user_message
+
+        async def raises(old: str, new: str) -> None:
+            raise RuntimeError("a user's mistake")
+
+        memory = await bench.memory(
+            config(zone=1, on_turn_added=not_async, on_summary_updated=raises), LedgerSummarizer()
+        )
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        assert (await shown(memory))["summary"] == ["u0", "u1"]
+
+    @check("memory.callbacks")
+    async def test_a_slow_callback_delays_nobody(self, bench: MemoryBench) -> None:
+        go = asyncio.Event()
+        done: list[str] = []
+
+        async def slow(added: ConversationTurn) -> None:
+            await go.wait()
+            done.append(added.user_message)
+
+        memory = await bench.memory(config("truncation", on_turn_added=slow))
+        async with asyncio.timeout(2):
+            await memory.add_turn(turn(1))
+            await memory.add_turn(turn(2))
+        assert done == []
+        go.set()
+        await until(lambda: sorted(done) == ["u1", "u2"])
+
+    @check("memory.callbacks")
+    async def test_a_summary_is_reported_with_its_predecessor(self, bench: MemoryBench) -> None:
+        updates: list[tuple[list[str], list[str]]] = []
+
+        async def note(old: str, new: str) -> None:
+            updates.append((covered(old), covered(new)))
+
+        memory = await bench.memory(config(zone=1, on_summary_updated=note), LedgerSummarizer())
+        for number in range(3):
+            await memory.add_turn(turn(number))
+            await memory.flush()
+        await until(lambda: len(updates) == 2)
+        assert updates == [([], ["u0"]), (["u0"], ["u0", "u1"])]

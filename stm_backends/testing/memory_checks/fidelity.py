@@ -1,0 +1,90 @@
+"""Checks that a turn is stored as it was given, once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stm_backends.errors import InvalidState
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
+from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.types import ConversationTurn, MemoryBudget, TrajectoryDigest
+
+
+class Fidelity(Contract):
+    """Checks that a turn is stored as it was given, once."""
+
+    @pytest.mark.parametrize("text", ["", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "日本" * 500])
+    @check("memory.fidelity")
+    async def test_text_is_carried_character_by_character(self, bench: MemoryBench, text: str) -> None:
+        memory = await bench.memory(config("truncation"))
+        await memory.add_turn(ConversationTurn(f"q{text}", text))
+        (stored,) = await memory.turns()
+        assert (stored.user_message, stored.assistant_response) == (f"q{text}", text)
+
+    @check("memory.fidelity")
+    async def test_a_turn_comes_back_with_every_field(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(config("truncation"))
+        whole = ConversationTurn(
+            "u",
+            "a",
+            TrajectoryDigest(["t"], "o", None, ["r"]),
+            {"big": 2**80, "deep": [{"x": None}], "inf": float("inf")},
+            ["h"],
+            12.5,
+        )
+        await memory.add_turn(whole)
+        assert await memory.turns() == [whole]
+
+    @check("memory.fidelity")
+    async def test_a_turn_that_is_not_json_is_refused_whole(self, bench: MemoryBench) -> None:
+        seen: list[Any] = []
+
+        async def note(added: ConversationTurn) -> None:
+            seen.append(added)
+
+        memory = await bench.memory(config("truncation", on_turn_added=note))
+        with pytest.raises(InvalidState, match="artifacts_shown"):
+            await memory.add_turn(ConversationTurn("u", "a", artifacts_shown={"x": object()}))
+        with pytest.raises(InvalidState, match="artifacts_shown"):
+            await memory.add_turn(ConversationTurn("u", "a", artifacts_shown={"x": {1: 2}}))
+        await asyncio.sleep(0)
+        assert await memory.turns() == []
+        assert seen == []
+
+    @check("memory.fidelity")
+    async def test_a_changed_turn_object_does_not_change_what_is_stored(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(config("truncation"))
+        mine = turn(1)
+        await memory.add_turn(mine)
+        mine.user_message = "something else"
+        assert (await shown(memory))["recent"] == ["u1"]
+
+    @check("memory.identity")
+    async def test_adding_the_same_turn_id_again_changes_nothing(self, bench: MemoryBench) -> None:
+        memory = await bench.memory(config("rolling_summary"), LedgerSummarizer())
+        for number in (1, 1, 2, 1, 3, 4, 2, 5, 1, 3):
+            await memory.add_turn(turn(number), turn_id=f"id-{number}")
+            await memory.flush()
+        await memory.flush()
+        assert await shown(memory) == {"summary": ["u1", "u2", "u3"], "pending": [], "recent": ["u4", "u5"]}
+
+    @check("memory.fidelity")
+    async def test_a_turn_class_and_a_config_class_of_somebody_else_work(self, bench: MemoryBench) -> None:
+        bench.needs("their_classes")
+
+        class TheirTurn:
+            user_message = "u1"
+            assistant_response = "hi"
+            trajectory_digest = None
+
+        class TheirConfig:
+            strategy = "truncation"
+            budget = MemoryBudget(full_zone_turns=1)
+
+        memory = await bench.memory(TheirConfig())
+        await memory.add_turn(TheirTurn())  # pyright: ignore[reportArgumentType] -- this is the point
+        assert (await shown(memory))["recent"] == ["u1"]

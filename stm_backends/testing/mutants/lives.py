@@ -1,0 +1,72 @@
+"""Drivers that are wrong about the end of a record, or their own."""
+
+from __future__ import annotations
+
+from stm_backends.driver import ANY, AnyType, Key, Page, Record
+from stm_backends.errors import Unavailable
+from stm_backends.reference import MemoryDriver
+
+
+class ExpiredIsVisible(MemoryDriver):
+    """Leaves expiry to a reaper that comes some time."""
+
+    async def load(self, key: Key) -> Record | None:
+        with self._scope(key.scope, "load") as (scope, _):
+            found = scope.records.get(key.name)
+            return Record(found.version, found.body, tuple(found.tail)) if found else None
+
+
+class ExpiredIsListed(MemoryDriver):
+    """Lists names whose records have expired."""
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        with self._scope(scope, "scan") as (found, _):
+            names = sorted((name for name in found.records if name > after), key=str.encode)
+        return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+
+class ExpiredComesBack(MemoryDriver):
+    """Appends to what has expired and is still lying there."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, _):
+            found = scope.records.get(key.name)
+            if found:
+                found.expires = None
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
+class DeleteCountsTheExpired(MemoryDriver):
+    """Says that it removed what had expired."""
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        with self._scope(key.scope, "delete") as (scope, _):
+            there = key.name in scope.records
+        return await super().delete(key, expect=expect) or (there and expect is ANY)
+
+
+class OutageIsNoData(MemoryDriver):
+    """Answers that nothing is there when it cannot look."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Unavailable:
+            return None
+
+
+class ClosesEverybodysStore(MemoryDriver):
+    """Takes away, on closing, what others still use."""
+
+    async def close(self) -> None:
+        await super().close()
+        self._store.scopes.clear()
+
+
+class HasOneLife(MemoryDriver):
+    """Refuses to be closed twice."""
+
+    async def close(self) -> None:
+        if not self._is_open:
+            raise Unavailable("closed already", backend=self.name, operation="close")
+        await super().close()

@@ -1,0 +1,110 @@
+"""The distributed memories that this library builds on a driver, as a check of memories wants them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, Final, cast
+
+from stm_backends.backend import Backend
+from stm_backends.driver import KEEP, Driver
+from stm_backends.errors import Unavailable
+from stm_backends.keys import memory_key
+from stm_backends.testing.bench import OPERATIONS, Datastore
+from stm_backends.testing.memory_bench import Memories
+from stm_backends.types import MemoryKey
+
+FUTURE: Final = b'stm/999 body\n{"what": "only a later version of this library knows"}'
+"""A body that this version must refuse and leave alone."""
+
+LONGEST_SUMMARY_S: Final = 0.5
+"""How long the checks let a summarizer work whose pod they kill."""
+
+
+def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
+    """Return the distributed memories of a datastore's driver, each with an instance of its own.
+
+    `deadline_s` is the driver's: it tells how long a killed pod's lease may stand.
+    """
+    pods = _Pods(datastore)
+    return Memories(
+        open=pods.open,
+        close=pods.close,
+        kill=pods.kill,
+        damage=pods.damage,
+        stored=pods.stored,
+        outage=datastore.outage,
+        round_trips=lambda: pods.round_trips,
+        lease_s=LONGEST_SUMMARY_S + 3 * deadline_s + 5.0,
+    )
+
+
+class _Pods:
+    def __init__(self, datastore: Datastore) -> None:
+        self._datastore = datastore
+        self._open: dict[int, tuple[Backend, _Mortal, MemoryKey]] = {}
+        self._users: Counter[tuple[str, str]] = Counter()
+        self.round_trips = 0
+
+    async def open(self, key: MemoryKey, config: object, summarizer: Any) -> Any:
+        driver = _Mortal(await self._datastore.open(), self)
+        backend = Backend(cast("Driver", driver), close_timeout_s=0.2)
+        await backend.open()
+        memory = backend.memory(key, config, summarizer=summarizer)
+        self._open[id(memory)] = backend, driver, key
+        self._users[key.tenant_id, key.user_id] += 1
+        return memory
+
+    async def close(self, memory: Any) -> None:
+        backend, driver, key = self._open.pop(id(memory))
+        driver.dead = False
+        user = key.tenant_id, key.user_id
+        self._users[user] -= 1
+        await memory.close(timeout=0)
+        if not self._users[user]:
+            # The last one takes away what the check has stored.
+            await backend.sessions.erase_user(*user)
+        await backend.close()
+
+    async def kill(self, memory: Any) -> None:
+        self._open[id(memory)][1].dead = True
+        memory.abandon()
+        await asyncio.sleep(0.05)
+
+    async def damage(self, key: MemoryKey) -> None:
+        driver, where = await self._datastore.open(), memory_key(key)
+        try:
+            record = await driver.load(where)
+            assert record is not None
+            await driver.replace(where, FUTURE, version="future", expect=record.version, ttl=KEEP)
+        finally:
+            await driver.close()
+
+    async def stored(self, key: MemoryKey) -> object:
+        driver = await self._datastore.open()
+        try:
+            return await driver.load(memory_key(key))
+        finally:
+            await driver.close()
+
+
+class _Mortal:
+    """The driver of one pod: counts its operations, and does none once it is dead."""
+
+    def __init__(self, driver: Driver, pods: _Pods) -> None:
+        self._driver = driver
+        self._pods = pods
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._driver, name)
+        if name not in OPERATIONS:
+            return attribute
+
+        async def operation(*arguments: Any, **named: Any) -> Any:
+            if self.dead:
+                raise Unavailable("this process is dead", backend=self._driver.name, operation=name)
+            self._pods.round_trips += 1
+            return await attribute(*arguments, **named)
+
+        return operation

@@ -1,0 +1,244 @@
+"""What a memory does, beyond the shared contract, that many processes share."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stm_backends.errors import Corrupt, StmError, StorageError
+from stm_backends.testing.contract import check, not_asked
+from stm_backends.testing.memory_bench import Memory, MemoryBench, config, shown, turn, until
+from stm_backends.testing.memory_contract import MemoryContract
+from stm_backends.testing.pods import LONGEST_SUMMARY_S
+from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.types import MemoryHealth
+
+
+class PodsContract(MemoryContract):
+    """Everything that an agent may rely on in a memory that its pods share, as checks."""
+
+    @check("memory.pods")
+    async def test_what_one_pod_adds_every_other_shows_at_once(self, bench: MemoryBench) -> None:
+        """Each process answers from a copy of its own."""
+        pods = await _pods(bench, 3, strategy="truncation", zone=50)
+        for number in range(12):
+            await pods[number % 3].add_turn(turn(number))
+            for pod in pods:
+                assert (await shown(pod))["recent"] == [f"u{one}" for one in range(number + 1)]
+
+    @check("memory.pods")
+    async def test_turns_added_by_pods_at_the_same_time_are_all_there_each_pods_in_order(
+        self, bench: MemoryBench
+    ) -> None:
+        """A turn is added by loading the state and saving it back, or turns are ordered by their clocks."""
+        pods = await _pods(bench, 4, strategy="truncation", zone=200)
+
+        async def write(number: int) -> None:
+            for place in range(15):
+                # Clocks differ between machines, and this one runs backwards.
+                each = turn(f"{number}-{place}")
+                each.ts = 1_000.0 - place
+                await pods[number].add_turn(each)
+
+        await asyncio.gather(*(write(number) for number in range(4)))
+        for pod in pods:
+            recent = (await shown(pod))["recent"]
+            assert len(recent) == 60
+            for number in range(4):
+                mine = [user for user in recent if user.startswith(f"u{number}-")]
+                assert mine == [f"u{number}-{place}" for place in range(15)]
+
+    @check("memory.pods")
+    async def test_a_summary_of_one_pod_is_every_pods_and_covers_each_turn_once(
+        self, bench: MemoryBench
+    ) -> None:
+        """A summary that another pod has stored meanwhile is overwritten, or applied to other turns."""
+        summarizers = [LedgerSummarizer() for _ in range(3)]
+        pods = await _pods(bench, 3, summarizers=summarizers)
+
+        async def write(number: int) -> None:
+            for place in range(10):
+                await pods[number].add_turn(turn(f"{number}-{place}"))
+                await asyncio.sleep(0.001 * (place % 3))
+
+        await asyncio.gather(*(write(number) for number in range(3)))
+        await asyncio.gather(*(pod.flush() for pod in pods))
+        views = [await shown(pod) for pod in pods]
+        assert views[0] == views[1] == views[2]
+        everything = views[0]["summary"] + views[0]["pending"] + views[0]["recent"]
+        assert sorted(everything) == sorted(f"u{n}-{place}" for n in range(3) for place in range(10))
+        assert len(views[0]["recent"]) == 2
+
+    @check("memory.pods")
+    async def test_turns_that_another_pod_adds_during_a_summary_survive_it(self, bench: MemoryBench) -> None:
+        """Everything pending is cleared when the summary is stored, instead of what it covers."""
+        summarizer = LedgerSummarizer()
+        summarizer.hold()
+        one, two = await _pods(bench, 2, summarizers=[summarizer, LedgerSummarizer()])
+        for number in range(3):
+            await one.add_turn(turn(number))
+        await asyncio.wait_for(summarizer.called.wait(), 5)
+        for number in range(3, 6):
+            await two.add_turn(turn(number))
+        assert (await shown(two))["pending"] == ["u0", "u1", "u2", "u3"]
+        summarizer.release()
+        await one.flush()
+        await two.flush()
+        assert await shown(two) == {
+            "summary": ["u0", "u1", "u2", "u3"],
+            "pending": [],
+            "recent": ["u4", "u5"],
+        }
+
+    @check("memory.pods")
+    async def test_a_turn_id_that_two_pods_add_stands_once(self, bench: MemoryBench) -> None:
+        """Each process remembers only the ids that it has added itself."""
+        one, two = await _pods(bench, 2, zone=1)
+        for number in (1, 2, 3):
+            await asyncio.gather(*(pod.add_turn(turn(number), turn_id=f"id-{number}") for pod in (one, two)))
+            await one.flush()
+        await two.add_turn(turn(1), turn_id="id-1")
+        await two.flush()
+        assert await shown(one) == {"summary": ["u1", "u2"], "pending": [], "recent": ["u3"]}
+
+    @check("memory.pods")
+    async def test_health_is_the_same_on_every_pod(self, bench: MemoryBench) -> None:
+        """Failures are counted in each process for itself."""
+        broken = LedgerSummarizer()
+        broken.fail = 100
+        one, two = await _pods(
+            bench,
+            2,
+            zone=1,
+            summarizers=[broken, broken],
+            retry_attempts=1,
+            degraded_retry_interval_s=60.0,
+        )
+        for number in range(3):
+            await one.add_turn(turn(number))
+        await until(lambda: one.health is MemoryHealth.DEGRADED)
+        assert await shown(two) == {"summary": [], "pending": [], "recent": ["u2"]}
+        assert two.health is MemoryHealth.DEGRADED
+
+    @check("memory.lease")
+    async def test_one_pod_summarizes_at_a_time(self, bench: MemoryBench) -> None:
+        """Every pod that sees pending turns calls the model."""
+        summarizer = LedgerSummarizer()
+        summarizer.hold()
+        pods = await _pods(bench, 3, summarizers=[summarizer] * 3)
+        for number in range(6):
+            await pods[number % 3].add_turn(turn(number))
+            await shown(pods[(number + 1) % 3])
+        await asyncio.wait_for(summarizer.called.wait(), 5)
+        await asyncio.sleep(0.3)
+        assert summarizer.running == 1
+        summarizer.release()
+        await asyncio.gather(*(pod.flush() for pod in pods))
+        assert summarizer.most_running == 1
+
+    @check("memory.lease", slow=True)
+    async def test_a_pod_that_is_killed_while_it_summarizes_is_replaced_and_nothing_is_lost(
+        self, bench: MemoryBench
+    ) -> None:
+        """A lease has no end of its own, or pending turns were taken away when the summary began."""
+        if bench.memories.kill is None:
+            not_asked("needs `Memories.kill`")
+        hanging = LedgerSummarizer()
+        hanging.hold()
+        one, two = await _pods(
+            bench,
+            2,
+            summarizers=[hanging, LedgerSummarizer()],
+            summarizer_timeout_s=LONGEST_SUMMARY_S,
+        )
+        for number in range(4):
+            await one.add_turn(turn(number))
+        await asyncio.wait_for(hanging.called.wait(), 5)
+        await bench.kill(one)
+        assert await shown(two) == {"summary": [], "pending": ["u0", "u1"], "recent": ["u2", "u3"]}
+        await until(lambda: _summarized(two), within=bench.memories.lease_s)
+        assert await shown(two) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
+
+    @check("memory.round-trips")
+    async def test_adding_and_reading_are_one_round_trip_each_for_a_conversation_of_any_age(
+        self, bench: MemoryBench
+    ) -> None:
+        """Turns are fetched one by one, or the state is read before it is written."""
+        trips = bench.memories.round_trips
+        if trips is None:
+            not_asked("needs `Memories.round_trips`")
+        (memory,) = await _pods(bench, 1, strategy="truncation", zone=200)
+        # A birth may be followed by something in the background, once.
+        await memory.add_turn(turn("first"))
+        start = -1
+        while start != trips():
+            start = trips()
+            await asyncio.sleep(0.1)
+        for number in range(100):
+            await memory.add_turn(turn(number))
+        assert trips() - start == 100
+        for _ in range(10):
+            await memory.get_llm_context()
+        assert trips() - start == 110
+
+    @check("memory.outage")
+    async def test_an_outage_is_an_error_and_never_an_empty_memory(self, bench: MemoryBench) -> None:
+        """A failed read is logged, and the model is shown a conversation that never was."""
+        if bench.memories.outage is None:
+            not_asked("needs `Memories.outage`")
+        (memory,) = await _pods(bench, 1, strategy="truncation")
+        await memory.add_turn(turn(1))
+        async with bench.memories.outage():
+            with pytest.raises(StorageError):
+                await memory.get_llm_context()
+            with pytest.raises(StorageError):
+                await memory.add_turn(turn(2))
+        assert (await shown(memory))["recent"] == ["u1"]
+        await memory.add_turn(turn(3))
+        assert (await shown(memory))["recent"] == ["u1", "u3"]
+
+    @check("memory.corruption")
+    async def test_what_a_later_version_has_written_is_refused_and_never_overwritten(
+        self, bench: MemoryBench
+    ) -> None:
+        """What cannot be parsed is replaced by an empty state, and saved."""
+        damage, stored = bench.memories.damage, bench.memories.stored
+        if damage is None or stored is None:
+            not_asked("needs `Memories.damage` and `Memories.stored`")
+        key = bench.key()
+        memory = await bench.memory(config(zone=1), LedgerSummarizer(), key=key)
+        await memory.add_turn(turn(1))
+        await damage(key)
+        before = await stored(key)
+        with pytest.raises(Corrupt):
+            await memory.get_llm_context()
+        other = await bench.memory(config(zone=1), LedgerSummarizer(), key=key)
+        with pytest.raises(StmError):
+            await other.flush(timeout=0.2)
+        assert await stored(key) == before
+
+
+async def _summarized(memory: Memory) -> bool:
+    return bool((await shown(memory))["summary"])
+
+
+async def _pods(
+    bench: MemoryBench,
+    count: int,
+    *,
+    strategy: str = "rolling_summary",
+    zone: int = 2,
+    summarizers: list[LedgerSummarizer] | None = None,
+    **settings: object,
+) -> list[Memory]:
+    """Return so many memories of one new conversation, as if each were in a process of its own."""
+    key = bench.key()
+    return [
+        await bench.memory(
+            config(strategy, zone=zone, **settings),
+            summarizers[number] if summarizers else LedgerSummarizer(),
+            key=key,
+        )
+        for number in range(count)
+    ]

@@ -1,0 +1,47 @@
+"""The store of states that this library builds on a driver, as the checks of stores want it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stm_backends.backend import Backend
+from stm_backends.driver import KEEP
+from stm_backends.keys import blob_key
+from stm_backends.testing.bench import Datastore
+from stm_backends.testing.pods import FUTURE
+from stm_backends.testing.store_contract import Stores
+
+
+def stores_on(datastore: Datastore) -> Stores:
+    """Return the state stores on a datastore's driver, each with an instance of its own."""
+    opened: dict[int, Backend] = {}
+
+    async def open_one() -> Any:
+        backend = Backend(await datastore.open())
+        await backend.open()
+        opened[id(backend.state_store)] = backend
+        return backend.state_store
+
+    async def close(store: Any) -> None:
+        await opened.pop(id(store)).close()
+
+    async def remove(key: str) -> object:
+        store = await open_one()
+        try:
+            return await store.delete_memory_state(key)
+        except ValueError:
+            # A key that was refused holds nothing.
+            return False
+        finally:
+            await close(store)
+
+    async def damage(key: str) -> None:
+        driver = await datastore.open()
+        try:
+            record = await driver.load(blob_key(key))
+            assert record is not None
+            await driver.replace(blob_key(key), FUTURE, version="v", expect=record.version, ttl=KEEP)
+        finally:
+            await driver.close()
+
+    return Stores(open=open_one, close=close, remove=remove, outage=datastore.outage, damage=damage)

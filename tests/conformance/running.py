@@ -1,0 +1,70 @@
+"""How these tests run pytest and the command: as a stranger would, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+BROKEN = """
+from stm_backends.plugins import BackendPlugin, hookimpl
+from stm_backends.sqlite.driver import SqliteDriver
+from stm_backends.sqlite.settings import SqliteSettings
+
+class Broken(SqliteDriver):
+    async def append(self, key, entry, *, birth, ttl):
+        if key.name == "record" and entry == b"d":
+            entry = b"another entry"
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+def open_broken(url, *, create=False):
+    return Broken(SqliteSettings.from_url(url.replace("broken:", "sqlite:")))
+
+@hookimpl
+def stm_backend():
+    return BackendPlugin(name="broken", url_schemes=("broken",), open=open_broken)
+"""
+"""A backend that stores another entry than it was given, if that is `b"d"`."""
+
+
+def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 200) -> tuple[int, str]:
+    """Run Python with arguments; returns the exit status and what was printed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))}
+    extra = {"PYTHONPATH": os.pathsep.join([str(path), kept.get("PYTHONPATH", "")])} if path else {}
+    done = subprocess.run(  # noqa: S603 -- it runs what this project ships
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={**kept, "COLUMNS": "200", **extra},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def pytest_in(folder: Path, *options: object, path: Path | None = None) -> tuple[int, str]:
+    """Run pytest in a folder that has nothing to do with this project."""
+    return run(
+        *("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder, *options),
+        cwd=folder,
+        path=path,
+    )
+
+
+def command(folder: Path, *options: object, path: Path | None = None) -> tuple[int, str]:
+    """Run `stm-backends conformance`."""
+    return run("-m", "stm_backends.cli", "conformance", *options, cwd=folder, path=path)
+
+
+def install(folder: Path, name: str, source: str) -> Path:
+    """Write a module that brings a backend, as if it were installed in `folder`."""
+    (folder / f"{name}.py").write_text(textwrap.dedent(source), "utf-8")
+    metadata = folder / f"{name}-1.5.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    (metadata / "entry_points.txt").write_text(f"[stm_backends]\n{name} = {name}\n")
+    return folder

@@ -1,0 +1,55 @@
+"""`stm-backends conformance`: the report for those who have written no test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.conformance.running import BROKEN, command, install
+
+
+def test_a_backend_that_keeps_the_contract_is_told_so_per_clause(tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "html")}
+    # What somebody's own tests want has no say here.
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    status, printed = command(
+        tmp_path,
+        *("memory", "--url", "memory://told", "--quick"),
+        *(part for kind, file in files.items() for part in (f"--{kind}", file)),
+    )
+    assert status == 0, printed
+    assert "+ driver.append" in printed
+    assert "memory keeps the contract" in printed
+    assert "reach=process" in printed
+    assert all(file.stat().st_size > 1_000 for file in files.values())
+    assert json.loads(files["json"].read_text())["quick"] is True
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["pytest.ini", *(file.name for file in files.values())]
+    )
+
+
+def test_a_backend_that_breaks_a_clause_is_told_which_and_how(tmp_path: Path) -> None:
+    status, printed = command(
+        tmp_path,
+        *("broken", "--url", f"broken:///{tmp_path}/x.db", "--quick"),
+        path=install(tmp_path, "broken", BROKEN),
+    )
+    assert status == 1
+    assert "x driver.fold" in printed
+    assert "broken: A fold removes exactly the oldest entries." in printed
+    assert "driver1.append(" in printed
+    assert "broken does not keep the contract" in printed
+
+
+def test_a_backend_that_is_not_there_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    status, printed = command(tmp_path, "sqlit", "--url", "sqlit:///x.db")
+    assert status == 2
+    assert "Did you mean 'sqlite'" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_datastore_that_cannot_be_opened_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    status, printed = command(tmp_path, "sqlite", "--url", "sqlite:///missing/x.db")
+    assert status == 1
+    assert "its directory must exist" in printed
+    assert "Traceback" not in printed

@@ -1,0 +1,151 @@
+"""The pytest plugin: nothing where nobody asks, a report per clause where somebody does."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.conformance.running import BROKEN, install, pytest_in
+
+NAMED = ("--pyargs", "stm_backends.testing")
+
+SUBCLASS = """
+    import uuid, functools, pytest
+    from stm_backends.testing import Datastore, DriverContract, open_at
+
+    class TestMine(DriverContract):
+        {extra}
+
+        @pytest.fixture
+        def datastore(self):
+            options = {{"max_entry_bytes": 1000, "max_record_bytes": 9000}}
+            return Datastore(open=functools.partial(open_at, f"memory://{{uuid.uuid4().hex}}", **options))
+"""
+
+
+def subclass(folder: Path, extra: str = "") -> Path:
+    path = folder / "test_mine.py"
+    path.write_text(textwrap.dedent(SUBCLASS.format(extra=extra)), "utf-8")
+    return path
+
+
+def test_a_run_of_other_tests_sees_nothing_of_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(
+        "import sys\n"
+        "def test_other():\n"
+        "    loaded = {name for name in sys.modules if name.startswith('stm_backends.')}\n"
+        "    assert not loaded & {'stm_backends.testing.results', 'stm_backends.testing.contract'}\n"
+        "async def helper(): pass\n"
+    )
+    status, printed = pytest_in(tmp_path, "-q", "-p", "no:asyncio", "-W", "error")
+    assert status == 0, printed
+    assert "conformance" not in printed
+
+
+@pytest.mark.parametrize(
+    "mode", [("-p", "no:asyncio"), ("-o", "asyncio_mode=strict"), ("-o", "asyncio_mode=auto")]
+)
+def test_a_subclass_runs_alike_whatever_there_is_for_asynchronous_tests(
+    tmp_path: Path, mode: tuple[str, str]
+) -> None:
+    status, printed = pytest_in(tmp_path, "-q", *mode, "-k", "append or fold", subclass(tmp_path))
+    assert status == 0, printed
+
+
+def test_a_backend_that_is_installed_is_tested_by_its_name(tmp_path: Path) -> None:
+    found = tmp_path / "report.json"
+    page, junit = tmp_path / "report.html", tmp_path / "report.xml"
+    status, printed = pytest_in(
+        tmp_path,
+        *("--stm-backend=sqlite", f"--stm-url=sqlite:///{tmp_path}/x.db", "--stm-quick", "--stm-profile=all"),
+        *(f"--stm-json={found}", f"--stm-html={page}", f"--junit-xml={junit}", "--stm-server=3.99"),
+        *("-k", "append or state or budget", *NAMED),
+    )
+    assert status == 0, printed
+    assert "+ driver.append" in printed
+    assert "sqlite keeps the contract" in printed
+    report = json.loads(found.read_text())
+    assert report["ok"] is True
+    assert report["traits"]["reach"] == "host"
+    assert report["versions"]["server"] == "3.99"
+    assert report["versions"]["driver"].startswith("stm-backends ")
+    profiles = {clause["id"].partition(".")[0] for clause in report["clauses"]}
+    assert profiles == {"driver", "store", "memory"}
+    text = page.read_text()
+    assert "http" not in text
+    assert "src=" not in text
+    properties = {each.get("name") for each in ElementTree.parse(junit).iter("property")}  # noqa: S314 -- our own
+    assert {"clause", "expected"} <= properties
+
+
+def test_a_broken_clause_is_named_with_what_was_expected_and_the_history(tmp_path: Path) -> None:
+    found = tmp_path / "report.json"
+    status, printed = pytest_in(
+        tmp_path,
+        *("--stm-backend=broken", f"--stm-url=broken:///{tmp_path}/x.db", f"--stm-json={found}"),
+        *("-k", "a_fold_removes or instances", *NAMED),
+        path=install(tmp_path, "broken", BROKEN),
+    )
+    assert status == 1
+    assert "Clause driver.fold: A fold removes exactly the oldest entries that it covers" in printed
+    assert "Expected: A fold removes exactly the oldest entries." in printed
+    assert "driver1.append(Key(scope1, 'record'), b'd', birth='birth', ttl=None) -> 4" in printed
+    assert "x driver.fold" in printed
+    assert "+ driver.load" in printed
+    report = json.loads(found.read_text())
+    assert report["ok"] is False
+    (clause,) = (clause for clause in report["clauses"] if clause["outcome"] == "failed")
+    assert clause["id"] == "driver.fold"
+    assert report["versions"]["driver"] == "broken 1.5"
+
+
+def test_opting_out_prints_the_reason(tmp_path: Path) -> None:
+    mine = subclass(
+        tmp_path, 'opted_out = {"test_a_scan_of_an_empty_scope_ends": "scopes are never empty here"}'
+    )
+    found = tmp_path / "report.json"
+    status, printed = pytest_in(tmp_path, "-rs", "-k", "scan_of_an_empty", f"--stm-json={found}", mine)
+    assert status == 0, printed
+    assert "opted out: scopes are never empty here" in printed
+    (check,) = json.loads(found.read_text())["clauses"][0]["checks"]
+    assert (check["outcome"], check["reason"]) == ("opted out", "scopes are never empty here")
+
+
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ('opted_out = {"test_nonsense": "because"}', "opts out of test_nonsense, which is no check"),
+        ('opted_out = {"test_a_scan_of_an_empty_scope_ends": " "}', "without a reason"),
+        ("def test_a_scan_of_an_empty_scope_ends(self): pass", "overrides the check test_a_scan"),
+        ("test_a_scan_of_an_empty_scope_ends = None", "overrides the check test_a_scan"),
+    ],
+)
+def test_a_check_that_is_done_away_with_in_another_way_fails_the_run(
+    tmp_path: Path, extra: str, complaint: str
+) -> None:
+    found = tmp_path / "report.json"
+    status, printed = pytest_in(tmp_path, "-k", "scan", f"--stm-json={found}", subclass(tmp_path, extra))
+    assert status not in (0, 1)
+    assert complaint in printed
+    report = json.loads(found.read_text())
+    assert report["ok"] is False
+    assert complaint in report["broken"][0]
+
+
+def test_without_a_backend_the_run_says_what_is_missing(tmp_path: Path) -> None:
+    status, printed = pytest_in(tmp_path, *NAMED)
+    assert status != 0
+    assert "--stm-backend=NAME --stm-url=URL" in printed
+
+
+def test_a_quick_run_leaves_out_the_slow_checks_and_says_so(tmp_path: Path) -> None:
+    options = ("--stm-backend=memory", "--stm-url=memory://quick", "--collect-only", "-q", *NAMED)
+    _, full = pytest_in(tmp_path, *options)
+    _, quick = pytest_in(tmp_path, "--stm-quick", *options)
+    assert "test_what_four_processes_append" in full
+    assert "test_what_four_processes_append" not in quick
+    assert "deselected" in quick
