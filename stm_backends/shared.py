@@ -1,0 +1,124 @@
+"""The record of one conversation, as the processes that share it read and write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from stm_backends import keys, policy, records
+from stm_backends.codec import Codec
+from stm_backends.driver import ABSENT, KEEP, Driver, new_version
+from stm_backends.errors import located
+from stm_backends.policy import Body, Fold
+from stm_backends.snapshot import Snapshot
+from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+
+
+class SharedConversation:
+    """Loads, appends and replaces, and knows what it has seen and added itself.
+
+    `seen` is what the last load found and `added` are the turns of this object since; neither is ever
+    the ground of a write. `recovering` says that this process tries to leave `DEGRADED`. `clock` is in
+    epoch seconds.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        key: MemoryKey,
+        config: ShortTermMemoryConfig,
+        codec: Codec,
+        clock: Callable[[], float],
+    ) -> None:
+        self.driver = driver
+        self.config = config
+        self.codec = codec
+        self.clock = clock
+        self.seen = Snapshot()
+        self.added: dict[str, StoredTurn] = {}
+        self.recovering = False
+        self._key = keys.memory_key(key)
+
+    @property
+    def health(self) -> MemoryHealth:
+        """How summarization is doing, as of the last load; `RECOVERING` only while this process tries."""
+        return self.health_of(self.seen)
+
+    def health_of(self, snapshot: Snapshot) -> MemoryHealth:
+        """Return the health that is shown with a snapshot."""
+        return MemoryHealth.RECOVERING if self.recovering else snapshot.body.health
+
+    def view(self, snapshot: Snapshot) -> policy.View:
+        """Return what the model may see of a snapshot."""
+        pending, recent = policy.split(snapshot.turns, self.config)
+        return policy.render(
+            self.config,
+            health=self.health_of(snapshot),
+            summary=snapshot.body.summary,
+            pending=pending,
+            recent=recent,
+        )
+
+    def known(self) -> Snapshot:
+        """Return what this object knows without asking: the last load and its own turns since."""
+        return replace(self.seen, turns=(*self.seen.turns, *self.added.values()))
+
+    def knows(self, turn_id: str) -> bool:
+        """Say whether a turn is known to stand there, or to have stood there lately."""
+        return turn_id in self.added or self.seen.holds(turn_id)
+
+    async def load(self, operation: str) -> Snapshot:
+        """Return the conversation as it is now. Raises `Corrupt`, saying which `operation` met it."""
+        record = await self.driver.load(self._key)
+        with located(self.driver.name, operation):
+            snapshot = Snapshot.of(record, self.codec, last=self.seen)
+        self.seen = snapshot
+        # One that was acknowledged while this load was under way may not be in it.
+        self.added = {i: stored for i, stored in self.added.items() if not snapshot.holds(i)}
+        return snapshot
+
+    async def load_anew(self, operation: str) -> Snapshot:
+        """Return the conversation as it is now, in objects that are the caller's to keep."""
+        record = await self.driver.load(self._key)
+        with located(self.driver.name, operation):
+            return Snapshot.of(record, self.codec)
+
+    async def append(self, entry: bytes) -> tuple[int, bool]:
+        """Add an entry; returns the new length of the tail, and whether this may have been its birth."""
+        sent = 0
+
+        async def send() -> int:
+            nonlocal sent
+            sent += 1
+            return await self.driver.append(
+                self._key, entry, birth=new_version(), ttl=self.config.session_ttl_s
+            )
+
+        length = await records.resent(send)
+        return length, length <= sent
+
+    def note_added(self, stored: StoredTurn, length: int) -> None:
+        """Remember an own turn that was acknowledged with this length of the tail."""
+        self.added[stored.id] = stored
+        if len(self.added) > length:
+            # A tail that is shorter than what we added was folded elsewhere.
+            del self.added[next(iter(self.added))]
+
+    async def replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
+        """Store a body if the record is still the one that was read; `False` is a lost race."""
+        data, version, expect = self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
+        # Sent again under the same token it answers whether the body is there, and that is all we ask.
+        return await records.resent(
+            lambda: self.driver.replace(self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
+        )
+
+    def note_fold(self, fold: Fold, body: Body) -> None:
+        """Remember that an own fold was stored."""
+        covered = {stored.id for stored in fold.turns}
+        left = tuple(stored for stored in self.seen.turns if stored.id not in covered)
+        self.seen = Snapshot(None, body, left, ids={stored.id for stored in left})
+        self.added = {i: stored for i, stored in self.added.items() if i not in covered}
+
+    def note_body(self, body: Body) -> None:
+        """Remember that an own body was stored."""
+        self.seen = replace(self.seen, version=None, body=body)
