@@ -21,7 +21,7 @@ _GROUP: Final = "stm-backends"
 _PROPERTY: Final = "stm_check"
 _ATTRIBUTE: Final = "__stm_check__"
 
-QUICK_TICK_S: Final = 0.2
+QUICK_TICK_S: Final = 0.15
 TICK_S: Final = 0.5
 
 
@@ -115,7 +115,7 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     return Datastore(
         open=functools.partial(open_at, config.getoption("stm_backend"), **options),
         tick=config.getoption("stm_tick") or (QUICK_TICK_S if quick else TICK_S),
-        histories=5 if quick else 30,
+        histories=3 if quick else 30,
         server=config.getoption("stm_server") or "",
     )
 

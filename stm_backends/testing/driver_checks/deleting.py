@@ -41,7 +41,7 @@ class Deleting(Contract):
         assert await driver.delete(key, expect="v1") is True
         assert await driver.load(key) is None
 
-    @check("driver.delete")
+    @check("driver.delete", slow=True)
     async def test_a_delete_touches_no_other_record(self, bench: Bench) -> None:
         driver, scope = await bench.driver(), bench.scope()
         for name in NAMES:

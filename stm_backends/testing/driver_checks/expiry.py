@@ -122,7 +122,7 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         assert await driver.load(key) == Record("v1", b"body", ())
 
-    @check("driver.lifetime")
+    @check("driver.lifetime", slow=True)
     async def test_a_refused_write_does_not_change_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", birth="birth", ttl=bench.tick)

@@ -30,7 +30,7 @@ class Limits(Contract):
         record = await loaded(driver, key)
         assert record.tail == (largest,), "a refused entry was written, or cut"
 
-    @check("driver.limits")
+    @check("driver.limits", slow=True)
     async def test_the_largest_body_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         largest = noise(driver.traits.max_entry)
