@@ -23,10 +23,14 @@ class Pod:
 
     driver: Callable[..., Any] = FaultyDriver
 
-    def __init__(self, inner: Any, key: MemoryKey, datastore: Datastore) -> None:
+    def __init__(
+        self, inner: Any, key: MemoryKey, datastore: Datastore, config: Any, summarizer: Any
+    ) -> None:
         self.inner = inner
         self.key = key
         self.datastore = datastore
+        self.config = config
+        self.summarizer = summarizer
 
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         await self.inner.add_turn(turn, turn_id=turn_id)
@@ -42,8 +46,8 @@ def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memo
     """Return the memories of a broken kind."""
     right = memories_on(datastore, deadline_s=deadline_s)
 
-    async def open_one(key: MemoryKey, config: object, summarizer: Any) -> Any:
-        return kind(await right.open(key, config, summarizer), key, datastore)
+    async def open_one(key: MemoryKey, config: Any, summarizer: Any) -> Any:
+        return kind(await right.open(key, config, summarizer), key, datastore, config, summarizer)
 
     async def close(memory: Any) -> None:
         await right.close(memory.inner)
@@ -58,9 +62,9 @@ def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memo
 class CopyOfItsOwn(Pod):
     """Answers from what this process has seen, and loads it once."""
 
-    def __init__(self, inner: Any, key: MemoryKey, datastore: Datastore) -> None:
-        super().__init__(inner, key, datastore)
-        self.mine = DefaultShortTermMemory(config=inner._config, summarizer=inner._summarizer)  # noqa: SLF001 -- a mutant looks under the bonnet
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.mine = DefaultShortTermMemory(config=self.config, summarizer=self.summarizer)
 
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         await self.mine.add_turn(turn, turn_id=turn_id)
