@@ -198,7 +198,10 @@ class StoreContract(Contract):
 
     @check("store.json")
     @pytest.mark.parametrize(
-        "state", [{"x": object()}, {"x": {1: "one"}}, {"x": b"bytes"}, {"x": {1, 2}}, {(1, 2): "x"}], ids=repr
+        # An object's `repr` holds its address, and the names of tests must be those of every process.
+        "state",
+        [{"x": object()}, {"x": {1: "one"}}, {"x": b"bytes"}, {"x": {1, 2}}, {(1, 2): "x"}],
+        ids=["an object", "a number as key", "bytes", "a set", "a pair as key"],
     )
     async def test_a_state_that_is_not_json_is_refused_whole_or_comes_back_equal(
         self, bench: StoreBench, state: dict[str, Any]
