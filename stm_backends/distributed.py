@@ -32,6 +32,7 @@ from stm_backends.types import (
     as_turn_id,
 )
 from stm_backends.upkeep import Stats, Upkeep
+from stm_backends.view import require_room
 
 
 class DistributedShortTermMemory:
@@ -178,7 +179,7 @@ class DistributedShortTermMemory:
         if not snapshot.holds(stored.id):
             pending, recent = policy.split((*snapshot.turns, stored), self._config)
             body = snapshot.body
-            policy.require_room(
+            require_room(
                 self._config, health=body.health, summary=body.summary, pending=pending, recent=recent
             )
 

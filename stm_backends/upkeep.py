@@ -23,6 +23,7 @@ from stm_backends.shared import SharedConversation
 from stm_backends.snapshot import Snapshot
 from stm_backends.tasks import Background
 from stm_backends.types import MemoryHealth
+from stm_backends.view import cut_summary, is_blank
 
 logger = logging.getLogger("stm_backends")
 
@@ -311,8 +312,8 @@ class Upkeep:
 
         if fits(summary):
             return with_summary(summary)
-        summary = policy.cut_summary(summary, fits)
-        if policy.is_blank(summary):
+        summary = cut_summary(summary, fits)
+        if is_blank(summary):
             raise policy.BadSummary("no summary fits into the largest entry of this datastore")
         return with_summary(summary)
 
