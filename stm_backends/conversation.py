@@ -13,7 +13,7 @@ from stm_backends.merge import is_another, merge
 from stm_backends.policy import Body, Fold, Step, Trim
 from stm_backends.states import FORGET_BY_COUNT, State
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
-from stm_backends.view import View, cut_summary, render, require_room, within_summary_budget
+from stm_backends.view import View, render, summary_within_budget
 
 COVERED_KEPT: Final = policy.REMEMBERED_IDS
 """How many turns are kept after a summary of ours covers them, in case another process's summary stands."""
@@ -102,13 +102,14 @@ class Conversation:
             return
         turns = (*self._pending, *self._recent, stored)
         boundary = max(len(self._pending), len(turns) - self._config.budget.full_zone_turns)
-        require_room(
+        view = render(
             self._config,
             health=self.health,
             summary=self.body.summary,
             pending=turns[:boundary],
             recent=turns[boundary:],
         )
+        view.require_room()
 
     def _fits(self, lengths: _Lengths, stored: StoredTurn) -> bool:
         """Say whether everything fits with one more turn, at a cost that does not grow with everything."""
@@ -272,7 +273,7 @@ class _Lengths:
         recent_length: int,
     ) -> bool:
         """Say whether a conversation fits whose first pending and recent turns, if any, are these."""
-        summary = cut_summary(summary, within_summary_budget(self._config))
+        summary = summary_within_budget(summary, self._config)
         view = render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
         characters = view.tokens + recent_length - self.sum_of(recent)
         if view.kept > len(recent):

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
-from stm_backends.view import cut_summary, is_blank, shown_turn, within_summary_budget
+from stm_backends.view import is_blank, shown_turn, summary_within_budget
 
 REMEMBERED_IDS: Final = 256
 """How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
@@ -224,7 +224,7 @@ def after_fold(
     """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut."""
     return replace(
         body,
-        summary=cut_summary(summary, within_summary_budget(config)),
+        summary=summary_within_budget(summary, config),
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,

@@ -26,15 +26,15 @@ _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 _FEW: Final = 32
 """So many turns are looked at all at once; of more, only those that may be shown."""
 
-_CLOSING_TAG = "</session_summary>"
-_TAG = re.compile(r"</?[A-Za-z_]+>")
-_BROKEN_TAG = re.compile(r"</?[A-Za-z_]*$")
+_CLOSING_TAG: Final = "</session_summary>"
+_TAG: Final = re.compile(r"</?[A-Za-z_]+>")
+_BROKEN_TAG: Final = re.compile(r"</?[A-Za-z_]*$")
 
 
 class View:
     """What the model may see of a conversation, within its budget.
 
-    `trimmed` says whether the token budget left something out, `kept` how many turns are in it.
+    `kept` is how many turns are in it; `trimmed` says whether the token budget left something out.
     """
 
     def __init__(
@@ -47,19 +47,22 @@ class View:
         self.trimmed = trimmed
 
     @property
-    def payload(self) -> dict[str, Any] | None:
-        """The value of `conversation_memory`; `None` if the model sees nothing."""
-        return self._context.payload(self.kept, self._summary) if self._shown else None
-
-    @property
     def tokens(self) -> int:
         """The estimate of what is seen, counted when it is asked for."""
-        return self._context.tokens(self.kept, self._summary) if self._shown else self._context.nothing
+        context = self._context
+        return context.tokens(self.kept, self._summary) if self._shown else context.config.estimate("{}")
 
     def patch(self) -> dict[str, Any]:
-        """Return what is merged into the model's context."""
-        payload = self.payload
-        return {} if payload is None else {"conversation_memory": payload}
+        """Return what is merged into the model's context: `{}` or `{"conversation_memory": ...}`."""
+        return {"conversation_memory": self._context.payload(self.kept, self._summary)} if self._shown else {}
+
+    def require_room(self) -> None:
+        """Raise `MemoryBudgetExceeded`, for the turn that is to be stored, if something was left out."""
+        if self.trimmed:
+            raise MemoryBudgetExceeded(
+                "this turn would take the memory past "
+                f"total_max_tokens={self._context.config.budget.total_max_tokens}; it was not stored"
+            )
 
 
 def render(
@@ -80,7 +83,7 @@ def render(
         return View(_Context(config, (), 0), 0, "", trimmed=False, shown=False)
     if config.strategy == "truncation" or health is MemoryHealth.DEGRADED:
         summary, pending = "", ()
-    whole = cut_summary(summary, within_summary_budget(config))
+    whole = summary_within_budget(summary, config)
     context = _Context(config, [*pending, *recent], len(pending))
     total = config.budget.total_max_tokens
 
@@ -92,7 +95,7 @@ def render(
         return View(context, everything, whole, trimmed=False)
     summary_first = config.budget.overflow_policy == "truncate_summary"
     keep, text = _largest(everything, lambda count: fits(count, whole)), whole
-    if summary_first and whole and not (keep == everything and fits(keep, whole)):
+    if summary_first and (keep < everything or not fits(keep, whole)):
         keep = _largest(everything, lambda count: fits(count, ""))
         text = cut_summary(whole, lambda cut: fits(keep, cut)) if keep == everything else ""
     elif not fits(keep, whole):
@@ -100,25 +103,6 @@ def render(
     if not fits(keep, text):
         return View(context, 0, "", trimmed=True, shown=False)
     return View(context, keep, text, trimmed=keep < everything or text != whole)
-
-
-def require_room(
-    config: ShortTermMemoryConfig,
-    *,
-    health: MemoryHealth,
-    summary: str,
-    pending: Sequence[StoredTurn],
-    recent: Sequence[StoredTurn],
-) -> None:
-    """Raise `MemoryBudgetExceeded` if `overflow_policy="error"` and this does not fit the budget."""
-    if config.budget.overflow_policy != "error":
-        return
-    view = render(config, health=health, summary=summary, pending=pending, recent=recent)
-    if view.trimmed:
-        raise MemoryBudgetExceeded(
-            f"this turn would take the memory past total_max_tokens={config.budget.total_max_tokens}; "
-            "it was not stored"
-        )
 
 
 def shown_turn(turn: ConversationTurn, config: ShortTermMemoryConfig) -> dict[str, Any]:
@@ -158,10 +142,10 @@ def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
     return "" if is_blank(kept) or not fits(kept) else kept
 
 
-def within_summary_budget(config: ShortTermMemoryConfig) -> Callable[[str], bool]:
-    """Return the test for a summary that keeps to `summary_max_tokens`."""
+def summary_within_budget(summary: str, config: ShortTermMemoryConfig) -> str:
+    """Return a summary, cut to `summary_max_tokens` if it is longer; 0 leaves nothing of it."""
     limit = config.budget.summary_max_tokens
-    return lambda summary: not summary or (limit > 0 and config.estimate(summary) <= limit)
+    return cut_summary(summary, lambda text: config.estimate(text) <= limit) if summary and limit else ""
 
 
 class _Context:
@@ -171,7 +155,7 @@ class _Context:
     """
 
     def __init__(self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int) -> None:
-        self._config = config
+        self.config = config
         self._turns = turns
         self._pending = pending
         self._texts: dict[int, str] = {}
@@ -179,7 +163,7 @@ class _Context:
         self.size = len(turns)
 
     def payload(self, keep: int, summary: str) -> dict[str, Any]:
-        shown = [shown_turn(stored.turn, self._config) for stored in self._turns[self.size - keep :]]
+        shown = [shown_turn(stored.turn, self.config) for stored in self._turns[self.size - keep :]]
         pending = self._kept_pending(keep)
         payload: dict[str, Any] = {"recent_turns": shown[pending:]}
         if pending:
@@ -188,24 +172,19 @@ class _Context:
             payload["summary"] = summary
         return payload
 
-    @property
-    def nothing(self) -> int:
-        """The estimate of a model's seeing nothing at all."""
-        return self._config.estimate("{}")
-
     def at_most(self, summary: str) -> float:
         """Return a number of tokens that everything surely does not exceed, without serializing it.
 
         JSON escapes make at most six characters of one. Nothing is known of a custom estimator.
         """
-        if self._config.token_estimator is not None:
+        if self.config.token_estimator is not None:
             return math.inf
         characters: float = len(summary)
         for _, turn in self._turns:
             characters += len(turn.user_message) + len(turn.assistant_response) + 20
             if turn.trajectory_digest is not None:
                 characters += _characters(turn.trajectory_digest)
-        return self._config.estimate("") + (6 * characters + 100) / 4
+        return self.config.estimate("") + (6 * characters + 100) / 4
 
     def tokens(self, keep: int, summary: str) -> int:
         known = self._tokens.get((keep, summary))
@@ -222,7 +201,7 @@ class _Context:
         members.append(f'"recent_turns": [{", ".join(texts[pending:])}]')
         if summary:
             members.append(f'"summary": {_encode(summary)}')
-        return self._config.estimate(f"{{{', '.join(members)}}}")
+        return self.config.estimate(f"{{{', '.join(members)}}}")
 
     def _kept_pending(self, keep: int) -> int:
         return max(0, self._pending - (self.size - keep))
@@ -230,7 +209,7 @@ class _Context:
     def _text(self, index: int) -> str:
         text = self._texts.get(index)
         if text is None:
-            shown = shown_turn(self._turns[index].turn, self._config)
+            shown = shown_turn(self._turns[index].turn, self.config)
             text = self._texts[index] = _encode(shown)
         return text
 

@@ -143,6 +143,11 @@ def test_a_fold_makes_the_memory_healthy_and_remembers_what_it_covers() -> None:
     assert "id-3" not in after.forgotten
 
 
+def test_a_summary_over_its_budget_is_cut_before_it_is_stored() -> None:
+    settings, fold = config(summary_max_tokens=10), Fold("", tuple(turns(1)))
+    assert after_fold(settings, Body(), fold, "x" * 100, now=NOW, keep_for=0).summary == "x" * 39
+
+
 @pytest.mark.parametrize(("lost", "dropped"), [(True, 3), (False, 1)])
 def test_only_turns_that_nobody_meant_to_lose_count_as_dropped(lost: bool, dropped: int) -> None:
     after = after_trim(Body(dropped=1), Trim(2, lost=lost), turns(2), now=NOW, keep_for=0)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.testing.memory_contract import config, turn
-from stm_backends.types import MemoryHealth, StoredTurn
-from stm_backends.view import View, cut_summary, is_blank, render, require_room, within_summary_budget
+from stm_backends.types import MemoryHealth, StoredTurn, default_token_estimator
+from stm_backends.view import View, cut_summary, is_blank, render, summary_within_budget
 
 HEALTHY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.DEGRADED
 
@@ -23,11 +23,12 @@ def turns(count: int, text: str = "fine") -> list[StoredTurn]:
 
 
 def tokens(view: View) -> int:
-    return len(json.dumps(view.payload, ensure_ascii=False, sort_keys=True)) // 4 + 1
+    payload = view.patch()["conversation_memory"]
+    return len(json.dumps(payload, ensure_ascii=False, sort_keys=True)) // 4 + 1
 
 
 def shown(view: View) -> tuple[list[str], list[str], str]:
-    payload = view.payload or {}
+    payload = view.patch().get("conversation_memory", {})
     users = [[item["user"] for item in payload.get(part, [])] for part in ("pending_turns", "recent_turns")]
     return users[0], users[1], payload.get("summary", "")
 
@@ -81,7 +82,7 @@ def test_what_is_shown_is_within_the_budget_and_the_newest_there_is(
         overflow_policy=policy,
     )
     view = rendered(settings, pending=pending, recent=recent, summary=summary, text=text)
-    if view.payload is None:
+    if not view.patch():
         assert total
         assert view.trimmed
         return
@@ -91,9 +92,9 @@ def test_what_is_shown_is_within_the_budget_and_the_newest_there_is(
     left, right, said = shown(view)
     assert [*left, *right] == (names[-view.kept :] if view.kept else [])
     assert len(right) == min(view.kept, recent)
-    assert within_summary_budget(settings)(said)
+    assert not said or default_token_estimator(said) <= settings.budget.summary_max_tokens
     if policy != "truncate_summary" and strategy == "rolling_summary" and said == "" and view.kept:
-        assert cut_summary(summary, within_summary_budget(settings)) == ""
+        assert summary_within_budget(summary, settings) == ""
 
 
 def test_the_oldest_turns_go_first_and_the_summary_last() -> None:
@@ -117,6 +118,26 @@ def test_truncate_summary_cuts_the_summary_before_any_turn_goes() -> None:
     assert 150 < len(said) < 400
 
 
+def test_a_summary_too_long_to_stand_alone_is_cut_by_truncate_summary_and_else_goes() -> None:
+    budget = {"total_max_tokens": 30, "summary_max_tokens": 30}
+    cut = rendered(config(overflow_policy="truncate_summary", **budget), summary="S" * 119)
+    assert 50 < len(shown(cut)[2]) < 119
+    gone = rendered(config(overflow_policy="truncate_oldest", **budget), summary="S" * 119)
+    assert gone.patch() == {"conversation_memory": {"recent_turns": []}}
+    assert cut.trimmed
+    assert gone.trimmed
+
+
+@pytest.mark.parametrize(
+    ("chosen", "trimmed"),
+    [(config("none"), False), (config(total_max_tokens=1, summary_max_tokens=1), True)],
+    ids=["no strategy", "no room"],
+)
+def test_nothing_at_all_is_shown_without_a_strategy_or_any_room(chosen: Any, trimmed: bool) -> None:
+    view = rendered(chosen, recent=2, summary="S")
+    assert (view.patch(), view.tokens, view.trimmed) == ({}, 1, trimmed)
+
+
 @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
 def test_ten_thousand_turns_are_trimmed_in_well_under_a_second(policy: Any) -> None:
     settings = config(zone=5000, total_max_tokens=10_000, overflow_policy=policy)
@@ -135,15 +156,11 @@ def test_an_estimator_that_is_not_monotonous_still_ends() -> None:
     assert view.tokens <= 100
 
 
-def test_only_the_error_policy_refuses() -> None:
-    stored = turns(5, "x" * 500)
-    for policy in ("truncate_oldest", "truncate_summary"):
-        settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy=policy)
-        require_room(settings, health=HEALTHY, summary="", pending=(), recent=stored)
+def test_there_is_no_room_once_the_budget_leaves_a_turn_out_and_the_refusal_quotes_nobody() -> None:
     settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy="error")
-    require_room(settings, health=HEALTHY, summary="word " * 500, pending=(), recent=turns(0))
+    rendered(settings, recent=1, summary="word " * 500).require_room()
     with pytest.raises(MemoryBudgetExceeded) as caught:
-        require_room(settings, health=HEALTHY, summary="", pending=(), recent=stored)
+        rendered(settings, recent=5, text="x" * 500).require_room()
     assert "xxx" not in str(caught.value)
 
 
@@ -157,19 +174,22 @@ def test_tags_alone_say_nothing(text: str, blank: bool) -> None:
     assert is_blank(text) is blank
 
 
-@given(st.text(max_size=200), st.integers(0, 60), st.booleans())
+@given(st.text(max_size=200), st.integers(0, 240), st.booleans())
 def test_a_cut_summary_fits_says_something_and_keeps_its_closing_tag(
     text: str, limit: int, tagged: bool
 ) -> None:
     summary = f"<session_summary>{text}</session_summary>" if tagged else text
-    fits = within_summary_budget(config(summary_max_tokens=limit, total_max_tokens=0))
-    cut = cut_summary(summary, fits)
-    assert fits(cut)
+    cut = cut_summary(summary, lambda candidate: len(candidate) <= limit)
+    assert len(cut) <= limit
     assert cut in (summary, "") or not is_blank(cut)
     assert not (tagged and cut) or cut.endswith("</session_summary>")
 
 
 def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
-    fits = within_summary_budget(config(summary_max_tokens=10))
-    assert len(cut_summary("x" * 100, fits)) == 39
-    assert cut_summary("x" * 39, fits) == "x" * 39
+    assert summary_within_budget("x" * 100, config(summary_max_tokens=10)) == "x" * 39
+    assert summary_within_budget("x" * 39, config(summary_max_tokens=10)) == "x" * 39
+
+
+def test_no_summary_tokens_leave_no_summary_whatever_the_estimator_says() -> None:
+    settings = config(summary_max_tokens=0, token_estimator=lambda text: 0)
+    assert summary_within_budget("S", settings) == ""
