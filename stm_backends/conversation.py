@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 
 from stm_backends import policy
 from stm_backends.merge import is_another, merge
-from stm_backends.policy import Body, Fold, Step, Trim, View
+from stm_backends.policy import Body, Fold, Step, Trim
 from stm_backends.states import FORGET_BY_COUNT, State
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.view import View, render, summary_within_budget
 
 COVERED_KEPT: Final = policy.REMEMBERED_IDS
 """How many turns are kept after a summary of ours covers them, in case another process's summary stands."""
@@ -85,7 +86,7 @@ class Conversation:
         return turn_id in self._ids or turn_id in self.body.forgotten
 
     def view(self) -> View:
-        return policy.render(
+        return render(
             self._config,
             health=self.health,
             summary=self.body.summary,
@@ -101,13 +102,14 @@ class Conversation:
             return
         turns = (*self._pending, *self._recent, stored)
         boundary = max(len(self._pending), len(turns) - self._config.budget.full_zone_turns)
-        policy.require_room(
+        view = render(
             self._config,
             health=self.health,
             summary=self.body.summary,
             pending=turns[:boundary],
             recent=turns[boundary:],
         )
+        view.require_room()
 
     def _fits(self, lengths: _Lengths, stored: StoredTurn) -> bool:
         """Say whether everything fits with one more turn, at a cost that does not grow with everything."""
@@ -219,7 +221,7 @@ class _Lengths:
     """How many characters a conversation takes as the model sees it, kept up to date turn by turn.
 
     That is all the default token estimator looks at; with another one there is none of these. How turns
-    become text is `policy`'s business: it is asked with an estimator that counts characters, for one turn
+    become text is `view`'s business: it is asked with an estimator that counts characters, for one turn
     at a time.
     """
 
@@ -271,8 +273,8 @@ class _Lengths:
         recent_length: int,
     ) -> bool:
         """Say whether a conversation fits whose first pending and recent turns, if any, are these."""
-        summary = policy.cut_summary(summary, policy.within_summary_budget(self._config))
-        view = policy.render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
+        summary = summary_within_budget(summary, self._config)
+        view = render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
         characters = view.tokens + recent_length - self.sum_of(recent)
         if view.kept > len(recent):
             characters += pending_length - self.sum_of(pending)
@@ -291,7 +293,5 @@ class _Lengths:
         return length
 
     def _count(self, turns: Sequence[StoredTurn]) -> int:
-        view = policy.render(
-            self._counting, health=MemoryHealth.HEALTHY, summary="", pending=(), recent=turns
-        )
+        view = render(self._counting, health=MemoryHealth.HEALTHY, summary="", pending=(), recent=turns)
         return view.tokens

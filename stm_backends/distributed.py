@@ -32,6 +32,7 @@ from stm_backends.types import (
     as_turn_id,
 )
 from stm_backends.upkeep import Stats, Upkeep
+from stm_backends.view import render
 
 
 class DistributedShortTermMemory:
@@ -178,9 +179,10 @@ class DistributedShortTermMemory:
         if not snapshot.holds(stored.id):
             pending, recent = policy.split((*snapshot.turns, stored), self._config)
             body = snapshot.body
-            policy.require_room(
+            view = render(
                 self._config, health=body.health, summary=body.summary, pending=pending, recent=recent
             )
+            view.require_room()
 
     async def _append(self, entry: bytes) -> tuple[int, bool]:
         """Append, making room in a full record if need be; see `SharedConversation.append`."""

@@ -2,9 +2,9 @@
 
 A conversation is a `Body` (the summary and how summarizing goes) and its turns, oldest first. The last
 `full_zone_turns` are *recent*; what stands before them is *pending* until a summary covers it. Both
-memories ask the same questions here and differ only in how they carry the answers out:
+memories ask the same questions here, and in `view` what the model may see of all that; they differ only
+in how they carry the answers out:
 
-- `render`: what may the model see, within the token budget?
 - `next_step`: is there something to summarize, to trim or to wait for?
 - `after_fold`, `after_failure`, `after_trim`: what is the body then?
 """
@@ -13,21 +13,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn, TypeAlias
 
-from stm_backends.errors import ConfigurationError, MemoryBudgetExceeded
-from stm_backends.types import (
-    ConversationTurn,
-    MemoryHealth,
-    ShortTermMemoryConfig,
-    StoredTurn,
-    TrajectoryDigest,
-)
+from stm_backends.errors import ConfigurationError
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.view import is_blank, shown_turn, summary_within_budget
 
 REMEMBERED_IDS: Final = 256
 """How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
@@ -36,15 +29,6 @@ SHORTEST_DELAY_S: Final = 0.05
 """The shortest wait before another summarizer call, so that an interval of 0 does not spin."""
 
 LONGEST_BACKOFF_S: Final = 3_600.0
-
-_encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
-
-_FEW: Final = 32
-"""So many turns are looked at all at once; of more, only those that may be shown."""
-
-_CLOSING_TAG = "</session_summary>"
-_TAG = re.compile(r"</?[A-Za-z_]+>")
-_BROKEN_TAG = re.compile(r"</?[A-Za-z_]*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +224,7 @@ def after_fold(
     """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut."""
     return replace(
         body,
-        summary=cut_summary(summary, within_summary_budget(config)),
+        summary=summary_within_budget(summary, config),
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,
@@ -293,230 +277,3 @@ def summary_of(response: object) -> str:
     if is_blank(summary):
         raise BadSummary("the summarizer returned an empty summary")
     return summary
-
-
-def is_blank(summary: str) -> bool:
-    """Say whether a summary says nothing: white space and tags alone."""
-    return not _TAG.sub("", summary).strip()
-
-
-def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning of a summary that fits, with its closing tag if it had one.
-
-    Returns `""` if nothing that says something fits.
-    """
-    if fits(summary):
-        return summary
-    text = summary.rstrip()
-    closing = f"\n{_CLOSING_TAG}" if text.endswith(_CLOSING_TAG) else ""
-    text = text.removesuffix(_CLOSING_TAG)
-
-    def cut(length: int) -> str:
-        return _BROKEN_TAG.sub("", text[:length]).rstrip() + closing
-
-    kept = cut(_largest(len(text), lambda length: fits(cut(length))))
-    return "" if is_blank(kept) or not fits(kept) else kept
-
-
-def within_summary_budget(config: ShortTermMemoryConfig) -> Callable[[str], bool]:
-    """Return the test for a summary that keeps to `summary_max_tokens`."""
-    limit = config.budget.summary_max_tokens
-    return lambda summary: not summary or (limit > 0 and config.estimate(summary) <= limit)
-
-
-class View:
-    """What the model may see of a conversation, within its budget.
-
-    `trimmed` says whether the token budget left something out, `kept` how many turns are in it.
-    """
-
-    def __init__(
-        self, context: _Context, kept: int, summary: str, *, trimmed: bool, shown: bool = True
-    ) -> None:
-        self._context = context
-        self._summary = summary
-        self._shown = shown
-        self.kept = kept
-        self.trimmed = trimmed
-
-    @property
-    def payload(self) -> dict[str, Any] | None:
-        """The value of `conversation_memory`; `None` if the model sees nothing."""
-        return self._context.payload(self.kept, self._summary) if self._shown else None
-
-    @property
-    def tokens(self) -> int:
-        """The estimate of what is seen, counted when it is asked for."""
-        return self._context.tokens(self.kept, self._summary) if self._shown else self._context.nothing
-
-    def patch(self) -> dict[str, Any]:
-        """Return what is merged into the model's context."""
-        payload = self.payload
-        return {} if payload is None else {"conversation_memory": payload}
-
-
-def render(
-    config: ShortTermMemoryConfig,
-    *,
-    health: MemoryHealth,
-    summary: str,
-    pending: Sequence[StoredTurn],
-    recent: Sequence[StoredTurn],
-) -> View:
-    """Return what the model sees: everything there is, unless the strategy or the budget leaves it out.
-
-    `truncate_oldest` (and `error`, which refuses turns but never a read) drops pending turns, then
-    recent ones, then the summary; `truncate_summary` cuts the summary first. The cost is linear in what
-    is shown, whatever the length of the conversation.
-    """
-    if config.strategy == "none":
-        return View(_Context(config, (), 0), 0, "", trimmed=False, shown=False)
-    if config.strategy == "truncation" or health is MemoryHealth.DEGRADED:
-        summary, pending = "", ()
-    whole = cut_summary(summary, within_summary_budget(config))
-    context = _Context(config, [*pending, *recent], len(pending))
-    total = config.budget.total_max_tokens
-
-    def fits(keep: int, text: str) -> bool:
-        return context.tokens(keep, text) <= total
-
-    everything = context.size
-    if not total or (everything <= _FEW and context.at_most(whole) <= total):
-        return View(context, everything, whole, trimmed=False)
-    summary_first = config.budget.overflow_policy == "truncate_summary"
-    keep, text = _largest(everything, lambda count: fits(count, whole)), whole
-    if summary_first and whole and not (keep == everything and fits(keep, whole)):
-        keep = _largest(everything, lambda count: fits(count, ""))
-        text = cut_summary(whole, lambda cut: fits(keep, cut)) if keep == everything else ""
-    elif not fits(keep, whole):
-        text = ""
-    if not fits(keep, text):
-        return View(context, 0, "", trimmed=True, shown=False)
-    return View(context, keep, text, trimmed=keep < everything or text != whole)
-
-
-def require_room(
-    config: ShortTermMemoryConfig,
-    *,
-    health: MemoryHealth,
-    summary: str,
-    pending: Sequence[StoredTurn],
-    recent: Sequence[StoredTurn],
-) -> None:
-    """Raise `MemoryBudgetExceeded` if `overflow_policy="error"` and this does not fit the budget."""
-    if config.budget.overflow_policy != "error":
-        return
-    view = render(config, health=health, summary=summary, pending=pending, recent=recent)
-    if view.trimmed:
-        raise MemoryBudgetExceeded(
-            f"this turn would take the memory past total_max_tokens={config.budget.total_max_tokens}; "
-            "it was not stored"
-        )
-
-
-def shown_turn(turn: ConversationTurn, config: ShortTermMemoryConfig) -> dict[str, Any]:
-    """Return one turn as the model and the summarizer see it."""
-    shown: dict[str, Any] = {"user": turn.user_message, "assistant": turn.assistant_response}
-    digest_ = turn.trajectory_digest
-    if config.include_trajectory_digest and digest_ is not None:
-        shown["trajectory_digest"] = {
-            "tools_invoked": list(digest_.tools_invoked),
-            "observations_summary": digest_.observations_summary,
-            "reasoning_summary": digest_.reasoning_summary,
-            "artifacts_refs": list(digest_.artifacts_refs),
-        }
-    return shown
-
-
-class _Context:
-    """The newest `keep` turns and a summary, as a payload and as the text whose tokens are counted.
-
-    Turns are serialized once each, and only when they are looked at.
-    """
-
-    def __init__(self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int) -> None:
-        self._config = config
-        self._turns = turns
-        self._pending = pending
-        self._texts: dict[int, str] = {}
-        self._tokens: dict[tuple[int, str], int] = {}
-        self.size = len(turns)
-
-    def payload(self, keep: int, summary: str) -> dict[str, Any]:
-        shown = [shown_turn(stored.turn, self._config) for stored in self._turns[self.size - keep :]]
-        pending = self._kept_pending(keep)
-        payload: dict[str, Any] = {"recent_turns": shown[pending:]}
-        if pending:
-            payload["pending_turns"] = shown[:pending]
-        if summary:
-            payload["summary"] = summary
-        return payload
-
-    @property
-    def nothing(self) -> int:
-        """The estimate of a model's seeing nothing at all."""
-        return self._config.estimate("{}")
-
-    def at_most(self, summary: str) -> float:
-        """Return a number of tokens that everything surely does not exceed, without serializing it.
-
-        JSON escapes make at most six characters of one. Nothing is known of a custom estimator.
-        """
-        if self._config.token_estimator is not None:
-            return math.inf
-        characters: float = len(summary)
-        for _, turn in self._turns:
-            characters += len(turn.user_message) + len(turn.assistant_response) + 20
-            if turn.trajectory_digest is not None:
-                characters += _characters(turn.trajectory_digest)
-        return self._config.estimate("") + (6 * characters + 100) / 4
-
-    def tokens(self, keep: int, summary: str) -> int:
-        known = self._tokens.get((keep, summary))
-        if known is None:
-            known = self._tokens[keep, summary] = self._count(keep, summary)
-        return known
-
-    def _count(self, keep: int, summary: str) -> int:
-        texts = [self._text(index) for index in range(self.size - keep, self.size)]
-        pending = self._kept_pending(keep)
-        members: list[str] = []
-        if pending:
-            members.append(f'"pending_turns": [{", ".join(texts[:pending])}]')
-        members.append(f'"recent_turns": [{", ".join(texts[pending:])}]')
-        if summary:
-            members.append(f'"summary": {_encode(summary)}')
-        return self._config.estimate(f"{{{', '.join(members)}}}")
-
-    def _kept_pending(self, keep: int) -> int:
-        return max(0, self._pending - (self.size - keep))
-
-    def _text(self, index: int) -> str:
-        text = self._texts.get(index)
-        if text is None:
-            shown = shown_turn(self._turns[index].turn, self._config)
-            text = self._texts[index] = _encode(shown)
-        return text
-
-
-def _characters(digest: TrajectoryDigest) -> float:
-    """Return a sixth, at least, of the characters that a digest takes as JSON."""
-    lists = [*digest.tools_invoked, *digest.artifacts_refs]
-    if not all(isinstance(item, str) for item in lists):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
-        return math.inf
-    text = len(digest.observations_summary) + len(digest.reasoning_summary or "")
-    return text + sum(map(len, lists)) + len(lists) + 30
-
-
-def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return a number up to `limit` that fits, the largest if larger never fits better; 0 untested.
-
-    Doubles from below, so that the cost follows the answer and not the limit.
-    """
-    low, high = 0, min(limit, _FEW)
-    while low < high and fits(high):
-        low, high = high, min(limit, high * 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

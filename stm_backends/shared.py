@@ -12,6 +12,7 @@ from stm_backends.errors import located
 from stm_backends.policy import Body, Fold
 from stm_backends.snapshot import Snapshot
 from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+from stm_backends.view import View, render
 
 
 class SharedConversation:
@@ -48,10 +49,10 @@ class SharedConversation:
         """Return the health that is shown with a snapshot."""
         return MemoryHealth.RECOVERING if self.recovering else snapshot.body.health
 
-    def view(self, snapshot: Snapshot) -> policy.View:
+    def view(self, snapshot: Snapshot) -> View:
         """Return what the model may see of a snapshot."""
         pending, recent = policy.split(snapshot.turns, self.config)
-        return policy.render(
+        return render(
             self.config,
             health=self.health_of(snapshot),
             summary=snapshot.body.summary,

@@ -26,6 +26,7 @@ from stm_backends.codec import (
 from stm_backends.errors import InvalidState
 from stm_backends.policy import Body, Trim
 from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.view import render
 
 OURS: Final = "stm"
 """The field of a state that holds what PenguiFlow's states do not."""
@@ -126,7 +127,7 @@ def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
     """
     recent = state.recent
     if config.strategy == "truncation":
-        view = policy.render(config, health=state.health, summary="", pending=(), recent=recent)
+        view = render(config, health=state.health, summary="", pending=(), recent=recent)
         recent = recent[len(recent) - view.kept :]
     unsummarized = _dump_turns(state.pending)
     degraded = state.body.health is MemoryHealth.DEGRADED

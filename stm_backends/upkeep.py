@@ -23,6 +23,7 @@ from stm_backends.shared import SharedConversation
 from stm_backends.snapshot import Snapshot
 from stm_backends.tasks import Background
 from stm_backends.types import MemoryHealth
+from stm_backends.view import cut_summary
 
 logger = logging.getLogger("stm_backends")
 
@@ -309,10 +310,8 @@ class Upkeep:
                 len(self._shared.codec.seal_body(with_summary(text))) <= self._shared.driver.traits.max_entry
             )
 
-        if fits(summary):
-            return with_summary(summary)
-        summary = policy.cut_summary(summary, fits)
-        if policy.is_blank(summary):
+        summary = cut_summary(summary, fits)
+        if not summary:
             raise policy.BadSummary("no summary fits into the largest entry of this datastore")
         return with_summary(summary)
 

@@ -24,6 +24,7 @@ from stm_backends.types import (
     ShortTermMemoryConfig,
     StoredTurn,
 )
+from stm_backends.view import render
 
 console = Console()
 
@@ -75,7 +76,7 @@ def conversation(document: Mapping[str, Any], key: str, *, full_zone_turns: int)
     body = load_body(document["body"])
     turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
     pending, recent = policy.split(turns, config)
-    view = policy.render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
+    view = render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
     parts: list[RenderableType] = [_facts(key, body, len(turns), view.tokens)]
     if body.summary:
         covered, _ = ledger.split(body.summary)

@@ -14,7 +14,7 @@ from stm_backends.cli.pods import Setup
 from stm_backends.cli.readback import ReadBack
 from stm_backends.cli.replay import PodReport, RunReport
 from stm_backends.cli.verify import Findings
-from stm_backends.policy import shown_turn
+from stm_backends.view import shown_turn
 
 
 @dataclass(frozen=True, slots=True)

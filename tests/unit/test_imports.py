@@ -151,7 +151,8 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("driver", set[str]()),
         ("types", {"errors"}),
         ("protocols", {"types"}),
-        ("policy", {"errors", "types"}),
+        ("view", {"errors", "types"}),
+        ("policy", {"errors", "types", "view"}),
         ("codec", {"errors", "policy", "types"}),
         ("keys", {"driver", "errors", "types"}),
         ("checks", {"driver", "errors"}),
@@ -165,9 +166,9 @@ def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: se
     assert ours(name) <= may_import
 
 
-def test_the_policy_knows_no_clock_no_loop_and_no_io() -> None:
+def test_the_policy_and_the_view_know_no_clock_no_loop_and_no_io() -> None:
     forbidden = {"asyncio", "time", "datetime", "random", "logging", "os", "pathlib", "socket", "sqlite3"}
-    assert not breaches(["stm_backends.policy"], lambda one: top(one) in forbidden)
+    assert not breaches(["stm_backends.policy", "stm_backends.view"], lambda one: top(one) in forbidden)
 
 
 def test_the_memory_in_process_knows_no_driver() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.policy import (
     REMEMBERED_IDS,
     SHORTEST_DELAY_S,
@@ -22,20 +18,14 @@ from stm_backends.policy import (
     Fold,
     Forgotten,
     Trim,
-    View,
     Wait,
     after_failure,
     after_fold,
     after_trim,
-    cut_summary,
     delay_after,
-    is_blank,
     next_step,
-    render,
-    require_room,
     split,
     summary_of,
-    within_summary_budget,
 )
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
@@ -44,24 +34,8 @@ NOW = 1_000_000.0
 HEALTHY, RETRY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED
 
 
-def turns(count: int, text: str = "fine") -> list[StoredTurn]:
-    return [StoredTurn(f"id-{number}", turn(number, text)) for number in range(count)]
-
-
-def tokens(view: View) -> int:
-    return len(json.dumps(view.payload, ensure_ascii=False, sort_keys=True)) // 4 + 1
-
-
-def shown(view: View) -> tuple[list[str], list[str], str]:
-    payload = view.payload or {}
-    users = [[item["user"] for item in payload.get(part, [])] for part in ("pending_turns", "recent_turns")]
-    return users[0], users[1], payload.get("summary", "")
-
-
-def rendered(settings: Any, *, pending: int = 0, recent: int = 0, summary: str = "", **given: Any) -> View:
-    stored = turns(pending + recent, given.pop("text", "fine"))
-    health = given.pop("health", HEALTHY)
-    return render(settings, health=health, summary=summary, pending=stored[:pending], recent=stored[pending:])
+def turns(count: int) -> list[StoredTurn]:
+    return [StoredTurn(f"id-{number}", turn(number)) for number in range(count)]
 
 
 # What is done next
@@ -169,6 +143,11 @@ def test_a_fold_makes_the_memory_healthy_and_remembers_what_it_covers() -> None:
     assert "id-3" not in after.forgotten
 
 
+def test_a_summary_over_its_budget_is_cut_before_it_is_stored() -> None:
+    settings, fold = config(summary_max_tokens=10), Fold("", tuple(turns(1)))
+    assert after_fold(settings, Body(), fold, "x" * 100, now=NOW, keep_for=0).summary == "x" * 39
+
+
 @pytest.mark.parametrize(("lost", "dropped"), [(True, 3), (False, 1)])
 def test_only_turns_that_nobody_meant_to_lose_count_as_dropped(lost: bool, dropped: int) -> None:
     after = after_trim(Body(dropped=1), Trim(2, lost=lost), turns(2), now=NOW, keep_for=0)
@@ -263,137 +242,3 @@ def test_anything_but_a_mapping_with_a_summary_that_says_something_is_refused(an
 
 def test_a_summary_is_taken_as_it_is() -> None:
     assert summary_of({"summary": " <session_summary>x</session_summary> ", "more": 1}).strip().endswith(">")
-
-
-@pytest.mark.parametrize(
-    ("text", "blank"), [("<a></a>", True), (" \n", True), ("<a>x</a>", False), ("<", False)]
-)
-def test_tags_alone_say_nothing(text: str, blank: bool) -> None:
-    assert is_blank(text) is blank
-
-
-@given(st.text(max_size=200), st.integers(0, 60), st.booleans())
-def test_a_cut_summary_fits_says_something_and_keeps_its_closing_tag(
-    text: str, limit: int, tagged: bool
-) -> None:
-    summary = f"<session_summary>{text}</session_summary>" if tagged else text
-    fits = within_summary_budget(config(summary_max_tokens=limit, total_max_tokens=0))
-    cut = cut_summary(summary, fits)
-    assert fits(cut)
-    assert cut in (summary, "") or not is_blank(cut)
-    assert not (tagged and cut) or cut.endswith("</session_summary>")
-
-
-def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
-    fits = within_summary_budget(config(summary_max_tokens=10))
-    assert len(cut_summary("x" * 100, fits)) == 39
-    assert cut_summary("x" * 39, fits) == "x" * 39
-
-
-# What the model sees
-
-
-def test_everything_is_shown_if_there_is_room() -> None:
-    view = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S")
-    assert shown(view) == (["u0", "u1"], ["u2", "u3"], "S")
-    assert (view.trimmed, view.kept, view.tokens) == (False, 4, tokens(view))
-
-
-def test_degraded_shows_recent_turns_only() -> None:
-    assert shown(rendered(config(), pending=2, recent=2, summary="S", health=DEGRADED)) == (
-        [],
-        ["u2", "u3"],
-        "",
-    )
-    recovering = rendered(config(), pending=2, recent=2, summary="S", health=MemoryHealth.RECOVERING)
-    assert shown(recovering) == (["u0", "u1"], ["u2", "u3"], "S")
-
-
-SIZES = st.integers(0, 12)
-
-
-@given(
-    st.sampled_from(["truncate_oldest", "truncate_summary", "error"]),
-    st.sampled_from(["truncation", "rolling_summary"]),
-    st.integers(0, 300),
-    st.integers(0, 300),
-    SIZES,
-    SIZES,
-    st.text('ab \n<>/"\u00e4\ud800', max_size=120),
-    st.text('ab "\\', max_size=60),
-)
-@settings(deadline=None, max_examples=300)
-def test_what_is_shown_is_within_the_budget_and_the_newest_there_is(
-    policy: Any, strategy: Any, total: int, most: int, pending: int, recent: int, summary: str, text: str
-) -> None:
-    settings = config(
-        strategy,
-        total_max_tokens=total,
-        summary_max_tokens=min(most, total) if total else most,
-        overflow_policy=policy,
-    )
-    view = rendered(settings, pending=pending, recent=recent, summary=summary, text=text)
-    if view.payload is None:
-        assert total
-        assert view.trimmed
-        return
-    assert not total or tokens(view) <= total
-    assert view.tokens == tokens(view)
-    names = [f"u{number}" for number in range(pending + recent)]
-    left, right, said = shown(view)
-    assert [*left, *right] == (names[-view.kept :] if view.kept else [])
-    assert len(right) == min(view.kept, recent)
-    assert within_summary_budget(settings)(said)
-    if policy != "truncate_summary" and strategy == "rolling_summary" and said == "" and view.kept:
-        assert cut_summary(summary, within_summary_budget(settings)) == ""
-
-
-def test_the_oldest_turns_go_first_and_the_summary_last() -> None:
-    whole = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S" * 40)
-    budget = {"summary_max_tokens": 20, "overflow_policy": "truncate_oldest"}
-    one_less = rendered(
-        config(total_max_tokens=whole.tokens - 1, **budget), pending=2, recent=2, summary="S" * 40
-    )
-    assert shown(one_less) == (["u1"], ["u2", "u3"], "S" * 40)
-    tight = rendered(config(total_max_tokens=20, **budget), pending=2, recent=2, summary="S" * 40)
-    assert shown(tight) == ([], [], "S" * 40)
-
-
-def test_truncate_summary_cuts_the_summary_before_any_turn_goes() -> None:
-    whole = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S" * 400)
-    settings = config(
-        total_max_tokens=whole.tokens - 40, summary_max_tokens=101, overflow_policy="truncate_summary"
-    )
-    left, right, said = shown(rendered(settings, pending=2, recent=2, summary="S" * 400))
-    assert (left, right) == (["u0", "u1"], ["u2", "u3"])
-    assert 150 < len(said) < 400
-
-
-@pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
-def test_ten_thousand_turns_are_trimmed_in_well_under_a_second(policy: Any) -> None:
-    settings = config(zone=5000, total_max_tokens=10_000, overflow_policy=policy)
-    stored = turns(10_000, "x" * 200)
-    started = time.perf_counter()
-    view = render(settings, health=HEALTHY, summary="S " * 3000, pending=stored[:5000], recent=stored[5000:])
-    assert time.perf_counter() - started < 1.0
-    assert view.tokens <= 10_000
-
-
-def test_an_estimator_that_is_not_monotonous_still_ends() -> None:
-    settings = config(
-        total_max_tokens=50, summary_max_tokens=10, token_estimator=lambda text: hash(text) % 100
-    )
-    view = rendered(settings, pending=50, recent=50, summary="S " * 100)
-    assert view.tokens <= 100
-
-
-def test_only_the_error_policy_refuses() -> None:
-    stored = turns(5, "x" * 500)
-    for policy in ("truncate_oldest", "truncate_summary"):
-        settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy=policy)
-        require_room(settings, health=HEALTHY, summary="", pending=(), recent=stored)
-    settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy="error")
-    require_room(settings, health=HEALTHY, summary="word " * 500, pending=(), recent=turns(0))
-    with pytest.raises(MemoryBudgetExceeded) as caught:
-        require_room(settings, health=HEALTHY, summary="", pending=(), recent=stored)
-    assert "xxx" not in str(caught.value)

@@ -18,13 +18,13 @@ from stm_backends.cli.dispatch import Dispatch
 from stm_backends.cli.ledger import FOREIGN, LedgerSummarizer
 from stm_backends.cli.report import Latency, Report, percentile
 from stm_backends.cli.verify import Findings, compare
-from stm_backends.policy import shown_turn
 from stm_backends.types import (
     ConversationTurn,
     ShortTermMemoryConfig,
     TrajectoryDigest,
     default_token_estimator,
 )
+from stm_backends.view import shown_turn
 
 CONFIG = ShortTermMemoryConfig()
 
