@@ -1,5 +1,6 @@
 """Any sequence of operations has the answers that a model of a few lines gives."""
 
+import asyncio
 import functools
 import itertools
 from dataclasses import replace
@@ -50,6 +51,31 @@ def test_the_sqlite_driver_behaves_as_modelled(tmp_path):
         )
 
     run_state_machine_as_test(driver_machine(sqlite_datastore), settings=settings(FEW, max_examples=20))
+
+
+def test_a_slow_datastore_on_a_real_clock_is_not_blamed_for_the_time_that_goes_by():
+    pauses = itertools.cycle([0.0, 0.001, 0.03, 0.002])
+
+    class Slow(MemoryDriver):
+        async def load(self, key):
+            await asyncio.sleep(next(pauses))
+            return await super().load(key)
+
+        async def append(self, key, entry, *, birth, ttl):
+            await asyncio.sleep(next(pauses))
+            length = await super().append(key, entry, birth=birth, ttl=ttl)
+            await asyncio.sleep(next(pauses))
+            return length
+
+    store = MemoryStore()
+
+    async def open_one():
+        driver = Slow(store)
+        await driver.open()
+        return driver
+
+    slow = Datastore(open=open_one, tick=0.04)
+    run_state_machine_as_test(driver_machine(lambda: slow), settings=settings(FEW, max_examples=15))
 
 
 @pytest.mark.parametrize("mutant", [DropIsClamped, ExpiredComesBack, ReplaceForgetsItsToken])
