@@ -4,6 +4,7 @@ Needs Python, the package index, and nothing else: no other interpreter, no serv
 about six minutes on two cores.
 """
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def run_tests(session: nox.Session) -> None:
         return
     session.run("coverage", "erase")
     # The wheel has a session of its own, with the tools that build it.
-    session.run("coverage", "run", "-m", "pytest", "--ignore=tests/packaging/test_wheel.py")
+    # Tests wait for processes, leases and clocks more than they compute: twice as many workers as cores.
+    workers = str(2 * (os.cpu_count() or 1))
+    session.run("coverage", "run", "-m", "pytest", "--ignore=tests/packaging/test_wheel.py", "-n", workers)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 
