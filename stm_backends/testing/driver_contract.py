@@ -17,6 +17,7 @@ from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
+from stm_backends.testing.first_look import look
 
 
 class DriverContract(
@@ -44,6 +45,7 @@ class DriverContract(
         raise NotImplementedError("override the fixture `datastore`")
 
     @pytest.fixture
-    def bench(self, datastore: Datastore) -> Bench:
+    def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
         """Where one check works; the check enters and leaves it."""
+        look(request, datastore)
         return Bench(datastore)
