@@ -14,6 +14,9 @@ from stm_backends.driver import Driver, Key, Record, Traits
 from stm_backends.plugins import open_driver
 from stm_backends.testing.history import History, Recorded
 
+QUICK_HISTORIES: Final = 3
+"""How many random histories a quick run tries; making one that fails shorter takes longer than all else."""
+
 OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import pickle
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ async def _unfit(datastore: Datastore) -> str:
     except Exception as error:  # noqa: BLE001 -- whatever it is, every check would meet it
         return f"`Datastore.open` failed: {type(error).__name__}: {error}"
     if lacking := _lacking(driver):
+        with contextlib.suppress(Exception):
+            await driver.close()
         return lacking
     try:
         await driver.close()

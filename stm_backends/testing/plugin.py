@@ -182,7 +182,6 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     return Datastore(
         open=functools.partial(open_at, config.getoption("stm_backend"), **options),
         tick=config.getoption("stm_tick") or (QUICK_TICK_S if quick else TICK_S),
-        histories=3 if quick else 30,
         server=config.getoption("stm_server") or "",
     )
 
@@ -284,12 +283,15 @@ def _found(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return what a report is told of a check: its result, or that none of its class can be carried out."""
     from stm_backends.testing.contract import NotReached, Unfit  # noqa: PLC0415 -- as above
+    from stm_backends.testing.selection import facts_of, profile_of  # noqa: PLC0415 -- as above
 
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, NotReached):
         return []
     if isinstance(error, Unfit):
-        return [(_UNFIT, {"message": str(error)})]
+        # What options have chosen is called by its name already.
+        whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
+        return [(_UNFIT, {"message": f"{whose}{error}"})]
     return [(_RESULT, _facts(item, check, call, report))]
 
 
