@@ -39,7 +39,7 @@ class Datastore:
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
     a time to live in seconds that no single operation outlasts, and that `pass_time` can wait for.
-    `histories` is how many random histories of operations are tried.
+    `histories` is how many random histories of operations are tried; a quick run tries fewer.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 

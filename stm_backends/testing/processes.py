@@ -72,11 +72,6 @@ class Worker:
         # Read all along, because a pipe that is full would hold the process up.
         return cls(process, asyncio.create_task(_end_of(process.stderr)))
 
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
     async def read(self, *, until: int) -> None:
         """Note the first `until` acknowledged writes; fail if the process ends before that many."""
         if not await self._note(until):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from stm_backends.testing.results import Outcome, Result, Run, Standing, standing
 
@@ -20,7 +20,7 @@ _COLOURS: Final[Mapping[Standing, str]] = {"passed": "green", "failed": "red"}
 _LONGEST_MESSAGE: Final = 8
 """How many lines of a failure's message are shown."""
 
-Line = tuple[str, str]
+Line: TypeAlias = tuple[str, str]
 """A line of text, and its colour or `""`."""
 
 
