@@ -59,10 +59,10 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 class BackendPlugin:
     """What a package says about the backend it brings.
 
-    `name` is that of the entry point, and of the distribution's extra that installs `requires`: the
-    top-level modules of the client library. `open` is called as `open(url, create=..., **options)`, with
-    a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet; this is the
-    place to import the client library and to refuse settings that cannot work.
+    `name` is that of the entry point, and of the extra, if the distribution has one, that installs
+    `requires`: the top-level modules of the client library. `open` is called as `open(url, create=...,
+    **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet;
+    this is the place to import the client library and to refuse settings that cannot work.
     """
 
     name: str
@@ -339,9 +339,26 @@ def _broken(entry_point: EntryPoint, reason: str) -> str:
 
 
 def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> MissingExtra:
+    distribution = _origin(entry_point)[0]
+    hint = (
+        f': pip install "{distribution}[{plugin.name}]"'
+        if _provides(entry_point, extra=plugin.name)
+        else f"; its package often has the same name: pip install {module.partition('.')[0]}"
+    )
     error = MissingExtra(
-        f"the backend {plugin.name!r} needs the module {module!r}, which is not installed: "
-        f'pip install "{_origin(entry_point)[0]}[{plugin.name}]"'
+        f"the backend {plugin.name!r} needs the module {module!r}, which is not installed{hint}"
     )
     error.name = module
     return error
+
+
+def _provides(entry_point: EntryPoint, *, extra: str) -> bool:
+    """Whether the distribution of a claim declares an extra, whose names are compared as pip does."""
+    if entry_point.dist is None:
+        return False
+    declared = cast("Message", entry_point.dist.metadata).get_all("Provides-Extra") or ()
+    return _normalized(extra) in map(_normalized, declared)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

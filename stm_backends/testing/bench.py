@@ -14,6 +14,9 @@ from stm_backends.driver import Driver, Key, Record, Traits
 from stm_backends.plugins import open_driver
 from stm_backends.testing.history import History, Recorded
 
+QUICK_HISTORIES: Final = 3
+"""How many random histories a quick run tries; making one that fails shorter takes longer than all else."""
+
 OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
 
 
@@ -36,7 +39,7 @@ class Datastore:
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
     a time to live in seconds that no single operation outlasts, and that `pass_time` can wait for.
-    `histories` is how many random histories of operations are tried.
+    `histories` is how many random histories of operations are tried; a quick run tries fewer.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Final, NamedTuple
+
+from stm_backends.errors import ConfigurationError
 
 
 class Clause(NamedTuple):
@@ -69,3 +73,16 @@ _PROMISES: Final = {
 
 CLAUSES: Final = {name: Clause(name, promise) for name, promise in _PROMISES.items()}
 """Every clause by its id, in the order of a report."""
+
+
+def require_clauses(names: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for a name that is no clause's; it tells what may have been meant."""
+    for name in names:
+        if name not in CLAUSES:
+            words = {known.partition(".")[2] for known in CLAUSES}
+            word = difflib.get_close_matches(name.lower().rpartition(".")[2], words, n=1)
+            near = [known for known in CLAUSES if known.partition(".")[2] in word]
+            raise ConfigurationError(
+                f"no clause is called {name!r}. "
+                + (f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(CLAUSES)}")
+            )

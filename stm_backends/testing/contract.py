@@ -64,6 +64,14 @@ class NotAsked(pytest.skip.Exception):
     """A check that the subject gave no means to carry out, with what would be needed."""
 
 
+class Unfit(pytest.fail.Exception):
+    """What was handed to the suite cannot be put to the test at all; said once for a class of checks."""
+
+
+class NotReached(pytest.skip.Exception):
+    """A check of a class that is unfit, which has been said already."""
+
+
 def not_asked(reason: str) -> NoReturn:
     """End a check that cannot be carried out here; the report says why."""
     raise NotAsked(reason, _use_item_location=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from stm_backends.testing.bench import Bench, Datastore
+from stm_backends.testing.bench import QUICK_HISTORIES, Bench, Datastore
 from stm_backends.testing.driver_checks.deleting import Deleting
 from stm_backends.testing.driver_checks.expiry import Expiry
 from stm_backends.testing.driver_checks.faults import Faults
@@ -17,6 +19,7 @@ from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
+from stm_backends.testing.first_look import look
 
 
 class DriverContract(
@@ -44,6 +47,9 @@ class DriverContract(
         raise NotImplementedError("override the fixture `datastore`")
 
     @pytest.fixture
-    def bench(self, datastore: Datastore) -> Bench:
+    def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
         """Where one check works; the check enters and leaves it."""
+        look(request, datastore)
+        if request.config.getoption("stm_quick", default=False):
+            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
         return Bench(datastore)

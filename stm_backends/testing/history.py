@@ -16,9 +16,13 @@ from stm_backends.driver import Expect, Key, Record, Ttl
 SHOWN: Final = 16
 """How many operations a failing check shows; races make more than anybody reads."""
 
+SHOWN_OF_LISTINGS: Final = 64
+"""How many if it has listed a scope: what a page should hold is told by all that was written there."""
+
 _LONGEST_VALUE: Final = 48
 _LONGEST_TAIL: Final = 12
 _LONGEST_TEXT: Final = 200
+_LONGEST_ERROR: Final = 120
 
 
 @dataclass(slots=True)
@@ -57,11 +61,20 @@ class History:
         self.end(event, "")
 
     def lines(self) -> list[str]:
-        """Return the last operations on whatever the last operation was about, oldest first."""
+        """Return the last operations in the scope of the last one, oldest first.
+
+        Where there is no room for all, those on the same record stay before those on its neighbours.
+        """
         places = [event.place for event in self.events if event.place is not None]
-        about = [event for event in self.events if event.place in (None, *places[-1:])]
-        shown = about[-SHOWN:]
+        last = places[-1] if places else None
+        scope = _scope_of(last)
+        about = [event for event in self.events if event.place is None or _scope_of(event.place) == scope]
+        listed = {Key, str} <= {type(event.place) for event in about}
+        # The sort is stable, so that of equals the latest are kept.
+        first = about if listed else sorted(about, key=lambda event: event.place in (None, last))
+        shown = sorted(first[-(SHOWN_OF_LISTINGS if listed else SHOWN) :], key=lambda event: event.began)
         lines = [self._line(event, after) for event, after in zip_longest(shown, shown[1:]) if event]
+        lines = [_times(line, len(list(same))) for line, same in itertools.groupby(lines)]
         if len(about) > len(shown):
             lines.insert(0, f"... {len(about) - len(shown)} earlier operations")
         return lines
@@ -88,12 +101,23 @@ class History:
             tail = [self.shown(entry) for entry in value.tail[:_LONGEST_TAIL]]
             tail += [f"... ({len(value.tail)} long)"] * (len(value.tail) > _LONGEST_TAIL)
             return f"Record({value.version!r}, {self.shown(value.body)}, [{', '.join(tail)}])"
-        text = repr(value)
-        return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
+        return _cut(repr(value), _LONGEST_TEXT)
 
     def _scope(self, scope: str) -> str:
         # A scope of a check is a random word; a number is easier to follow.
         return self._scopes.setdefault(scope, f"scope{len(self._scopes) + 1}")
+
+
+def _scope_of(place: object) -> object:
+    return place.scope if isinstance(place, Key) else place
+
+
+def _times(line: str, count: int) -> str:
+    return line if count == 1 else f"{line}   ({count} times)"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 class Recorded:
@@ -125,7 +149,7 @@ class Recorded:
                 history.end(event, "(cancelled)")
                 raise
             except BaseException as error:
-                history.end(event, f"raised {type(error).__name__}: {error}")
+                history.end(event, _cut(f"raised {type(error).__name__}: {error}", _LONGEST_ERROR))
                 raise
             history.end(event, history.shown(answer))
             return answer

@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from stm_backends.testing.clauses import Clause
-from stm_backends.testing.results import WORST_FIRST, Outcome, Result, Run, worst
+from stm_backends.testing.results import OUTCOMES, Result, Run, Standing, standing
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2330; --dim: #667085; --line: #e4e7ec; --card: #fff; --page:
@@ -23,7 +23,7 @@ main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .25rem; letter-spacing: -.01em; }
 h2 { font-size: 1.05rem; margin: 2.25rem 0 .75rem; color: var(--dim); font-weight: 600; }
 .verdict { font-size: 1.1rem; margin: 0 0 1.5rem; } .good { color: var(--passed); } .bad { color:
-  var(--failed); }
+  var(--failed); } .some { color: var(--opted); }
 .bar { display: flex; height: .6rem; border-radius: .3rem; overflow: hidden; background: var(--line); gap:
   2px; }
 .tally { display: flex; flex-wrap: wrap; gap: .4rem 1.5rem; margin: .7rem 0 0; padding: 0; list-style:
@@ -44,7 +44,9 @@ summary .count { color: var(--dim); font-variant-numeric: tabular-nums; white-sp
 .checks { list-style: none; margin: 0; padding: .4rem .9rem .8rem; }
 .checks > li { padding: .35rem 0; display: grid; grid-template-columns: 1.2rem 1fr auto; gap: .6rem; }
 .checks small { color: var(--dim); font-variant-numeric: tabular-nums; }
-.why { color: var(--dim); font-size: .9rem; }
+.why { color: var(--dim); font-size: .9rem; } .gap { display: block; font-size: .8rem; }
+.checks code { color: var(--dim); font-size: .8rem; overflow-wrap: anywhere; }
+details[open] .gap { display: none; }
 pre { grid-column: 2 / -1; background: var(--code); border-radius: .4rem; padding: .7rem .85rem; margin:
   .3rem 0;
   overflow-x: auto; font: .82rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap:
@@ -53,25 +55,35 @@ pre { grid-column: 2 / -1; background: var(--code); border-radius: .4rem; paddin
 .opted-out { color: var(--opted); } .bg-passed { background: var(--passed); } .bg-failed { background:
   var(--failed); }
 .bg-not-asked { background: var(--asked); } .bg-opted-out { background: var(--opted); }
+.partly { color: var(--opted); } .left-out { color: var(--asked); } .bg-left-out { background:
+  var(--line); }
 """
 
-_SIGNS: Final[dict[Outcome, str]] = {"passed": "✓", "failed": "✗", "not asked": "–", "opted out": "○"}  # noqa: RUF001 -- a sign on a page
+_SIGNS: Final[dict[Standing, str]] = {
+    "passed": "✓",
+    "partly": "~",
+    "failed": "✗",
+    "not asked": "–",  # noqa: RUF001 -- a sign on a page
+    "left out": "·",
+    "opted out": "○",
+}
 
 _PROFILES: Final = {"driver": "Driver", "store": "Store of states", "memory": "Memory"}
 
 
 def page(run: Run) -> str:
     """Return a run as an HTML page."""
+    verdict = ("good" if run.complete else "some") if run.ok else "bad"
     title = f"Conformance of {run.backend}" if run.backend else "Conformance"
     profiles: dict[str, list[tuple[Clause, list[Result]]]] = {}
     for clause, results in run.by_clause():
         profiles.setdefault(clause.profile, []).append((clause, results))
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="verdict {"good" if run.ok else "bad"}">{escape(run.verdict())}</p>',
+        f'<p class="verdict {verdict}">{escape(run.verdict())}</p>',
         _tally(run),
         _broken(run),
-        *(f"<p class='bad'>Could not be run: {escape(text)}</p>" for text in run.broken),
+        *(f"<p class='bad'>Could not be run: {escape(text)}</p>" for text in dict.fromkeys(run.broken)),
         *(_profile(_PROFILES[name], clauses) for name, clauses in profiles.items()),
         _facts("What was run with what", run.versions()),
         _facts("Traits of the driver", {name: _shown(value) for name, value in run.traits.items()}),
@@ -85,7 +97,7 @@ def page(run: Run) -> str:
 
 
 def _tally(run: Run) -> str:
-    counts = {outcome: len(run.of(outcome)) for outcome in reversed(WORST_FIRST)}
+    counts = {outcome: len(run.of(outcome)) for outcome in (*OUTCOMES, "left out")}
     bar = "".join(
         f'<span class="bg-{_class(outcome)}" style="flex:{count}"></span>'
         for outcome, count in counts.items()
@@ -99,7 +111,7 @@ def _tally(run: Run) -> str:
 
 
 def _broken(run: Run) -> str:
-    clauses = [clause.id for clause, results in run.by_clause() if worst(results) == "failed"]
+    clauses = [clause.id for clause, results in run.by_clause() if standing(results) == "failed"]
     links = ", ".join(f'<a class="bad" href="#{clause}">{clause}</a>' for clause in clauses)
     return f"<p>Broken: {links}</p>" if links else ""
 
@@ -109,14 +121,22 @@ def _profile(title: str, clauses: Sequence[tuple[Clause, list[Result]]]) -> str:
 
 
 def _clause(clause: Clause, results: Sequence[Result]) -> str:
-    outcome = worst(results)
+    stands = standing(results)
     passed = sum(result.outcome == "passed" for result in results)
     return (
-        f'<details id="{clause.id}"{" open" if outcome in ("failed", "opted out") else ""}><summary>'
-        f"{_sign(outcome)}<span>{escape(clause.promise)}<code>{clause.id}</code></span>"
+        f'<details id="{clause.id}"{" open" if stands in ("failed", "opted out") else ""}><summary>'
+        f"{_sign(stands)}<span>{escape(clause.promise)}<code>{clause.id}</code>{_gaps(results)}</span>"
         f'<span class="count">{passed} of {len(results)}</span></summary>'
         f'<ul class="checks">{"".join(map(_check, results))}</ul></details>'
     )
+
+
+def _gaps(results: Sequence[Result]) -> str:
+    """Return, for a clause that is folded up, why its count is not full, each reason once."""
+    reasons = dict.fromkeys(
+        f"{result.outcome.capitalize()}: {result.reason}" for result in results if result.reason
+    )
+    return "".join(f'<span class="why gap">{escape(reason)}</span>' for reason in reasons)
 
 
 def _check(result: Result) -> str:
@@ -125,9 +145,12 @@ def _check(result: Result) -> str:
         what += f' <span class="why">[{escape(result.name.partition("[")[2])}</span>'
     if result.reason:
         what += f'<br><span class="why">{escape(result.outcome.capitalize())}: {escape(result.reason)}</span>'
+    if result.outcome == "failed":
+        what += f"<br><code>{escape(result.id)}</code>"
+    took = "" if result.outcome == "left out" else f"{result.seconds * 1e3:,.0f} ms"
     found = "\n\n".join(text for text in (result.message, result.explanation) if text)
     return (
-        f"<li>{_sign(result.outcome)}<span>{what}</span><small>{result.seconds * 1e3:,.0f} ms</small>"
+        f"<li>{_sign(result.outcome)}<span>{what}</span><small>{took}</small>"
         f"{f'<pre>{escape(found)}</pre>' if found else ''}</li>"
     )
 
@@ -141,7 +164,7 @@ def _facts(title: str, facts: dict[str, str]) -> str:
     return f'<h2>{title}</h2><dl class="facts">{cells}</dl>'
 
 
-def _sign(outcome: Outcome) -> str:
+def _sign(outcome: Standing) -> str:
     return f'<span class="{_class(outcome)}" title="{outcome}">{_SIGNS[outcome]}</span>'
 
 

@@ -16,7 +16,18 @@ from typing import Final
 
 from stm_backends.driver import ABSENT, KEEP, Driver, Key, new_version
 
+UNREACHABLE: Final = (
+    "`Datastore.open` must be importable by other processes; use `open_at` or a module-level function"
+)
+
 _MAIN: Final = "from stm_backends.testing.processes import main; main()"
+
+_KILLED: Final = -9 if os.name == "posix" else 1
+
+_LAST_WORDS: Final = 12
+"""How many lines of a worker's standard error a failure shows."""
+
+_LAST_BYTES: Final = 8_192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +46,11 @@ class Task:
 
 
 class Worker:
-    """A process of its own that carries out a task."""
+    """A process of its own that carries out a task. If it ends otherwise than it should, it says how."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, complaints: asyncio.Task[bytes]) -> None:
         self._process = process
+        self._complaints = complaints
         self.acknowledged: list[str] = []
 
     @classmethod
@@ -50,38 +62,72 @@ class Worker:
             _MAIN,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert process.stdin is not None
+        assert process.stderr is not None
         process.stdin.write(pickle.dumps(task))
         process.stdin.write_eof()
-        return cls(process)
+        # Read all along, because a pipe that is full would hold the process up.
+        return cls(process, asyncio.create_task(_end_of(process.stderr)))
 
-    async def read(self, *, until: int | None = None) -> None:
-        """Note what is acknowledged: up to `until` writes, or all until the process ends."""
+    async def read(self, *, until: int) -> None:
+        """Note the first `until` acknowledged writes; fail if the process ends before that many."""
+        if not await self._note(until):
+            await self._end(expected=None)
+
+    async def kill(self) -> None:
+        """Kill the process in the middle of what it does, and note what it had acknowledged.
+
+        Fails if it had ended before.
+        """
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._note()
+        await self._end(expected=_KILLED)
+
+    async def finish(self) -> None:
+        """Wait for the end of the task, which must be a good one."""
+        await self._note()
+        await self._end(expected=0)
+
+    async def _note(self, until: int | None = None) -> bool:
+        """Note what is acknowledged, up to `until` writes or the end; returns whether there were as many."""
         assert self._process.stdout is not None
         while until is None or len(self.acknowledged) < until:
             line = await self._process.stdout.readline()
             if not line.endswith(b"\n"):
-                return
+                return False
             self.acknowledged.append(line.decode().strip())
+        return True
 
-    async def kill(self) -> None:
-        """Kill the process in the middle of what it does, and note what it had acknowledged."""
-        self._process.kill()
-        await self.read()
-        await self._process.wait()
-
-    async def finish(self) -> None:
-        """Wait for the end of the task, which must be a good one."""
-        await self.read()
+    async def _end(self, *, expected: int | None) -> None:
+        """Wait for the process to end; fail, with its last words, unless its status is the expected."""
         status = await self._process.wait()
-        assert status == 0, f"a worker process ended with status {status}"
+        words = (await self._complaints).decode(errors="replace").splitlines()[-_LAST_WORDS:]
+        if status != expected:
+            said = ["its last words:", *words] if words else ["it wrote nothing to its standard error"]
+            raise AssertionError(
+                f"a worker process ended by itself with status {status}, after {len(self.acknowledged)} "
+                f"acknowledged writes; " + "\n  ".join(said)
+            )
+
+
+async def _end_of(stream: asyncio.StreamReader) -> bytes:
+    """Return the last bytes of a stream, once it ends."""
+    end = b""
+    while part := await stream.read(_LAST_BYTES):
+        end = (end + part)[-_LAST_BYTES:]
+    return end
 
 
 def main() -> None:
     """Carry out the task on standard input; the entry of a worker process."""
-    task = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 -- our own parent wrote it
+    try:
+        task = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 -- our own parent wrote it
+    except (ImportError, AttributeError) as error:
+        sys.exit(f"{UNREACHABLE}: {error}")
     asyncio.run(_carry_out(task))
 
 

@@ -14,6 +14,7 @@ from stm_backends.testing import (
     memories_on,
     stores_on,
 )
+from stm_backends.testing.first_look import look
 
 
 class TestDriver(DriverContract):
@@ -32,7 +33,8 @@ class TestStore(StoreContract):
     profile = "store"
 
     @pytest.fixture
-    def stores(self, stm_datastore: Datastore) -> Stores:
+    def stores(self, request: pytest.FixtureRequest, stm_datastore: Datastore) -> Stores:
+        look(request, stm_datastore)
         return stores_on(stm_datastore)
 
 
@@ -42,5 +44,6 @@ class TestMemory(PodsContract):
     profile = "memory"
 
     @pytest.fixture
-    def memories(self, stm_datastore: Datastore) -> Memories:
+    def memories(self, request: pytest.FixtureRequest, stm_datastore: Datastore) -> Memories:
+        look(request, stm_datastore)
         return memories_on(stm_datastore)

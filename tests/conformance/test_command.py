@@ -19,7 +19,8 @@ def test_a_backend_that_keeps_the_contract_is_told_so_per_clause(tmp_path: Path)
     )
     assert status == 0, printed
     assert "+ driver.append" in printed
-    assert "memory keeps the contract" in printed
+    assert "Nothing is broken on memory in a quick run, which left out 14 of 78 checks" in printed
+    assert "keeps the contract" not in printed
     assert "reach=process" in printed
     assert all(file.stat().st_size > 1_000 for file in files.values())
     assert json.loads(files["json"].read_text())["quick"] is True
@@ -37,6 +38,8 @@ def test_a_backend_that_breaks_a_clause_is_told_which_and_how(tmp_path: Path) ->
     assert status == 1
     assert "x driver.fold" in printed
     assert "broken: A fold removes exactly the oldest entries." in printed
+    name = "stm_backends.testing.test_installed::TestDriver::test_a_fold_removes_exactly_the_oldest_entries"
+    assert name in printed.split()
     assert "driver1.append(" in printed
     assert "broken does not keep the contract" in printed
 
@@ -53,3 +56,43 @@ def test_a_datastore_that_cannot_be_opened_is_one_line_and_no_traceback(tmp_path
     assert status == 1
     assert "its directory must exist" in printed
     assert "Traceback" not in printed
+
+
+def test_a_clause_can_be_put_to_the_test_by_itself(tmp_path: Path) -> None:
+    status, printed = command(
+        tmp_path, "memory", "--url", "memory://one", "--clause", "driver.fold", "--clause", "store.copies"
+    )
+    assert status == 0, printed
+    assert "+ driver.fold" in printed
+    assert "+ store.copies" in printed
+    assert "driver.append" not in printed
+    assert "Nothing is broken on memory in a selection of 5 of 108 checks" in printed
+
+
+def test_a_mistyped_clause_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    status, printed = command(tmp_path, "memory", "--url", "memory://typo", "--clause", "driver.resnt")
+    assert status == 2
+    assert "no clause is called 'driver.resnt'. Did you mean driver.resent?" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_driver_that_lacks_an_operation_is_told_so_once(tmp_path: Path) -> None:
+    source = BROKEN.replace("class Broken(SqliteDriver):", LACKING)
+    status, printed = command(
+        tmp_path,
+        *("broken", "--url", f"broken:///{tmp_path}/x.db", "--quick", "--profile", "all"),
+        path=install(tmp_path, "broken", source),
+    )
+    assert status == 1
+    assert "could not be run: the driver Broken lacks scan" in printed
+    assert printed.count("lacks scan") == 1
+    assert "AttributeError" not in printed
+    assert "No check was carried out on broken." in printed
+
+
+LACKING = """
+class Broken(SqliteDriver):
+    @property
+    def scan(self):
+        raise AttributeError("scan")
+"""

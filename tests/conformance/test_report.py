@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from stm_backends.testing.page import page
-from stm_backends.testing.results import Outcome, Result, Run, worst
+from stm_backends.testing.results import Outcome, Result, Run, standing
+from stm_backends.testing.selection import SLOW, UNREACHED, UNSELECTED
+from stm_backends.testing.terminal import lines, summary
 
 
 def result(outcome: Outcome, clause: str = "driver.fold", **fields: str) -> Result:
-    return Result(
-        subject="TestMine",
-        clause=clause,
-        name="test_x",
-        sentence="A <b> is kept.",
-        outcome=outcome,
-        seconds=0.25,
-        **fields,
-    )
+    given = {"id": "test_mine.py::TestMine::test_x", "sentence": "A <b> is kept.", **fields}
+    return Result(subject="TestMine", clause=clause, name="test_x", outcome=outcome, seconds=0.25, **given)
+
+
+def planned(*reasons: str, clause: str = "driver.fold") -> dict[str, Result]:
+    """Return checks that are left out, if they have no result, for these reasons."""
+    ids = [f"test_mine.py::TestMine::test_{number}" for number in range(len(reasons))]
+    return {
+        name: result("left out", clause, id=name, reason=reason)
+        for name, reason in zip(ids, reasons, strict=True)
+    }
+
+
+def printed(run: Run) -> list[str]:
+    return [line for line, _ in lines(run)]
 
 
 def test_one_broken_check_breaks_its_clause_and_the_run() -> None:
     run = Run(backend="x", results=[result("passed"), result("failed", message="1 == 2")])
     assert not run.ok
-    assert worst(run.results) == "failed"
+    assert standing(run.results) == "failed"
     assert "x does not keep the contract: 1 passed" in run.verdict()
 
 
@@ -30,7 +38,7 @@ def test_a_clause_that_was_not_asked_is_not_passed() -> None:
     assert run.ok
     outcomes = {clause["id"]: clause["outcome"] for clause in run.as_json()["clauses"]}
     assert outcomes == {"driver.load": "passed", "driver.fold": "not asked"}
-    assert any("needs a fault switch" in line for line, _ in run.lines())
+    assert any("needs a fault switch" in line for line in printed(run))
 
 
 def test_a_run_without_a_single_check_proves_nothing() -> None:
@@ -58,3 +66,83 @@ def test_the_page_shows_the_failure_and_lets_nothing_through_as_markup() -> None
     assert "1,000,000" in text
     assert "Opted out: r" in text
     assert '<details id="driver.fold" open>' in text
+
+
+def test_only_a_complete_run_is_told_that_the_contract_is_kept() -> None:
+    passed = [result("passed")]
+    assert Run(backend="x", results=passed).verdict().startswith("x keeps the contract: 1 passed")
+    for run, extent in (
+        (Run(results=passed, quick=True), "a quick run"),
+        (Run(results=passed, quick=True, planned=planned(SLOW)), "a quick run, which left out 1 of 2 checks"),
+        (Run(results=passed, planned=planned(*[UNSELECTED] * 77)), "a selection of 1 of 78 checks"),
+        (Run(results=passed, planned=planned(UNREACHED, SLOW)), "a run that ended after 1 of 3 checks"),
+    ):
+        run.backend = "x"
+        assert run.verdict().startswith(f"Nothing is broken on x in {extent}: 1 passed")
+        assert run.as_json()["extent"] == extent
+        assert run.as_json()["complete"] is False
+        assert run.verdict() in printed(run)
+        assert run.verdict() in page(run)
+
+
+def test_what_was_not_asked_and_what_was_opted_out_of_weaken_the_verdict() -> None:
+    run = Run(backend="x", results=[result("passed"), result("not asked"), result("opted out")])
+    assert run.verdict().startswith("x keeps the contract in all that it was asked, except where it opts out")
+
+
+def test_a_run_in_which_nothing_could_be_asked_proves_nothing() -> None:
+    run = Run(backend="x", results=[result("not asked", reason="needs a fault switch")])
+    assert not run.ok
+    assert run.verdict().startswith("Nothing is known of x")
+
+
+def test_the_checks_that_were_left_out_are_listed() -> None:
+    run = Run(results=[result("passed", "driver.load")], planned=planned(UNSELECTED, UNSELECTED))
+    found = run.as_json()
+    assert found["left_out"] == list(run.planned)
+    assert (found["checks"], found["ok"]) == (3, True)
+    (clause,) = (clause for clause in found["clauses"] if clause["id"] == "driver.fold")
+    assert [check["reason"] for check in clause["checks"]] == [UNSELECTED] * 2
+    assert "Left out: not selected" in page(run)
+    assert "left out: 2 checks; the JSON and the HTML report list them" in printed(run)
+    assert not any("driver.fold" in line for line in printed(run))
+
+
+def test_a_clause_of_which_a_part_was_asked_has_a_mark_of_its_own_and_says_why() -> None:
+    results = [result("passed"), result("not asked", reason="needs `Datastore.peek`", id="test_mine.py::y")]
+    run = Run(results=results)
+    assert standing(results) == "partly"
+    assert printed(run)[0].startswith("~ driver.fold            1/2 ")
+    assert printed(run)[1:3] == ["    not asked: needs `Datastore.peek`", "      A <b> is kept."]
+    assert '<span class="partly" title="partly">~</span>' in page(run)
+    assert "Not asked: needs `Datastore.peek`" in page(run)
+    assert run.as_json()["clauses"][0]["outcome"] == "partly"
+    quick = Run(results=[result("passed")], planned=planned(SLOW, SLOW), quick=True)
+    assert printed(quick)[0].startswith("~ driver.fold            1/3 ")
+    assert printed(quick)[1] == "    left out: 2 checks"
+
+
+def test_what_two_failures_have_in_common_is_printed_once() -> None:
+    message = "it is not there\nassert 1 == 2\n\n  a very long difference"
+    first, second = (result("failed", id=f"test_mine.py::test_{n}", message=message) for n in (1, 2))
+    shown = printed(Run(results=[first, second]))
+    assert shown.count("        a very long difference") == 1
+    assert shown.count("      it is not there") == 2
+    assert "      (as above)" in shown
+    assert "      test_mine.py::test_2" in shown
+
+
+def test_what_keeps_a_class_from_being_tested_is_printed_once() -> None:
+    run = Run(broken=["the driver lacks scan"] * 3)
+    assert printed(run).count("could not be run: the driver lacks scan") == 1
+    assert page(run).count("the driver lacks scan") == 1
+
+
+def test_a_summary_has_a_verdict_for_each_class() -> None:
+    other = Result(
+        **{**vars(result("failed")), "subject": "TestOther", "id": "test_mine.py::TestOther::test_x"}
+    )
+    shown = [line for line, _ in summary(Run(results=[result("passed"), other]))]
+    assert shown[0].startswith("TestMine keeps the contract")
+    assert shown[1].startswith("TestOther does not keep the contract")
+    assert shown[2] == "  failed: driver.fold"

@@ -52,6 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         distribution: str = "acme-stm",
         schemes: tuple[str, ...] = (),
         requires: tuple[str, ...] = (),
+        extras: tuple[str, ...] = (),
     ) -> str:
         # Modules stay imported, so no two tests share a name.
         module = f"acme_module_{next(_numbers)}"
@@ -62,7 +63,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (tmp_path / f"{module}.py").write_text(text)
         info = tmp_path / f"{distribution.replace('-', '_')}-1.5.dist-info"
         info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n")
+        provided = "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n{provided}"
+        )
         with (info / "entry_points.txt").open("a") as file:
             file.write(f"[stm_backends]\n{name} = {module}\n")
         return module
@@ -237,11 +241,25 @@ def test_the_same_distribution_twice_on_the_path_is_one(
 
 
 def test_a_missing_client_library_is_answered_with_the_line_that_installs_it(install: Install) -> None:
-    install("redis", distribution="stm-backends-fake", schemes=("redis",), requires=("no_such_client",))
+    install(
+        "redis",
+        distribution="stm-backends-fake",
+        schemes=("redis",),
+        requires=("no_such_client",),
+        extras=("other", "Redis"),
+    )
     for asked in ("redis", "redis://host"):
         message = refused(MissingExtra, asked)
         assert 'pip install "stm-backends-fake[redis]"' in message
         assert "'no_such_client'" in message
+
+
+def test_an_extra_that_the_distribution_does_not_have_is_not_suggested(install: Install) -> None:
+    install("lmdb", requires=("no_such_client",), extras=("other",))
+    with pytest.raises(MissingExtra) as caught:
+        open_driver("lmdb")
+    assert "acme-stm" not in str(caught.value)
+    assert str(caught.value).endswith("its package often has the same name: pip install no_such_client")
 
 
 def test_a_missing_extra_is_an_import_error_that_names_the_module(install: Install) -> None:
@@ -254,7 +272,7 @@ def test_a_missing_extra_is_an_import_error_that_names_the_module(install: Insta
 def test_a_client_library_that_lacks_a_part_is_a_missing_extra(install: Install) -> None:
     # As a folder of the same name in the working directory makes it look.
     source = GOOD.replace("OPENED.append", "import sqlite3.no_such_part; OPENED.append")
-    install("acme", source, requires=("sqlite3",))
+    install("acme", source, requires=("sqlite3",), extras=("acme",))
     assert 'pip install "acme-stm[acme]"' in refused(MissingExtra, "acme")
 
 
@@ -359,7 +377,7 @@ def test_a_half_removed_package_breaks_nobody_else(install: Install, tmp_path: P
 
 
 def test_the_diagnosis_tells_the_states_apart(install: Install) -> None:
-    install("acme", schemes=("acme",), requires=("no_such_client",))
+    install("acme", schemes=("acme",), requires=("no_such_client",), extras=("acme",))
     install("double", distribution="one-stm")
     install("double", distribution="two-stm")
     found = {(diagnosis.name, diagnosis.distribution): diagnosis for diagnosis in diagnose()}

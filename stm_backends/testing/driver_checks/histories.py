@@ -9,7 +9,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType] -- it has no annotations
 )
 
-from stm_backends.testing.bench import Bench, Datastore
+from stm_backends.testing.bench import QUICK_HISTORIES, Bench, Datastore
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.state_machine import driver_machine
 
@@ -34,8 +34,8 @@ class Histories(Contract):
 
 
 def _run(datastore: Datastore, *, times: tuple[float, ...], histories: int) -> None:
-    # Shrinking repeats a history many times; where time is waited for, the first that fails must do.
-    patient = not (times and datastore.waits)
+    # Shrinking repeats a history many times; where time is waited for or short, the first that fails must do.
+    patient = not (times and datastore.waits) and datastore.histories > QUICK_HISTORIES
     phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if patient else [])]
     run_state_machine_as_test(
         driver_machine(lambda: datastore, times=times),

@@ -1,0 +1,82 @@
+"""What would fail every check alike is said once, as what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.running import pytest_in
+
+MINE = """
+import pytest
+from stm_backends.testing import Datastore, DriverContract, open_at
+from stm_backends.sqlite.driver import SqliteDriver
+
+def without(name):
+    class Lacking(SqliteDriver):
+        def __getattribute__(self, asked):
+            if asked == name:
+                raise AttributeError(asked)
+            return super().__getattribute__(asked)
+    return Lacking
+
+class Misnamed(SqliteDriver):
+    async def append(self, key, value, *, birth, ttl, atomic): ...
+
+class Vague(SqliteDriver):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.traits = {{"reach": "process"}}
+
+async def refuse(path):
+    raise ConnectionRefusedError("nobody answers")
+
+async def make(path, kind):
+    from stm_backends.sqlite.settings import SqliteSettings
+    driver = kind(SqliteSettings.from_url(f"sqlite:///{{path}}"))
+    await driver.open()
+    return driver
+
+class TestMine(DriverContract):
+    @pytest.fixture
+    def datastore(self, tmp_path):
+        path = tmp_path / "x.db"
+        return Datastore(open={open})
+"""
+
+
+@pytest.mark.parametrize(
+    ("open_one", "complaint"),
+    [
+        (
+            "lambda: make(path, without('scan'))",
+            "the driver Lacking lacks scan; see `stm_backends.driver.Driver`",
+        ),
+        ("lambda: make(path, without('traits'))", "the driver Lacking lacks traits"),
+        ("lambda: make(path, without('close'))", "the driver Lacking lacks close"),
+        ("lambda: make(path, without('open'))", "`Datastore.open` failed: AttributeError: open"),
+        (
+            "lambda: make(path, Misnamed)",
+            "Misnamed.append cannot be called as `stm_backends.driver.Driver` says",
+        ),
+        ("lambda: make(path, Vague)", "the traits of the driver Vague are no `stm_backends.driver.Traits`"),
+        ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: nobody answers"),
+        (
+            "lambda: open_at(f'sqlite:///{path}')",
+            "`Datastore.open` must be importable by other processes; use `open_at` or a module-level",
+        ),
+    ],
+)
+def test_what_cannot_be_tested_is_one_message_and_no_failure_of_a_check(
+    tmp_path: Path, open_one: str, complaint: str
+) -> None:
+    path = tmp_path / "test_mine.py"
+    path.write_text(MINE.format(open=open_one), "utf-8")
+    status, printed = pytest_in(tmp_path, "-q", "--stm-clause=driver.fold", path)
+    assert status == 1
+    assert f"could not be run: TestMine: {complaint}" in printed
+    assert "3 skipped" in printed
+    assert "1 error" in printed
+    assert "failed" not in printed.replace("`Datastore.open` failed", "")
+    assert "Clause " not in printed

@@ -1,0 +1,143 @@
+"""What a run carries out, and that every kind of report tells the same of what it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.conformance.running import BROKEN, command, install, pytest_in
+
+MINE = """
+import pytest
+from stm_backends.testing import DriverContract, FakeClock
+from stm_backends.testing.faulty import SMALL, faulty_datastore
+
+class TestMine(DriverContract):
+    @pytest.fixture
+    def datastore(self):
+        return faulty_datastore(clock=FakeClock(), **SMALL)
+
+class TestOther(TestMine):
+    __test__ = {other}
+"""
+"""A driver in this process, of which everything can be asked but what needs others."""
+
+
+def mine(folder: Path, *, other: bool = False) -> Path:
+    path = folder / "test_mine.py"
+    path.write_text(MINE.format(other=other), "utf-8")
+    return path
+
+
+def told(
+    folder: Path, *options: object, path: Path | None = None
+) -> tuple[int, str, dict[str, Any], dict[str | None, list[str | None]]]:
+    """Run a subclass; returns the status, what was printed, the report, and the properties of the suite."""
+    found, junit = folder / "report.json", folder / "report.xml"
+    status, printed = pytest_in(
+        folder, "-q", f"--stm-json={found}", f"--junit-xml={junit}", *options, path=path
+    )
+    properties: dict[str | None, list[str | None]] = {}
+    for each in ElementTree.parse(junit).iterfind("testsuite/properties/property"):  # noqa: S314 -- our own
+        properties.setdefault(each.get("name"), []).append(each.get("value"))
+    return status, printed, json.loads(found.read_text()), properties
+
+
+@pytest.mark.parametrize("by", ["word", "clause", "id"])
+def test_a_selection_is_told_as_one_however_it_was_made(tmp_path: Path, by: str) -> None:
+    path = mine(tmp_path)
+    options = {
+        "word": ("-k", "test_the_traits_are_facts", path),
+        "clause": ("--stm-clause=driver.traits", path),
+        "id": (f"{path}::TestMine::test_the_traits_are_facts_that_make_sense",),
+    }
+    status, printed, report, properties = told(tmp_path, *options[by])
+    assert status == 0, printed
+    extent = "a selection of 1 of 78 checks"
+    assert f"Nothing is broken on TestMine in {extent}: 1 passed" in printed
+    assert report["extent"] == extent
+    assert report["verdict"].startswith(f"Nothing is broken on TestMine in {extent}: 1 passed")
+    assert len(report["left_out"]) == 77
+    assert properties["extent"] == [extent]
+    assert len(properties["left out"]) == 77
+
+
+def test_a_complete_run_is_told_as_one(tmp_path: Path) -> None:
+    status, printed, report, properties = told(tmp_path, mine(tmp_path))
+    assert status == 0, printed
+    assert "TestMine keeps the contract in all that it was asked: " in printed
+    assert (report["complete"], report["left_out"]) == (True, [])
+    assert properties == {"extent": ["a full run"]}
+
+
+def test_a_quick_run_is_told_as_one(tmp_path: Path) -> None:
+    status, printed, report, properties = told(tmp_path, "--stm-quick", mine(tmp_path))
+    assert status == 0, printed
+    extent = "a quick run, which left out 14 of 78 checks"
+    assert f"Nothing is broken on TestMine in {extent}" in printed
+    assert report["extent"] == extent
+    assert len(properties["left out"]) == len(report["left_out"]) == 14
+
+
+def test_a_run_that_ended_early_is_told_as_one(tmp_path: Path) -> None:
+    status, printed, report, _ = told(
+        tmp_path,
+        *("-x", "--stm-backend=broken", f"--stm-url=broken:///{tmp_path}/x.db", "--stm-clause=driver.fold"),
+        *("--pyargs", "stm_backends.testing"),
+        path=install(tmp_path, "broken", BROKEN),
+    )
+    assert status != 0
+    assert "broken does not keep the contract" in printed
+    assert report["extent"].startswith("a run that ended after ")
+    assert "the run ended before it" in json.dumps(report["clauses"])
+
+
+def test_a_clause_selects_its_checks_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n")
+    mine(tmp_path)
+    status, printed = pytest_in(
+        tmp_path, "--collect-only", "-q", "--stm-clause=driver.traits", "--stm-clause=driver.resent", tmp_path
+    )
+    assert status == 0, printed
+    assert "test_other" not in printed
+    assert "5/79 tests collected (74 deselected)" in printed
+
+
+def test_a_mistyped_clause_ends_the_run_with_what_was_meant(tmp_path: Path) -> None:
+    status, printed = pytest_in(tmp_path, "--stm-clause=resnt", mine(tmp_path))
+    assert status == 4
+    assert "no clause is called 'resnt'. Did you mean driver.resent?" in printed
+    status, printed = pytest_in(tmp_path, "--stm-clause=xyzzy", mine(tmp_path))
+    assert status == 4
+    assert "There are: driver.load, driver.append" in printed
+
+
+def test_the_id_that_a_report_prints_runs_that_check_again(tmp_path: Path) -> None:
+    found = tmp_path / "report.json"
+    status, _ = command(tmp_path, "memory", "--url=memory://a", "--clause=driver.traits", "--json", found)
+    assert status == 0
+    (check,) = (
+        check
+        for clause in json.loads(found.read_text())["clauses"]
+        for check in clause["checks"]
+        if check["outcome"] == "passed"
+    )
+    status, printed = pytest_in(
+        tmp_path, "--stm-backend=memory", "--stm-url=memory://b", "--pyargs", check["id"]
+    )
+    assert status == 0, printed
+    assert "1 passed" in printed
+    assert "+ driver.traits" in printed
+
+
+def test_classes_in_ones_own_tests_are_summed_up_at_the_end(tmp_path: Path) -> None:
+    path = mine(tmp_path, other=True)
+    status, printed = pytest_in(tmp_path, "-q", "--stm-clause=driver.traits", path)
+    assert status == 0, printed
+    assert "Nothing is broken on TestMine in a selection of 1 of 78 checks" in printed
+    assert "Nothing is broken on TestOther in a selection of 1 of 78 checks" in printed
+    assert "+ driver.traits" not in printed
