@@ -17,6 +17,7 @@ from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
+from stm_backends.testing.driver_checks.snapshots import Snapshots
 
 
 class DriverContract(
@@ -28,6 +29,7 @@ class DriverContract(
     Limits,
     Scanning,
     Races,
+    Snapshots,
     Interruptions,
     Processes,
     Faults,

@@ -7,6 +7,7 @@ write to its standard output, so that whoever kills it knows what must still be 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import sys
@@ -24,6 +25,7 @@ class Task:
     """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
 
     With `lease_s` it takes a lease for so long first, acknowledges it as `label`, and lives on with it.
+    With `work` it does that first, on the record under `key`.
     """
 
     open: Callable[[], Awaitable[Driver]]
@@ -32,6 +34,7 @@ class Task:
     count: int
     fold_every: int = 0
     lease_s: float = 0.0
+    work: Callable[[Driver, Key], Awaitable[None]] | None = None
 
 
 class Worker:
@@ -73,9 +76,14 @@ class Worker:
         await self._process.wait()
 
     async def finish(self) -> None:
-        """Wait for the end of the task, which must be a good one."""
-        await self.read()
-        status = await self._process.wait()
+        """Wait for the end of the task, which must be a good one; whoever stops waiting ends the process."""
+        try:
+            await self.read()
+            status = await self._process.wait()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                await self.kill()
+            raise
         assert status == 0, f"a worker process ended with status {status}"
 
 
@@ -92,6 +100,8 @@ async def _carry_out(task: Task) -> None:
             await driver.replace(task.key, b"", version=new_version(), expect=ABSENT, ttl=task.lease_s)
             _acknowledge(task.label)
             await asyncio.Event().wait()
+        if task.work is not None:
+            await task.work(driver, task.key)
         for number in range(task.count):
             entry = f"{task.label}:{number}"
             length = await driver.append(task.key, entry.encode(), birth=new_version(), ttl=None)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stm_backends.driver import ABSENT, ANY, KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
 from stm_backends.testing.bench import Datastore, names_in
+from stm_backends.testing.expectations import must_be
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ class DriverMachine(RuleBasedStateMachine):
         found.expires = expires
         self.model[key] = found
         length = self.run(self.drivers[which].append(key, entry, birth=birth, ttl=seconds))
-        assert length == len(found.tail)
+        must_be(length, len(found.tail), "an append returns the new length of the tail")
 
     @rule(which=WHICH, scope=SCOPES, name=NAMES, body=VALUES, ttl=TTLS, expect=st.sampled_from([ABSENT, ANY]))
     def save(
@@ -152,7 +153,8 @@ class DriverMachine(RuleBasedStateMachine):
         expected = found is not None and expect in (ANY, found.version)
         if expected:
             del self.model[key]
-        assert self.run(self.drivers[which].delete(key, expect=expect)) is expected
+        answer = self.run(self.drivers[which].delete(key, expect=expect))
+        must_be(answer, expected, "a delete answers whether the record was there and as expected")
 
     @precondition(lambda self: bool(self.times))
     @rule(pick=st.integers(0, 2))
@@ -167,7 +169,7 @@ class DriverMachine(RuleBasedStateMachine):
         """List a scope in pages."""
         names = [key.name for key in list(self.model) if key.scope == self.scopes[scope] and self.find(key)]
         listed = self.run(names_in(self.drivers[which], self.scopes[scope], limit=limit))
-        assert listed == sorted(names, key=str.encode)
+        must_be(listed, sorted(names, key=str.encode), "these names have a record that has not expired")
 
     @rule(which=WHICH)
     def reopen(self, which: int) -> None:
@@ -183,7 +185,7 @@ class DriverMachine(RuleBasedStateMachine):
             found = self.find(key)
             expected = found and Record(found.version, found.body, tuple(found.tail))
             for driver in self.drivers:
-                assert self.run(driver.load(key)) == expected
+                must_be(self.run(driver.load(key)), expected, "this is what the operations before it leave")
 
     def _replace(
         self,
@@ -214,7 +216,7 @@ class DriverMachine(RuleBasedStateMachine):
         answer = self.run(
             self.drivers[which].replace(key, body, version=version, expect=expect, drop=drop, ttl=seconds)
         )
-        assert answer is expected
+        must_be(answer, expected, "a replace answers whether the record carries its version through it")
 
 
 async def _open(datastore: Datastore) -> Driver:
