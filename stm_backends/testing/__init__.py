@@ -4,7 +4,7 @@
 class TestMine(DriverContract):
     @pytest.fixture
     def datastore(self, tmp_path):
-        return Datastore(open=functools.partial(open_at, f"mine://{tmp_path}/data"))
+        return Datastore(open=functools.partial(open_at, f"mine:///{tmp_path}/data"))
 ```
 
 `StoreContract` and `MemoryContract` are subclassed likewise, with the fixtures `stores` and `memories`.
@@ -63,7 +63,9 @@ def __getattr__(name: str) -> Any:
     # So that a failing assertion shows its values, whether or not the plugin is loaded.
     importlib.import_module("pytest").register_assert_rewrite(
         "stm_backends.testing.driver_checks",
+        "stm_backends.testing.expectations",
         "stm_backends.testing.memory_checks",
+        "stm_backends.testing.numbered",
         "stm_backends.testing.pods_contract",
         "stm_backends.testing.processes",
         "stm_backends.testing.state_machine",

@@ -19,6 +19,7 @@ from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
+from stm_backends.testing.driver_checks.snapshots import Snapshots
 from stm_backends.testing.first_look import look
 
 
@@ -31,6 +32,7 @@ class DriverContract(
     Limits,
     Scanning,
     Races,
+    Snapshots,
     Interruptions,
     Processes,
     Faults,

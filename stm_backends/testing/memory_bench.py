@@ -161,11 +161,19 @@ async def shown(memory: Memory) -> dict[str, Any]:
     }
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], *, within: float = 5.0) -> None:
-    """Wait until a condition holds; fail if it does not in time."""
-    async with asyncio.timeout(within):
-        while True:
-            held = condition()
-            if held is True or (not isinstance(held, bool) and await held):
-                return
-            await asyncio.sleep(0.005)
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]],
+    expected: str = "what is waited for is so",
+    *,
+    within: float = 5.0,
+) -> None:
+    """Wait until a condition holds; if it does not in time, fail and say what was expected."""
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                held = condition()
+                if held is True or (not isinstance(held, bool) and await held):
+                    return
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"expected within {within:g} s: {expected}") from None

@@ -75,7 +75,7 @@ class _Pods:
         driver, where = await self._datastore.open(), memory_key(key)
         try:
             record = await driver.load(where)
-            assert record is not None
+            assert record is not None, "what is to be damaged must have been stored"
             await driver.replace(where, FUTURE, version="future", expect=record.version, ttl=KEEP)
         finally:
             await driver.close()

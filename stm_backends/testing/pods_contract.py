@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from stm_backends.errors import Corrupt, StmError, StorageError
 from stm_backends.testing.contract import check, not_asked
+from stm_backends.testing.expectations import must_be, must_raise
 from stm_backends.testing.memory_bench import Memory, MemoryBench, config, shown, turn, until
 from stm_backends.testing.memory_contract import MemoryContract
 from stm_backends.testing.pods import LONGEST_SUMMARY_S
@@ -25,7 +24,8 @@ class PodsContract(MemoryContract):
         for number in range(12):
             await pods[number % 3].add_turn(turn(number))
             for pod in pods:
-                assert (await shown(pod))["recent"] == [f"u{one}" for one in range(number + 1)]
+                recent = (await shown(pod))["recent"]
+                must_be(recent, [f"u{one}" for one in range(number + 1)], "these turns were added")
 
     @check("memory.pods")
     async def test_turns_added_by_pods_at_the_same_time_are_all_there_each_pods_in_order(
@@ -44,10 +44,11 @@ class PodsContract(MemoryContract):
         await asyncio.gather(*(write(number) for number in range(4)))
         for pod in pods:
             recent = (await shown(pod))["recent"]
-            assert len(recent) == 60
+            must_be(len(recent), 60, "four pods have added 15 turns each")
             for number in range(4):
                 mine = [user for user in recent if user.startswith(f"u{number}-")]
-                assert mine == [f"u{number}-{place}" for place in range(15)]
+                added = [f"u{number}-{place}" for place in range(15)]
+                must_be(mine, added, f"pod {number} added its turns in this order")
 
     @check("memory.pods")
     async def test_a_summary_of_one_pod_is_every_pods_and_covers_each_turn_once(
@@ -65,10 +66,11 @@ class PodsContract(MemoryContract):
         await asyncio.gather(*(write(number) for number in range(3)))
         await asyncio.gather(*(pod.flush() for pod in pods))
         views = [await shown(pod) for pod in pods]
-        assert views[0] == views[1] == views[2]
+        must_be(views, [views[0]] * 3, "every pod shows the same conversation")
         everything = views[0]["summary"] + views[0]["pending"] + views[0]["recent"]
-        assert sorted(everything) == sorted(f"u{n}-{place}" for n in range(3) for place in range(10))
-        assert len(views[0]["recent"]) == 2
+        added = sorted(f"u{n}-{place}" for n in range(3) for place in range(10))
+        must_be(sorted(everything), added, "each turn is summarized, pending or recent, and once")
+        must_be(len(views[0]["recent"]), 2, "the full zone is two turns")
 
     @check("memory.pods")
     async def test_turns_that_another_pod_adds_during_a_summary_survive_it(self, bench: MemoryBench) -> None:
@@ -78,18 +80,16 @@ class PodsContract(MemoryContract):
         one, two = await _pods(bench, 2, summarizers=[summarizer, LedgerSummarizer()])
         for number in range(3):
             await one.add_turn(turn(number))
-        await asyncio.wait_for(summarizer.called.wait(), 5)
+        await until(summarizer.called.is_set, "a summary is begun")
         for number in range(3, 6):
             await two.add_turn(turn(number))
-        assert (await shown(two))["pending"] == ["u0", "u1", "u2", "u3"]
+        pending = (await shown(two))["pending"]
+        must_be(pending, ["u0", "u1", "u2", "u3"], "the first summary is still being written")
         summarizer.release()
         await one.flush()
         await two.flush()
-        assert await shown(two) == {
-            "summary": ["u0", "u1", "u2", "u3"],
-            "pending": [],
-            "recent": ["u4", "u5"],
-        }
+        expected = {"summary": ["u0", "u1", "u2", "u3"], "pending": [], "recent": ["u4", "u5"]}
+        must_be(await shown(two), expected, "both pods have flushed, and every turn is somewhere")
 
     @check("memory.pods")
     async def test_a_turn_id_that_two_pods_add_stands_once(self, bench: MemoryBench) -> None:
@@ -100,7 +100,8 @@ class PodsContract(MemoryContract):
             await one.flush()
         await two.add_turn(turn(1), turn_id="id-1")
         await two.flush()
-        assert await shown(one) == {"summary": ["u1", "u2"], "pending": [], "recent": ["u3"]}
+        expected = {"summary": ["u1", "u2"], "pending": [], "recent": ["u3"]}
+        must_be(await shown(one), expected, "each turn id stands once, whoever has added it")
 
     @check("memory.pods")
     async def test_health_is_the_same_on_every_pod(self, bench: MemoryBench) -> None:
@@ -117,9 +118,10 @@ class PodsContract(MemoryContract):
         )
         for number in range(3):
             await one.add_turn(turn(number))
-        await until(lambda: one.health is MemoryHealth.DEGRADED)
-        assert await shown(two) == {"summary": [], "pending": [], "recent": ["u2"]}
-        assert two.health is MemoryHealth.DEGRADED
+        await until(lambda: one.health is MemoryHealth.DEGRADED, "the health of one pod is `degraded`")
+        expected = {"summary": [], "pending": [], "recent": ["u2"]}
+        must_be(await shown(two), expected, "another pod has found the memory degraded")
+        must_be(two.health, MemoryHealth.DEGRADED, "another pod has found the memory degraded")
 
     @check("memory.lease")
     async def test_one_pod_summarizes_at_a_time(self, bench: MemoryBench) -> None:
@@ -130,12 +132,12 @@ class PodsContract(MemoryContract):
         for number in range(6):
             await pods[number % 3].add_turn(turn(number))
             await shown(pods[(number + 1) % 3])
-        await asyncio.wait_for(summarizer.called.wait(), 5)
+        await until(summarizer.called.is_set, "a summary is begun")
         await asyncio.sleep(0.3)
-        assert summarizer.running == 1
+        must_be(summarizer.running, 1, "one pod has the lease, and the others wait")
         summarizer.release()
         await asyncio.gather(*(pod.flush() for pod in pods))
-        assert summarizer.most_running == 1
+        must_be(summarizer.most_running, 1, "one pod summarizes at a time")
 
     @check("memory.lease", slow=True)
     async def test_a_pod_that_is_killed_while_it_summarizes_is_replaced_and_nothing_is_lost(
@@ -154,11 +156,14 @@ class PodsContract(MemoryContract):
         )
         for number in range(4):
             await one.add_turn(turn(number))
-        await asyncio.wait_for(hanging.called.wait(), 5)
+        await until(hanging.called.is_set, "a summary is begun")
         await bench.kill(one)
-        assert await shown(two) == {"summary": [], "pending": ["u0", "u1"], "recent": ["u2", "u3"]}
-        await until(lambda: _summarized(two), within=bench.memories.lease_s)
-        assert await shown(two) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
+        expected = {"summary": [], "pending": ["u0", "u1"], "recent": ["u2", "u3"]}
+        must_be(await shown(two), expected, "the summary was not finished, and nothing is lost")
+        within = bench.memories.lease_s
+        await until(lambda: _summarized(two), "another pod takes the lease and summarizes", within=within)
+        expected = {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
+        must_be(await shown(two), expected, "another pod has summarized")
 
     @check("memory.round-trips")
     async def test_adding_and_reading_are_one_round_trip_each_for_a_conversation_of_any_age(
@@ -177,10 +182,10 @@ class PodsContract(MemoryContract):
             await asyncio.sleep(0.1)
         for number in range(100):
             await memory.add_turn(turn(number))
-        assert trips() - start == 100
+        must_be(trips() - start, 100, "adding a turn is one round trip, and 100 were added")
         for _ in range(10):
             await memory.get_llm_context()
-        assert trips() - start == 110
+        must_be(trips() - start, 110, "reading is one round trip, and was done ten times since")
 
     @check("memory.outage")
     async def test_an_outage_is_an_error_and_never_an_empty_memory(self, bench: MemoryBench) -> None:
@@ -190,13 +195,13 @@ class PodsContract(MemoryContract):
         (memory,) = await _pods(bench, 1, strategy="truncation")
         await memory.add_turn(turn(1))
         async with bench.memories.outage():
-            with pytest.raises(StorageError):
+            with must_raise(StorageError, "the datastore cannot be reached"):
                 await memory.get_llm_context()
-            with pytest.raises(StorageError):
+            with must_raise(StorageError, "the datastore cannot be reached"):
                 await memory.add_turn(turn(2))
-        assert (await shown(memory))["recent"] == ["u1"]
+        must_be((await shown(memory))["recent"], ["u1"], "the second turn was not added")
         await memory.add_turn(turn(3))
-        assert (await shown(memory))["recent"] == ["u1", "u3"]
+        must_be((await shown(memory))["recent"], ["u1", "u3"], "the outage is over")
 
     @check("memory.corruption")
     async def test_what_a_later_version_has_written_is_refused_and_never_overwritten(
@@ -211,12 +216,12 @@ class PodsContract(MemoryContract):
         await memory.add_turn(turn(1))
         await damage(key)
         before = await stored(key)
-        with pytest.raises(Corrupt):
+        with must_raise(Corrupt, "a later version has written what is stored"):
             await memory.get_llm_context()
         other = await bench.memory(config(zone=1), LedgerSummarizer(), key=key)
-        with pytest.raises(StmError):
+        with must_raise(StmError, "what cannot be read cannot be summarized"):
             await other.flush(timeout=0.2)
-        assert await stored(key) == before
+        must_be(await stored(key), before, "what cannot be read is left as it is")
 
 
 async def _summarized(memory: Memory) -> bool:

@@ -7,6 +7,7 @@ write to its standard output, so that whoever kills it knows what must still be 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import sys
@@ -35,6 +36,7 @@ class Task:
     """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
 
     With `lease_s` it takes a lease for so long first, acknowledges it as `label`, and lives on with it.
+    With `work` it does that first, on the record under `key`.
     """
 
     open: Callable[[], Awaitable[Driver]]
@@ -43,6 +45,7 @@ class Task:
     count: int
     fold_every: int = 0
     lease_s: float = 0.0
+    work: Callable[[Driver, Key], Awaitable[None]] | None = None
 
 
 class Worker:
@@ -88,9 +91,15 @@ class Worker:
         await self._end(expected=_KILLED)
 
     async def finish(self) -> None:
-        """Wait for the end of the task, which must be a good one."""
-        await self._note()
-        await self._end(expected=0)
+        """Wait for the end of the task, which must be a good one; whoever stops waiting ends the process."""
+        try:
+            await self._note()
+            await self._end(expected=0)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            raise
 
     async def _note(self, until: int | None = None) -> bool:
         """Note what is acknowledged, up to `until` writes or the end; returns whether there were as many."""
@@ -138,6 +147,8 @@ async def _carry_out(task: Task) -> None:
             await driver.replace(task.key, b"", version=new_version(), expect=ABSENT, ttl=task.lease_s)
             _acknowledge(task.label)
             await asyncio.Event().wait()
+        if task.work is not None:
+            await task.work(driver, task.key)
         for number in range(task.count):
             entry = f"{task.label}:{number}"
             length = await driver.append(task.key, entry.encode(), birth=new_version(), ttl=None)

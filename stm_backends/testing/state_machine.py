@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stm_backends.driver import ABSENT, ANY, KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
 from stm_backends.testing.bench import Datastore, names_in
+from stm_backends.testing.expectations import must_be
 
 T = TypeVar("T")
 
@@ -136,7 +137,8 @@ class DriverMachine(RuleBasedStateMachine):
         found.expires = expires
         self.model[key] = found
         length = self.run(self.drivers[which].append(key, entry, birth=birth, ttl=seconds))
-        assert not self.ended_in_time(key) or length == len(found.tail)
+        if self.ended_in_time(key):
+            must_be(length, len(found.tail), "an append returns the new length of the tail")
 
     @rule(which=WHICH, scope=SCOPES, name=NAMES, body=VALUES, ttl=TTLS, expect=st.sampled_from([ABSENT, ANY]))
     def save(
@@ -185,7 +187,8 @@ class DriverMachine(RuleBasedStateMachine):
         if expected:
             del self.model[key]
         answer = self.run(self.drivers[which].delete(key, expect=expect))
-        assert not self.ended_in_time(key) or answer is expected
+        if self.ended_in_time(key):
+            must_be(answer, expected, "a delete answers whether the record was there and as expected")
 
     @precondition(lambda self: bool(self.times))
     @rule(pick=st.integers(0, 2))
@@ -201,7 +204,8 @@ class DriverMachine(RuleBasedStateMachine):
         self.catch_up()
         names = [key.name for key in list(self.model) if key.scope == self.scopes[scope] and self.find(key)]
         listed = self.run(names_in(self.drivers[which], self.scopes[scope], limit=limit))
-        assert self.ahead() >= LATE or listed == sorted(names, key=str.encode)
+        if self.ahead() < LATE:
+            must_be(listed, sorted(names, key=str.encode), "these names have a record that has not expired")
 
     @rule(which=WHICH)
     def reopen(self, which: int) -> None:
@@ -219,7 +223,8 @@ class DriverMachine(RuleBasedStateMachine):
                 found = self.find(key)
                 expected = found and Record(found.version, found.body, tuple(found.tail))
                 loaded = self.run(driver.load(key))
-                assert self.ahead() >= LATE or loaded == expected
+                if self.ahead() < LATE:
+                    must_be(loaded, expected, "this is what the operations before it leave")
 
     def _replace(
         self,
@@ -251,7 +256,8 @@ class DriverMachine(RuleBasedStateMachine):
         answer = self.run(
             self.drivers[which].replace(key, body, version=version, expect=expect, drop=drop, ttl=seconds)
         )
-        assert not self.ended_in_time(key) or answer is expected
+        if self.ended_in_time(key):
+            must_be(answer, expected, "a replace answers whether the record carries its version through it")
 
 
 async def _open(datastore: Datastore) -> Driver:

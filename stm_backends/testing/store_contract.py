@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import reprlib
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +18,7 @@ import pytest
 from stm_backends.driver import MAX_KEY_BYTES
 from stm_backends.errors import StmError
 from stm_backends.testing.contract import Contract, check, not_asked
+from stm_backends.testing.expectations import must_be, must_raise
 from stm_backends.testing.history import History, Recorded
 
 STATES: Final[dict[str, dict[str, Any]]] = {
@@ -165,7 +167,7 @@ class StoreContract(Contract):
     async def test_a_key_that_was_never_saved_is_none(self, bench: StoreBench) -> None:
         """An empty state is made up, or a missing key raises."""
         store = await bench.store()
-        assert await store.load_memory_state(bench.key()) is None
+        must_be(await store.load_memory_state(bench.key()), None, "nothing was ever saved under this key")
 
     @check("store.load")
     async def test_what_one_instance_saves_another_loads_at_once(self, bench: StoreBench) -> None:
@@ -173,7 +175,8 @@ class StoreContract(Contract):
         one, two, key = await bench.store(), await bench.store(), bench.key()
         for number in range(5):
             await (one, two)[number % 2].save_memory_state(key, {"n": number})
-            assert await (two, one)[number % 2].load_memory_state(key) == {"n": number}
+            loaded = await (two, one)[number % 2].load_memory_state(key)
+            must_be(loaded, {"n": number}, "the other instance has saved it")
 
     @check("store.replace")
     async def test_a_save_replaces_the_whole_state_and_never_merges(self, bench: StoreBench) -> None:
@@ -181,9 +184,10 @@ class StoreContract(Contract):
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, {"a": 1, "b": {"c": 2, "d": 3}, "e": [1, 2, 3]})
         await store.save_memory_state(key, {"b": {"c": 4}, "e": [5]})
-        assert await store.load_memory_state(key) == {"b": {"c": 4}, "e": [5]}
+        state = {"b": {"c": 4}, "e": [5]}
+        must_be(await store.load_memory_state(key), state, "it was saved last, and nothing is merged")
         await store.save_memory_state(key, {})
-        assert await store.load_memory_state(key) == {}
+        must_be(await store.load_memory_state(key), {}, "an empty state is a state")
 
     @check("store.json")
     @pytest.mark.parametrize("what", STATES)
@@ -194,7 +198,8 @@ class StoreContract(Contract):
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, copy.deepcopy(STATES[what]))
         # As text, because 1 == 1.0 == True, and NaN is not even equal to itself.
-        assert _text(await store.load_memory_state(key)) == _text(STATES[what])
+        loaded = await store.load_memory_state(key)
+        must_be(_text(loaded), _text(STATES[what]), "this is what was saved")
 
     @check("store.json")
     @pytest.mark.parametrize(
@@ -212,9 +217,10 @@ class StoreContract(Contract):
         try:
             await store.save_memory_state(key, state)
         except (TypeError, ValueError, StmError):
-            assert await store.load_memory_state(key) == {"before": 1}, "a refused state was saved"
+            loaded = await store.load_memory_state(key)
+            must_be(loaded, {"before": 1}, "a refused state is not saved, nor a part of it")
         else:
-            assert await store.load_memory_state(key) == state
+            must_be(await store.load_memory_state(key), state, "it was not refused")
 
     @check("store.copies")
     async def test_changing_a_state_after_saving_or_loading_it_changes_nothing_that_is_stored(
@@ -227,9 +233,10 @@ class StoreContract(Contract):
         mine["turns"][0]["user"] = "changed"
         mine["turns"].append({})
         loaded = await store.load_memory_state(key)
-        assert loaded == {"turns": [{"user": "hi"}]}
+        saved = {"turns": [{"user": "hi"}]}
+        must_be(loaded, saved, "the object was changed only after it was saved")
         loaded["turns"].clear()
-        assert await store.load_memory_state(key) == {"turns": [{"user": "hi"}]}
+        must_be(await store.load_memory_state(key), saved, "only a loaded object was changed")
 
     @check("store.keys")
     async def test_keys_are_any_string_and_never_collide(self, bench: StoreBench) -> None:
@@ -239,7 +246,8 @@ class StoreContract(Contract):
         for number, key in enumerate(keys):
             await store.save_memory_state(key, {"n": number})
         for number, key in enumerate(keys):
-            assert await store.load_memory_state(key) == {"n": number}, f"under {KEYS[number]!r}"
+            loaded = await store.load_memory_state(key)
+            must_be(loaded, {"n": number}, f"a key with {reprlib.repr(KEYS[number])} is no other key")
 
     @check("store.keys")
     async def test_a_key_that_is_too_long_is_refused_and_never_cut(self, bench: StoreBench) -> None:
@@ -255,7 +263,8 @@ class StoreContract(Contract):
                 continue
             saved[key] = state
         for key, state in saved.items():
-            assert await store.load_memory_state(key) == state
+            loaded = await store.load_memory_state(key)
+            must_be(loaded, state, "keys that differ in their last character are two")
 
     @check("store.races")
     async def test_of_saves_at_the_same_time_one_stands_whole(self, bench: StoreBench) -> None:
@@ -265,8 +274,9 @@ class StoreContract(Contract):
         await asyncio.gather(
             *(stores[number % 2].save_memory_state(key, state) for number, state in enumerate(states))
         )
-        assert await stores[0].load_memory_state(key) in states
-        assert await stores[0].load_memory_state(key) == await stores[1].load_memory_state(key)
+        found = await stores[0].load_memory_state(key)
+        assert found in states, "the state must be one of those that were saved, whole"
+        must_be(await stores[1].load_memory_state(key), found, "nobody has saved since")
 
     @check("store.races")
     async def test_a_state_is_never_seen_half_saved(self, bench: StoreBench) -> None:
@@ -285,8 +295,8 @@ class StoreContract(Contract):
         async def look() -> None:
             while writing:
                 seen = await two.load_memory_state(key)
-                assert seen is not None, "the state was gone for a moment"
-                assert seen["a"] == seen["b"]
+                assert seen is not None, "a state must not be gone for a moment"
+                must_be(seen, {"a": seen["a"], "b": seen["a"]}, "no state with two numbers was ever saved")
                 await asyncio.sleep(0)
 
         async with asyncio.TaskGroup() as tasks:
@@ -297,14 +307,14 @@ class StoreContract(Contract):
     async def test_a_conditional_save_stores_only_over_what_was_loaded(self, bench: StoreBench) -> None:
         """The condition is looked at in another round trip than the one that writes."""
         store, key = await bench.conditional(), bench.key()
-        assert await store.load_versioned(key) == (None, None)
-        assert await store.save_if(key, {"n": 1}, expect=None) is True
-        assert await store.save_if(key, {"n": 2}, expect=None) is False
+        must_be(await store.load_versioned(key), (None, None), "nothing was ever saved under this key")
+        must_be(await store.save_if(key, {"n": 1}, expect=None), True, "there is no state")
+        must_be(await store.save_if(key, {"n": 2}, expect=None), False, "there is a state")
         state, version = await store.load_versioned(key)
-        assert state == {"n": 1}
-        assert await store.save_if(key, {"n": 3}, expect=version) is True
-        assert await store.save_if(key, {"n": 4}, expect=version) is False
-        assert await store.load_memory_state(key) == {"n": 3}
+        must_be(state, {"n": 1}, "the second save was refused")
+        must_be(await store.save_if(key, {"n": 3}, expect=version), True, "nobody has saved since the load")
+        must_be(await store.save_if(key, {"n": 4}, expect=version), False, "the version was saved over")
+        must_be(await store.load_memory_state(key), {"n": 3}, "the last save was refused")
 
     @check("store.conditional")
     async def test_a_plain_save_makes_every_version_that_was_loaded_old(self, bench: StoreBench) -> None:
@@ -313,8 +323,10 @@ class StoreContract(Contract):
         await store.save_memory_state(key, {"n": 1})
         _, version = await store.load_versioned(key)
         await store.save_memory_state(key, {"n": 2})
-        assert await store.save_if(key, {"n": 3}, expect=version) is False
-        assert await store.load_memory_state(key) == {"n": 2}
+        must_be(
+            await store.save_if(key, {"n": 3}, expect=version), False, "somebody has saved since the load"
+        )
+        must_be(await store.load_memory_state(key), {"n": 2}, "the last save was refused")
 
     @check("store.conditional")
     async def test_of_conditional_saves_at_the_same_time_exactly_one_wins(self, bench: StoreBench) -> None:
@@ -328,9 +340,9 @@ class StoreContract(Contract):
                     for number in range(6)
                 )
             )
-            assert sum(answers) == 1
+            must_be(sum(answers), 1, "all expected the same version, and one alone can have met it")
             state, version = await stores[0].load_versioned(key)
-            assert state == {"round": round_, "n": answers.index(True)}
+            must_be(state, {"round": round_, "n": answers.index(True)}, "this one was told that it won")
 
     @check("store.outage")
     async def test_an_outage_is_an_error_and_never_no_state(self, bench: StoreBench) -> None:
@@ -340,13 +352,11 @@ class StoreContract(Contract):
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, {"n": 1})
         async with bench.stores.outage():
-            for call in (
-                lambda: store.load_memory_state(key),
-                lambda: store.save_memory_state(key, {"n": 2}),
-            ):
-                with pytest.raises(Exception):  # noqa: B017, PT011 -- any kind, as long as it is one
-                    await call()
-        assert await store.load_memory_state(key) == {"n": 1}
+            with must_raise(Exception, "the state cannot be loaded"):
+                await store.load_memory_state(key)
+            with must_raise(Exception, "the state cannot be saved"):
+                await store.save_memory_state(key, {"n": 2})
+        must_be(await store.load_memory_state(key), {"n": 1}, "the second save was not done")
 
     @check("store.corruption")
     async def test_a_damaged_state_is_an_error_and_never_no_state(self, bench: StoreBench) -> None:
@@ -356,7 +366,7 @@ class StoreContract(Contract):
         store, key = await bench.store(), bench.key()
         await store.save_memory_state(key, {"n": 1})
         await bench.stores.damage(key)
-        with pytest.raises(Exception):  # noqa: B017, PT011 -- any kind, as long as it is one
+        with must_raise(Exception, "the state cannot be read"):
             await store.load_memory_state(key)
 
 

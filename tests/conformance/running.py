@@ -28,6 +28,47 @@ def stm_backend():
 """
 """A backend that stores another entry than it was given, if that is `b"d"`."""
 
+TORN = """
+import asyncio
+from stm_backends.driver import Record
+from stm_backends.plugins import BackendPlugin, hookimpl
+from stm_backends.sqlite.driver import SqliteDriver
+from stm_backends.sqlite.settings import SqliteSettings
+
+class Torn(SqliteDriver):
+    busy = False
+
+    async def alone(self, work):
+        while Torn.busy:
+            await asyncio.sleep(0)
+        Torn.busy = True
+        try:
+            return await work
+        finally:
+            Torn.busy = False
+
+    async def load_twice(self, key):
+        first, second = await super().load(key), await super().load(key)
+        return Record(first.version, first.body, second.tail) if first and second else first
+
+    async def load(self, key):
+        return await self.alone(self.load_twice(key))
+
+    async def append(self, key, entry, **rest):
+        return await self.alone(super().append(key, entry, **rest))
+
+    async def replace(self, key, body, **rest):
+        return await self.alone(super().replace(key, body, **rest))
+
+def open_torn(url, *, create=False):
+    return Torn(SqliteSettings.from_url(url.replace("torn:", "sqlite:")))
+
+@hookimpl
+def stm_backend():
+    return BackendPlugin(name="torn", url_schemes=("torn",), open=open_torn)
+"""
+"""A backend that loads in two reads, which only a lock of its own process keeps together."""
+
 
 def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 200) -> tuple[int, str]:
     """Run Python with arguments; returns the exit status and what was printed."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,20 @@ _NAMED = re.compile(
 )
 
 LONGEST_DRIVER = 150
-"""Lines that are not blank, of everything that an author writes to store records."""
+"""Lines of all that an author writes to store records, without blank lines, comments and docstrings."""
+
+STORING = """
+import asyncio, sys, time
+from stm_backends import Corrupt, Key
+from stm_backends.plugins import open_driver
+from stm_backends_lmdb.driver import END, Environment, place
+
+async def main(url):
+    driver = open_driver(url)
+    await driver.open()
+    (environment,) = Environment.shared.values()
+"""
+"""The beginning of a program that works on the driver and looks past it."""
 
 
 def printed_files() -> dict[str, str]:
@@ -32,6 +47,16 @@ def printed_files() -> dict[str, str]:
     for path, block in _NAMED.findall(PAGE):
         files.setdefault(path, []).append(block)
     return {path: "\n".join(blocks) for path, blocks in files.items()}
+
+
+def code_of(text: str) -> set[int]:
+    """Return the numbers of the lines that are neither blank nor only there for people."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return {number for number, line in lines if not re.match(r"\s*(#|$)", line)} - docstrings
 
 
 def lines_of(text: str) -> list[str]:
@@ -71,7 +96,7 @@ def test_the_page_prints_the_example_to_the_last_line() -> None:
 
 
 def test_the_driver_is_as_short_as_was_promised() -> None:
-    assert len(lines_of(printed_files()["stm_backends_lmdb/driver.py"])) < LONGEST_DRIVER
+    assert len(code_of(printed_files()["stm_backends_lmdb/driver.py"])) < LONGEST_DRIVER
 
 
 def test_by_its_name_it_passes_the_whole_suite_within_a_minute(installed: Path, tmp_path: Path) -> None:
@@ -111,6 +136,79 @@ def test_what_is_built_on_it_passes_too(installed: Path, tmp_path: Path) -> None
         path=installed,
     )
     assert status == 0, printed
+
+
+def on_driver(installed: Path, folder: Path, body: str) -> str:
+    """Run a program on the driver of a folder; returns what it printed."""
+    program = STORING + textwrap.indent(textwrap.dedent(body), "    ") + "\nasyncio.run(main(sys.argv[1]))"
+    status, printed = run("-c", program, f"lmdb:///{folder}/data", cwd=folder, path=installed)
+    assert status == 0, printed
+    return printed
+
+
+def test_what_has_expired_is_removed_by_writers_as_they_pass(installed: Path, tmp_path: Path) -> None:
+    printed = on_driver(
+        installed,
+        tmp_path,
+        """
+        for number in range(40):
+            await driver.append(Key("old", str(number)), b"a", birth="v", ttl=0.001)
+        await driver.append(Key("old", "lasting"), b"a", birth="v", ttl=None)
+        time.sleep(0.01)
+        for number in range(60):
+            await driver.append(Key("new", "one"), b"a", birth="v", ttl=None)
+        with environment.lmdb.begin() as txn:
+            print("records:", txn.stat()["entries"])
+        print("names:", (await driver.scan("old", limit=50)).names)
+        """,
+    )
+    assert "records: 2\n" in printed
+    assert "names: ('lasting',)" in printed
+
+
+def test_a_name_that_cannot_be_read_is_corrupt_and_not_left_out_of_a_listing(
+    installed: Path, tmp_path: Path
+) -> None:
+    printed = on_driver(
+        installed,
+        tmp_path,
+        """
+        await driver.append(Key("s", "damaged"), b"a", birth="v", ttl=None)
+        with environment.lmdb.begin(write=True) as txn:
+            txn.put(place("s", "damaged"), txn.get(place("s", "damaged"))[: END.size + 4])
+        for number in range(9):
+            await driver.append(Key("s", "sound"), b"a", birth="v", ttl=None)
+        for call in (driver.scan("s", limit=5), driver.load(Key("s", "damaged"))):
+            try:
+                print(await call)
+            except Corrupt as error:
+                print("corrupt:", error)
+        print("erased:", await driver.delete(Key("s", "damaged")))
+        print("names:", (await driver.scan("s", limit=5)).names)
+        """,
+    )
+    assert printed.splitlines()[-4:] == [
+        "corrupt: lmdb.scan: the stored bytes are not a record",
+        "corrupt: lmdb.load: the stored bytes are not a record",
+        "erased: True",
+        "names: ('sound',)",
+    ]
+
+
+@pytest.mark.parametrize("url", ["lmdb://tmp/x", "lmdb:///", "lmdb:///x?y=1", "lmdb:///x#y"])
+def test_a_url_of_which_a_part_would_be_ignored_is_refused(installed: Path, tmp_path: Path, url: str) -> None:
+    program = """
+import sys
+from stm_backends import ConfigurationError
+from stm_backends.plugins import open_driver
+try:
+    open_driver(sys.argv[1])
+except ConfigurationError as error:
+    print("refused:", error)
+"""
+    status, printed = run("-c", program, url, cwd=tmp_path, path=installed)
+    assert status == 0, printed
+    assert "refused: an lmdb URL names a folder and nothing else" in printed
 
 
 def test_it_is_installed_as_a_backend_that_is_ready(installed: Path, tmp_path: Path) -> None:

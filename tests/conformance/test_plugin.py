@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.conformance.running import BROKEN, install, pytest_in
+from tests.conformance.running import BROKEN, TORN, install, pytest_in
 
 NAMED = ("--pyargs", "stm_backends.testing")
 
@@ -101,6 +101,19 @@ def test_a_broken_clause_is_named_with_what_was_expected_and_the_history(tmp_pat
     (clause,) = (clause for clause in report["clauses"] if clause["outcome"] == "failed")
     assert clause["id"] == "driver.fold"
     assert report["versions"]["driver"] == "broken 1.5"
+
+
+def test_a_load_that_only_other_processes_can_tear_is_told_from_a_snapshot(tmp_path: Path) -> None:
+    status, printed = pytest_in(
+        tmp_path,
+        *("--stm-backend=torn", f"--stm-url=torn:///{tmp_path}/x.db", "-k", "a_load_is_a_snapshot", *NAMED),
+        path=install(tmp_path, "torn", TORN),
+    )
+    assert status == 1
+    assert "1 failed, 1 passed" in printed
+    assert "broken: A load is a snapshot while another process appends and folds." in printed
+    assert "mixes two moments" in printed or "a later load" in printed
+    assert "driver1.load(" in printed
 
 
 def test_opting_out_prints_the_reason(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """The five operations on an LMDB environment; each is one transaction."""
 
 import asyncio
+import binascii
 import hashlib
 import json
+import struct
 import time
 from base64 import b64decode, b64encode
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 
 import lmdb
@@ -24,10 +27,22 @@ class Environment:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.users = 0
+        self.users, self.swept = 0, b""
         self.lmdb = lmdb.open(str(path), map_size=1024 * MIB)
         # One thread keeps operations in the order in which they were called, cancelled ones included.
         self.thread = ThreadPoolExecutor(1, "stm-lmdb")
+
+    def sweep(self, txn) -> None:
+        """Remove what has expired among the next two records; every write does, so that nothing piles up."""
+        cursor = txn.cursor()
+        cursor.set_range(self.swept)
+        for _ in range(2):
+            # Past the last record there is neither value nor key, and the next write begins anew.
+            (cursor.delete if ended(cursor.value(), time.time()) else cursor.next)()
+        self.swept = cursor.key()
+
+
+END = struct.Struct(">d")  # seconds since 1970; infinity is for ever
 
 
 def place(*parts: str) -> bytes:
@@ -35,28 +50,30 @@ def place(*parts: str) -> bytes:
     return b"".join(hashlib.sha256(part.encode()).digest() for part in parts)
 
 
-def head(data: bytes | None, now: float) -> tuple[str, float | None, str] | None:
-    """Return a stored record's name, end and version; `None` if it is not there or has expired."""
-    name, expires, version = json.loads(data.partition(b"\n")[0]) if data else ("", now, "")
-    return None if expires is not None and expires <= now else (name, expires, version)
+def ended(data: bytes | None, now: float) -> bool:
+    """Return whether there is no record, or one whose time has come."""
+    return data is None or (len(data) >= END.size and END.unpack_from(data)[0] <= now)
 
 
-def find(txn, key: Key, now: float) -> tuple[Record | None, float | None]:
+def head(data: bytes) -> list[str]:
+    """Return a stored record's name and version."""
+    return json.loads(data[END.size :].partition(b"\n")[0])
+
+
+def find(txn, key: Key, now: float) -> tuple[Record | None, float]:
     """Return a record and when it ends, as a transaction sees them."""
     data = txn.get(place(*key))
-    found = head(data, now)
-    if found is None:
-        return None, None
-    body, tail = json.loads(data.partition(b"\n")[2])
-    body = None if body is None else b64decode(body)
-    return Record(found[2], body, tuple(map(b64decode, tail))), found[1]
+    if ended(data, now):
+        return None, inf
+    (_, version), values = map(json.loads, data[END.size :].split(b"\n"))
+    body, *tail = (None if value is None else b64decode(value, validate=True) for value in values)
+    return Record(version, body, tuple(tail)), END.unpack_from(data)[0]
 
 
-def put(txn, key: Key, record: Record, expires: float | None) -> None:
-    body = None if record.body is None else b64encode(record.body).decode()
-    tail = [b64encode(entry).decode() for entry in record.tail]
-    parts = [[key.name, expires, record.version], [body, tail]]
-    txn.put(place(*key), "\n".join(map(json.dumps, parts)).encode())
+def put(txn, key: Key, record: Record, expires: float) -> None:
+    values = [None if value is None else b64encode(value).decode() for value in (record.body, *record.tail)]
+    lines = "\n".join(map(json.dumps, ([key.name, record.version], values)))
+    txn.put(place(*key), END.pack(expires) + lines.encode())
 
 
 class LmdbDriver:
@@ -78,13 +95,12 @@ class LmdbDriver:
 
     async def open(self) -> None:
         if self._environment is None:
-            shared = Environment.shared
             try:
-                if self._path not in shared:
-                    shared[self._path] = Environment(self._path)
+                if self._path not in Environment.shared:
+                    Environment.shared[self._path] = Environment(self._path)
             except (lmdb.Error, OSError) as error:
                 raise Unavailable(str(error), backend=self.name, operation="open") from error
-            self._environment = shared[self._path]
+            self._environment = Environment.shared[self._path]
             self._environment.users += 1
 
     async def close(self) -> None:
@@ -103,11 +119,10 @@ class LmdbDriver:
         require_ttl(ttl)
 
         def work(txn, now):
-            found, _ = find(txn, key, now)
-            found = found or Record(birth, None, ())
+            found = find(txn, key, now)[0] or Record(birth, None, ())
             record = Record(found.version, found.body, (*found.tail, entry))
             self._require_room("append", entry, record)
-            put(txn, key, record, None if ttl is None else now + ttl)
+            put(txn, key, record, inf if ttl is None else now + ttl)
             return len(record.tail)
 
         return await self._run("append", work)
@@ -130,7 +145,7 @@ class LmdbDriver:
             record = Record(version, body, tail)
             self._require_room("replace", body, record)
             if ttl is not KEEP:
-                expires = None if ttl is None else now + ttl
+                expires = inf if ttl is None else now + ttl
             put(txn, key, record, expires)
             return True
 
@@ -138,8 +153,9 @@ class LmdbDriver:
 
     async def delete(self, key: Key, *, expect=ANY) -> bool:
         def work(txn, now):
-            found = head(txn.get(place(*key)), now)
-            return bool(found and expect in (ANY, found[2])) and txn.delete(place(*key))
+            data = txn.get(place(*key))
+            there = not ended(data, now) and (expect is ANY or head(data)[1] == expect)
+            return there and txn.delete(place(*key))
 
         return await self._run("delete", work)
 
@@ -151,9 +167,8 @@ class LmdbDriver:
             for where, data in cursor if cursor.set_range(start) else ():
                 if not where.startswith(start):
                     break
-                found = head(data, now)
-                if found and found[0].encode() > after.encode():
-                    names.append(found[0])
+                if not ended(data, now) and (name := head(data)[0]).encode() > after.encode():
+                    names.append(name)
             names.sort(key=str.encode)
             return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
@@ -166,6 +181,8 @@ class LmdbDriver:
 
         def transact():
             with environment.lmdb.begin(write=write) as txn:
+                if write:
+                    environment.sweep(txn)
                 return work(txn, time.time())
 
         with located(self.name, operation):
@@ -177,7 +194,7 @@ class LmdbDriver:
             except lmdb.Error as error:
                 # LMDB aborts a transaction that fails, so nothing was done.
                 raise Unavailable(str(error)) from error
-            except ValueError as error:
+            except (json.JSONDecodeError, UnicodeDecodeError, binascii.Error) as error:
                 raise Corrupt("the stored bytes are not a record") from error
 
     def _require_room(self, operation: str, value: bytes, record: Record) -> None:

@@ -11,9 +11,10 @@ def open_driver(url: str | None, *, create: bool = False) -> Driver:
     from stm_backends_lmdb.driver import LmdbDriver
 
     del create  # the folder is made when it is not there
-    path = unquote(urlsplit(url or "").path[1:])
-    if not path:
-        raise ConfigurationError("an lmdb URL names a folder: lmdb:///conversations")
+    parts = urlsplit(url or "")
+    path = unquote(parts.path.removeprefix("/"))
+    if not path or parts.netloc or parts.query or parts.fragment:
+        raise ConfigurationError("an lmdb URL names a folder and nothing else: lmdb:///conversations")
     return LmdbDriver(Path(path))
 
 

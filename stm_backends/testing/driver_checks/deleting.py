@@ -7,6 +7,7 @@ from stm_backends.testing.bench import Bench, names_in
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.samples import NAMES
 from stm_backends.testing.driver_checks.steps import append_all
+from stm_backends.testing.expectations import must_be
 
 
 class Deleting(Contract):
@@ -15,12 +16,12 @@ class Deleting(Contract):
     @check("driver.delete")
     async def test_a_delete_removes_body_and_tail_and_says_whether_it_did(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        assert await driver.delete(key) is False
+        must_be(await driver.delete(key), False, "there is nothing to delete yet")
         await append_all(driver, key, b"a", b"b")
         await driver.replace(key, b"body", version="v2", expect="birth", ttl=None)
-        assert await driver.delete(key) is True
-        assert await driver.load(key) is None
-        assert await driver.delete(key) is False
+        must_be(await driver.delete(key), True, "the record was there")
+        must_be(await driver.load(key), None, "the record was deleted")
+        must_be(await driver.delete(key), False, "it was deleted before")
 
     @check("driver.delete")
     async def test_a_record_made_anew_has_nothing_of_the_deleted_one(self, bench: Bench) -> None:
@@ -28,18 +29,19 @@ class Deleting(Contract):
         await append_all(driver, key, b"a", b"b")
         await driver.replace(key, b"body", version="v2", expect="birth", drop=1, ttl=None)
         await driver.delete(key)
-        assert await driver.append(key, b"c", birth="anew", ttl=None) == 1
-        assert await driver.load(key) == Record("anew", None, (b"c",))
+        length = await driver.append(key, b"c", birth="anew", ttl=None)
+        must_be(length, 1, "the tail went with the deleted record")
+        must_be(await driver.load(key), Record("anew", None, (b"c",)), "the record is a new one")
 
     @check("driver.delete")
     async def test_a_delete_with_a_version_removes_only_that_version(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        assert await driver.delete(key, expect="v1") is False
+        must_be(await driver.delete(key, expect="v1"), False, "there is no record of any version")
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
-        assert await driver.delete(key, expect="v2") is False
-        assert await driver.load(key) == Record("v1", b"body", ())
-        assert await driver.delete(key, expect="v1") is True
-        assert await driver.load(key) is None
+        must_be(await driver.delete(key, expect="v2"), False, "the record is of version v1")
+        must_be(await driver.load(key), Record("v1", b"body", ()), "the delete was refused")
+        must_be(await driver.delete(key, expect="v1"), True, "the record is of the version expected")
+        must_be(await driver.load(key), None, "the record was deleted")
 
     @check("driver.delete", slow=True)
     async def test_a_delete_touches_no_other_record(self, bench: Bench) -> None:
@@ -48,6 +50,6 @@ class Deleting(Contract):
             await driver.append(Key(scope, name), name.encode(), birth="birth", ttl=None)
         left = set(NAMES)
         for name in NAMES:
-            assert await driver.delete(Key(scope, name)) is True, f"{name!r} was gone"
+            must_be(await driver.delete(Key(scope, name)), True, f"nobody has deleted {name!r} before")
             left.remove(name)
-            assert set(await names_in(driver, scope)) == left, f"deleting {name!r} removed others"
+            must_be(set(await names_in(driver, scope)), left, f"only {name!r} was deleted since")

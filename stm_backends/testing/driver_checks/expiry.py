@@ -6,6 +6,7 @@ from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record, new_version
 from stm_backends.testing.bench import Bench, names_in
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.steps import expired, loaded
+from stm_backends.testing.expectations import must_be
 
 
 class Expiry(Contract):
@@ -14,51 +15,56 @@ class Expiry(Contract):
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_load(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        assert await driver.load(key) is None
+        must_be(await driver.load(key), None, "the record has expired")
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_append(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        assert await driver.append(key, b"new", birth="anew", ttl=None) == 1
-        assert await driver.load(key) == Record("anew", None, (b"new",))
+        length = await driver.append(key, b"new", birth="anew", ttl=None)
+        must_be(length, 1, "the tail ended with the expired record")
+        must_be(await driver.load(key), Record("anew", None, (b"new",)), "the record is a new one")
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_replace_absent(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        assert await driver.replace(key, b"new", version="anew", expect=ABSENT, ttl=None) is True
-        assert await driver.load(key) == Record("anew", b"new", ())
+        done = await driver.replace(key, b"new", version="anew", expect=ABSENT, ttl=None)
+        must_be(done, True, "an expired record is absent")
+        must_be(await driver.load(key), Record("anew", b"new", ()), "the record is a new one")
 
     @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_replace_any(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        assert await driver.replace(key, b"new", version="old", expect=ANY, ttl=KEEP) is True
-        assert await driver.load(key) == Record("old", b"new", ())
+        done = await driver.replace(key, b"new", version="old", expect=ANY, ttl=KEEP)
+        must_be(done, True, "ANY is never refused")
+        record = Record("old", b"new", ())
+        must_be(await driver.load(key), record, "an expired record has no version, and no end to be kept")
 
     @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_replace_with_its_version(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        assert await driver.replace(key, b"new", version="anew", expect="old", ttl=None) is False
-        assert await driver.replace(key, b"new", version="old", expect="old", ttl=None) is False
-        assert await driver.load(key) is None
+        for version in ("anew", "old"):
+            done = await driver.replace(key, b"new", version=version, expect="old", ttl=None)
+            must_be(done, False, "an expired record has no version")
+        must_be(await driver.load(key), None, "the record has expired, and both writes were refused")
 
     @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_delete(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        assert await driver.delete(key, expect="old") is False
-        assert await driver.delete(key) is False
+        must_be(await driver.delete(key, expect="old"), False, "an expired record has no version")
+        must_be(await driver.delete(key), False, "an expired record is not there to be deleted")
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_scan(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         await driver.append(Key(key.scope, "young"), b"a", birth="birth", ttl=None)
-        assert await names_in(driver, key.scope) == ["young"]
+        must_be(await names_in(driver, key.scope), ["young"], "the other record has expired")
 
     @check("driver.expiry")
     async def test_a_record_lives_until_its_time_has_come(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", birth="birth", ttl=bench.tick * 4)
         await bench.pass_time(bench.tick)
-        assert (await loaded(driver, key)).tail == (b"a",)
+        must_be((await loaded(driver, key)).tail, (b"a",), "a quarter of its time has passed")
 
     @check("driver.expiry")
     async def test_a_new_record_is_not_mistaken_for_the_expired_one(self, bench: Bench) -> None:
@@ -68,9 +74,9 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         await driver.append(key, b"new", birth=new_version(), ttl=None)
         late = await driver.replace(key, b"old", version=new_version(), expect=read.version, drop=1, ttl=None)
-        assert late is False, "a writer that slept through the expiry took the new record for the old one"
+        must_be(late, False, "the writer slept through the expiry, and the record is a new one")
         record = await loaded(driver, key)
-        assert (record.body, record.tail) == (None, (b"new",))
+        must_be((record.body, record.tail), (None, (b"new",)), "the late write was refused")
 
     @check("driver.lifetime", slow=True)
     async def test_an_append_sets_the_time_to_live_anew(self, bench: Bench) -> None:
@@ -78,10 +84,10 @@ class Expiry(Contract):
         await driver.append(key, b"a", birth="birth", ttl=bench.tick)
         await driver.append(key, b"b", birth="birth", ttl=bench.tick * 6)
         await bench.pass_time(bench.tick * 1.1)
-        assert (await loaded(driver, key)).tail == (b"a", b"b")
+        must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the second append gave it a longer life")
         await driver.append(key, b"c", birth="birth", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(key) is None
+        must_be(await driver.load(key), None, "the third append gave it a shorter life")
 
     @check("driver.lifetime", slow=True)
     async def test_an_append_without_a_time_to_live_makes_the_record_last(self, bench: Bench) -> None:
@@ -89,7 +95,7 @@ class Expiry(Contract):
         await driver.append(key, b"a", birth="birth", ttl=bench.tick)
         await driver.append(key, b"b", birth="birth", ttl=None)
         await bench.pass_time(bench.tick * 1.1)
-        assert (await loaded(driver, key)).tail == (b"a", b"b")
+        must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the last append said ttl=None: for ever")
 
     @check("driver.lifetime", slow=True)
     async def test_a_replace_sets_the_time_to_live_anew(self, bench: Bench) -> None:
@@ -97,46 +103,55 @@ class Expiry(Contract):
         await driver.append(key, b"a", birth="birth", ttl=None)
         await driver.replace(key, b"body", version="v2", expect="birth", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(key) is None
+        must_be(await driver.load(key), None, "the replace gave it a life that has passed")
         await driver.replace(key, b"body", version="v3", expect=ABSENT, ttl=bench.tick)
         await driver.replace(key, b"body", version="v4", expect="v3", ttl=None)
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(key) == Record("v4", b"body", ())
+        must_be(await driver.load(key), Record("v4", b"body", ()), "the last replace said ttl=None: for ever")
 
     @check("driver.lifetime")
     async def test_keep_never_lengthens_and_never_ends_a_life(self, bench: Bench) -> None:
         driver, mortal, lasting = await bench.driver(), bench.key(), bench.key()
         await driver.append(mortal, b"a", birth="birth", ttl=bench.tick)
         await driver.append(lasting, b"a", birth="birth", ttl=None)
+        folded = Record("v2", b"a", ())
         for key in (mortal, lasting):
-            assert await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP) is True
-            assert await driver.load(key) == Record("v2", b"a", ())
+            done = await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
+            must_be(done, True, "the record is of the version expected")
+            must_be(await driver.load(key), folded, "its only entry was folded")
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(mortal) is None
-        assert await driver.load(lasting) == Record("v2", b"a", ())
+        must_be(await driver.load(mortal), None, "KEEP leaves the end of its life where it was")
+        must_be(await driver.load(lasting), folded, "KEEP gives no end to a record without one")
 
     @check("driver.lifetime", slow=True)
     async def test_keep_on_a_record_that_was_not_there_is_for_ever(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        assert await driver.replace(key, b"body", version="v1", expect=ABSENT, ttl=KEEP) is True
+        done = await driver.replace(key, b"body", version="v1", expect=ABSENT, ttl=KEEP)
+        must_be(done, True, "there is no record")
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(key) == Record("v1", b"body", ())
+        must_be(await driver.load(key), Record("v1", b"body", ()), "there was no end to be kept")
 
     @check("driver.lifetime", slow=True)
     async def test_a_refused_write_does_not_change_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", birth="birth", ttl=bench.tick)
-        assert await driver.replace(key, b"x", version="v2", expect="other", ttl=None) is False
-        assert await driver.replace(key, b"x", version="v2", expect=ABSENT, ttl=None) is False
-        assert await driver.replace(key, b"x", version="v2", expect="birth", drop=2, ttl=None) is False
+        done = await driver.replace(key, b"x", version="v2", expect="other", ttl=None)
+        must_be(done, False, "the record is of another version")
+        done = await driver.replace(key, b"x", version="v2", expect=ABSENT, ttl=None)
+        must_be(done, False, "there is a record")
+        done = await driver.replace(key, b"x", version="v2", expect="birth", drop=2, ttl=None)
+        must_be(done, False, "the tail has one entry, and two were to be dropped")
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(key) is None
+        must_be(await driver.load(key), None, "refused writes do not lengthen a life")
 
     @check("driver.expiry")
     async def test_a_lease_whose_holder_died_can_be_taken_when_its_time_has_come(self, bench: Bench) -> None:
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
-        assert await one.replace(key, b"one", version="v1", expect=ABSENT, ttl=bench.tick) is True
-        assert await two.replace(key, b"two", version="v2", expect=ABSENT, ttl=bench.tick) is False
+        taken = await one.replace(key, b"one", version="v1", expect=ABSENT, ttl=bench.tick)
+        must_be(taken, True, "nobody holds the lease")
+        taken = await two.replace(key, b"two", version="v2", expect=ABSENT, ttl=bench.tick)
+        must_be(taken, False, "another instance holds the lease")
         await one.close()
         await bench.pass_time(bench.tick * 1.1)
-        assert await two.replace(key, b"two", version="v3", expect=ABSENT, ttl=bench.tick * 4) is True
+        taken = await two.replace(key, b"two", version="v3", expect=ABSENT, ttl=bench.tick * 4)
+        must_be(taken, True, "the lease has expired")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
-import pytest
-
-from stm_backends.driver import ANY, KEEP, Key
+from stm_backends.driver import ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.bench import OPERATIONS, Bench
 from stm_backends.testing.contract import Contract, check, not_asked
-from stm_backends.testing.driver_checks.steps import append_all, loaded
+from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
+from stm_backends.testing.expectations import must_be, must_end, must_raise
 
 SLACK_S = 5.0
 """What a busy machine may add to a driver's deadline."""
@@ -36,12 +34,10 @@ class Faults(Contract):
         ]
         async with bench.datastore.outage():
             for call, operation in zip(calls, OPERATIONS, strict=True):
-                with pytest.raises(StorageError) as caught:
-                    async with asyncio.timeout(driver.traits.deadline + SLACK_S):
+                with must_raise((Unavailable, OutcomeUnknown), f"no {operation} is possible") as caught:
+                    async with must_end(driver.traits.deadline + SLACK_S, "the driver has a deadline"):
                         await call()
-                assert isinstance(caught.value, Unavailable | OutcomeUnknown)
-                assert (caught.value.backend, caught.value.operation) == (driver.name, operation)
-                assert key.scope not in str(caught.value), "an error names a conversation"
+                assert_located(caught.value, driver, operation, key)
 
     @check("driver.outage")
     async def test_after_an_outage_the_same_driver_works_and_nothing_is_lost(self, bench: Bench) -> None:
@@ -51,10 +47,11 @@ class Faults(Contract):
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a")
         async with bench.datastore.outage():
-            with pytest.raises(StorageError):
+            with must_raise(StorageError, "the datastore cannot be reached"):
                 await driver.load(key)
-        assert (await loaded(driver, key)).tail == (b"a",)
-        assert await driver.append(key, b"b", birth="birth", ttl=None) == 2
+        must_be((await loaded(driver, key)).tail, (b"a",), "the outage is over, and took nothing away")
+        length = await driver.append(key, b"b", birth="birth", ttl=None)
+        must_be(length, 2, "the outage is over, and took nothing away")
 
     @check("driver.corruption")
     async def test_a_damaged_record_is_corrupt_and_reading_it_changes_nothing(self, bench: Bench) -> None:
@@ -67,11 +64,11 @@ class Faults(Contract):
             await driver.replace(each, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
         await bench.datastore.damage(key)
         for _ in range(2):
-            with pytest.raises(Corrupt) as caught:
+            with must_raise(Corrupt, "the record's bytes were damaged, and a load leaves them so") as caught:
                 await driver.load(key)
-            assert (caught.value.backend, caught.value.operation) == (driver.name, "load")
-        assert (await loaded(driver, sound)).tail == (b"b", b"c")
-        assert await driver.delete(key) is True, "what cannot be read can still be erased"
+            assert_located(caught.value, driver, "load", key)
+        must_be((await loaded(driver, sound)).tail, (b"b", b"c"), "another record was damaged, and not this")
+        must_be(await driver.delete(key), True, "what cannot be read can still be erased")
 
     @check("driver.load")
     async def test_what_was_acknowledged_is_in_the_datastore_and_not_in_the_driver(
@@ -82,11 +79,15 @@ class Faults(Contract):
             not_asked("needs `Datastore.peek`")
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        assert await bench.datastore.peek(key) == await loaded(driver, key)
+        stored = Record("birth", None, (b"a", b"b"))
+        must_be(await bench.datastore.peek(key), stored, "the appends were acknowledged")
+        must_be(await driver.load(key), stored, "the appends were acknowledged")
         await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
-        assert await bench.datastore.peek(key) == await loaded(driver, key)
+        stored = Record("v2", b"a", (b"b",))
+        must_be(await bench.datastore.peek(key), stored, "the fold was acknowledged")
+        must_be(await driver.load(key), stored, "the fold was acknowledged")
         await driver.delete(key)
-        assert await bench.datastore.peek(key) is None
+        must_be(await bench.datastore.peek(key), None, "the delete was acknowledged")
 
     @check("driver.client")
     async def test_a_client_that_was_handed_in_stays_open(self, bench: Bench) -> None:
@@ -98,8 +99,8 @@ class Faults(Contract):
             driver, key = bench.adopt(handed_in.driver), bench.key()
             await append_all(driver, key, b"a")
             await driver.close()
-            assert await handed_in.is_open(), "closing the driver closed the caller's client"
-            with pytest.raises(Unavailable):
+            must_be(await handed_in.is_open(), True, "only the driver was closed, not its client")
+            with must_raise(Unavailable, "the driver is closed, whatever its client is"):
                 await driver.load(key)
         finally:
             await handed_in.close()
@@ -126,4 +127,4 @@ class Faults(Contract):
             before = count()
             await operation()
             trips[name] = count() - before
-        assert trips == dict.fromkeys(operations, 1)
+        must_be(trips, dict.fromkeys(operations, 1), "an operation is one request")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import pytest
-
 from stm_backends.driver import ANY, KEEP, Record, new_version
-from stm_backends.errors import StmError, Unavailable
-from stm_backends.testing.bench import Bench
+from stm_backends.errors import StorageError, Unavailable
+from stm_backends.testing.bench import OPERATIONS, Bench
 from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.driver_checks.steps import append_all, cancelled_after, loaded
+from stm_backends.testing.driver_checks.steps import append_all, assert_located, cancelled_after, loaded
+from stm_backends.testing.expectations import must_be, must_raise
 
 
 class Interruptions(Contract):
@@ -27,9 +26,9 @@ class Interruptions(Contract):
                 acknowledged.append(entry)
         await driver.append(key, b"end", birth="birth", ttl=None)
         tail = (await loaded(driver, key)).tail
-        assert len(tail) == len(set(tail))
-        assert list(tail) == [*sorted(tail[:-1], key=int), b"end"]
-        assert set(acknowledged) <= set(tail)
+        assert len(tail) == len(set(tail)), "an append that was cancelled must not be done twice"
+        must_be(list(tail), [*sorted(tail[:-1], key=int), b"end"], "they were appended in this order")
+        assert set(acknowledged) <= set(tail), "an append that was acknowledged must be there"
 
     @check("driver.cancellation")
     async def test_a_cancelled_fold_is_wholly_there_or_not_at_all(self, bench: Bench) -> None:
@@ -41,7 +40,10 @@ class Interruptions(Contract):
             await driver.append(key, b"c", birth="birth", ttl=None)
             after = Record("v2", b"a", (b"b", b"c"))
             before = Record("birth", None, (b"a", b"b", b"c"))
-            assert await driver.load(key) in ((after,) if done else (before, after)), f"{steps} steps in"
+            found = await driver.load(key)
+            if done:
+                must_be(found, after, "the fold was acknowledged before it could be cancelled")
+            assert found in (before, after), f"a fold cancelled {steps} steps in must be done or not be done"
             await driver.delete(key)
 
     @check("driver.cancellation")
@@ -52,7 +54,8 @@ class Interruptions(Contract):
             await cancelled_after(steps, driver.load(key))
             await cancelled_after(steps, driver.scan(key.scope, limit=1))
             await cancelled_after(steps, driver.delete(key, expect="other"))
-            assert await driver.load(key) == Record("birth", None, (b"a",))
+            record = Record("birth", None, (b"a",))
+            must_be(await driver.load(key), record, "cancelled reads change nothing, and break nothing")
 
     @check("driver.outage")
     async def test_a_closed_driver_raises_and_never_answers(self, bench: Bench) -> None:
@@ -66,20 +69,19 @@ class Interruptions(Contract):
             lambda: driver.delete(key),
             lambda: driver.scan(key.scope, limit=1),
         ]
-        for call, operation in zip(calls, ("load", "append", "replace", "delete", "scan"), strict=True):
-            with pytest.raises(Unavailable) as caught:
+        for call, operation in zip(calls, OPERATIONS, strict=True):
+            with must_raise(Unavailable, f"a closed driver can do no {operation}") as caught:
                 await call()
-            assert (caught.value.backend, caught.value.operation) == (driver.name, operation)
-            assert key.scope not in str(caught.value), "an error names a conversation"
+            assert_located(caught.value, driver, operation, key)
         other = await bench.driver()
-        assert await other.load(key) == Record("birth", None, (b"a",))
+        must_be(await other.load(key), Record("birth", None, (b"a",)), "a closed driver does nothing")
 
     @check("driver.lifecycle")
     async def test_opening_and_closing_twice_is_harmless(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", birth="birth", ttl=None)
         await driver.open()
-        assert (await loaded(driver, key)).tail == (b"a",)
+        must_be((await loaded(driver, key)).tail, (b"a",), "opening a driver that is open changes nothing")
         await driver.close()
         await driver.close()
 
@@ -88,7 +90,7 @@ class Interruptions(Contract):
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         await one.append(key, b"a", birth="birth", ttl=None)
         await one.close()
-        assert (await loaded(two, key)).tail == (b"a",)
+        must_be((await loaded(two, key)).tail, (b"a",), "only the other instance was closed")
 
     @check("driver.lifecycle")
     async def test_closing_while_operations_run_ends_each_of_them_one_way_or_the_other(
@@ -102,21 +104,22 @@ class Interruptions(Contract):
         await asyncio.sleep(0)
         await driver.close()
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
-        assert all(isinstance(outcome, (int, StmError)) for outcome in outcomes)
+        others = [outcome for outcome in outcomes if not isinstance(outcome, (int, StorageError))]
+        must_be(others, [], "an append that meets a close is done, or raises a `StorageError`")
         done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, int)}
         not_done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, Unavailable)}
         record = await other.load(key)
         there = set(record.tail if record else ())
-        assert done <= there
-        assert not not_done & there, "Unavailable says that nothing was done"
+        must_be(done - there, set[bytes](), "an append that was acknowledged is there")
+        must_be(not_done & there, set[bytes](), "Unavailable says that nothing was done")
 
     @check("driver.traits")
     async def test_the_traits_are_facts_that_make_sense(self, bench: Bench) -> None:
         driver = await bench.driver()
         traits = driver.traits
-        assert driver.name
-        assert traits.durability
-        assert 0 < traits.max_entry <= traits.max_record
-        assert traits.max_drop > 0
-        assert traits.min_ttl > 0
-        assert traits.deadline > 0
+        assert driver.name, "`name` is what errors and reports call the backend"
+        assert traits.durability, "`durability` is a sentence that says what survives"
+        assert 0 < traits.max_entry <= traits.max_record, "`max_entry` is positive and fits in `max_record`"
+        assert traits.max_drop > 0, "`max_drop` is positive, or nothing could be folded"
+        assert traits.min_ttl > 0, "`min_ttl` is a positive number of seconds"
+        assert traits.deadline > 0, "`deadline` is a positive number of seconds"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
+
 from stm_backends.driver import ABSENT, ANY, Key, Record
 from stm_backends.testing.bench import Bench, names_in
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.samples import NAMES, SHIFTED, VALUES
 from stm_backends.testing.driver_checks.steps import append_all, loaded
+from stm_backends.testing.expectations import must_be
 
 
 class Keys(Contract):
@@ -17,9 +20,12 @@ class Keys(Contract):
         driver, scope = await bench.driver(), bench.scope()
         for number, name in enumerate(NAMES):
             length = await driver.append(Key(scope, name), b"%d" % number, birth=f"v{number}", ttl=None)
-            assert length == 1, f"{name!r} collides with another name"
+            must_be(length, 1, f"the name {reprlib.repr(name)} is no other name")
         for number, name in enumerate(NAMES):
-            assert await driver.load(Key(scope, name)) == Record(f"v{number}", None, (b"%d" % number,)), name
+            record = Record(f"v{number}", None, (b"%d" % number,))
+            must_be(
+                await driver.load(Key(scope, name)), record, f"the name {reprlib.repr(name)} is no other name"
+            )
 
     @check("driver.keys")
     async def test_scopes_never_collide_and_never_act_as_patterns(self, bench: Bench) -> None:
@@ -28,10 +34,11 @@ class Keys(Contract):
         for scope in scopes:
             bench.clean(scope)
             length = await driver.append(Key(scope, "same"), scope.encode(), birth="birth", ttl=None)
-            assert length == 1, f"{scope!r} collides with another scope"
+            must_be(length, 1, f"a scope that ends with {scope[len(root) :]!r} is no other scope")
         for scope in scopes:
-            assert (await loaded(driver, Key(scope, "same"))).tail == (scope.encode(),)
-            assert await names_in(driver, scope) == ["same"]
+            why = f"a scope that ends with {scope[len(root) :]!r} is no other scope"
+            must_be((await loaded(driver, Key(scope, "same"))).tail, (scope.encode(),), why)
+            must_be(await names_in(driver, scope), ["same"], why)
 
     @check("driver.keys")
     async def test_scope_and_name_are_joined_injectively(self, bench: Bench) -> None:
@@ -42,27 +49,29 @@ class Keys(Contract):
                 bench.clean(key.scope)
             for key in keys:
                 length = await driver.append(key, repr(key).encode(), birth="birth", ttl=None)
-                assert length == 1, f"{left} and {right} collide"
+                must_be(length, 1, f"{left} and {right} are two keys")
             for key in keys:
-                assert (await loaded(driver, key)).tail == (repr(key).encode(),)
-                assert key.name in await names_in(driver, key.scope)
+                must_be((await loaded(driver, key)).tail, (repr(key).encode(),), "the keys are two")
+                must_be(await names_in(driver, key.scope), [key.name], "the scope has this name and no other")
                 await driver.delete(key)
 
     @check("driver.bytes")
     async def test_what_went_in_comes_out_byte_for_byte(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, *VALUES)
-        assert (await loaded(driver, key)).tail == VALUES
+        must_be((await loaded(driver, key)).tail, VALUES, "an entry comes out as it went in")
         for number, value in enumerate(VALUES):
-            assert await driver.replace(key, value, version=f"v{number}", expect=ANY, ttl=None)
-            assert await driver.load(key) == Record(f"v{number}", value, ())
+            done = await driver.replace(key, value, version=f"v{number}", expect=ANY, ttl=None)
+            must_be(done, True, "ANY is never refused")
+            must_be(await driver.load(key), Record(f"v{number}", value, ()), "a body comes out as it went in")
 
     @check("driver.bytes")
     async def test_an_empty_body_is_a_body_and_an_empty_entry_an_entry(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"", version="v1", expect=ABSENT, ttl=None)
-        assert await driver.load(key) == Record("v1", b"", ())
-        assert await driver.append(key, b"", birth="birth", ttl=None) == 1
-        assert await driver.load(key) == Record("v1", b"", (b"",))
-        assert await driver.replace(key, b"", version="v2", expect="v1", drop=1, ttl=None) is True
-        assert await driver.load(key) == Record("v2", b"", ())
+        must_be(await driver.load(key), Record("v1", b"", ()), "an empty body is not the same as none")
+        must_be(await driver.append(key, b"", birth="birth", ttl=None), 1, "an empty entry counts")
+        must_be(await driver.load(key), Record("v1", b"", (b"",)), "an empty entry is an entry")
+        done = await driver.replace(key, b"", version="v2", expect="v1", drop=1, ttl=None)
+        must_be(done, True, "the record is of the version expected, and has one entry")
+        must_be(await driver.load(key), Record("v2", b"", ()), "the empty entry was folded")

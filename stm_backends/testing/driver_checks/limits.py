@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import pytest
-
 from stm_backends.driver import ABSENT, ANY, Record
 from stm_backends.errors import TooLarge
 from stm_backends.testing.bench import Bench
 from stm_backends.testing.contract import Contract, check, not_asked
 from stm_backends.testing.driver_checks.steps import append_all, loaded, noise
+from stm_backends.testing.expectations import must_be, must_raise
 
 LARGEST_RECORD = 256 * 1024 * 1024
 """What a check fills a record with at most, in bytes."""
@@ -23,24 +22,26 @@ class Limits(Contract):
     async def test_the_largest_entry_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         largest = noise(driver.traits.max_entry)
-        assert await driver.append(key, largest, birth="birth", ttl=None) == 1
-        with pytest.raises(TooLarge) as caught:
+        length = await driver.append(key, largest, birth="birth", ttl=None)
+        must_be(length, 1, "an entry of `max_entry` bytes fits")
+        with must_raise(TooLarge, "the entry is one byte longer than `max_entry`") as caught:
             await driver.append(key, largest + b"x", birth="birth", ttl=None)
-        assert caught.value.what == "entry"
+        must_be(caught.value.what, "entry", "the entry alone is past its limit")
         record = await loaded(driver, key)
-        assert record.tail == (largest,), "a refused entry was written, or cut"
+        must_be(record.tail, (largest,), "a refused entry is not written, nor a part of it")
 
     @check("driver.limits", slow=True)
     async def test_the_largest_body_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         largest = noise(driver.traits.max_entry)
         await driver.append(key, b"a", birth="birth", ttl=None)
-        with pytest.raises(TooLarge) as caught:
+        with must_raise(TooLarge, "the body is one byte longer than `max_entry`") as caught:
             await driver.replace(key, largest + b"x", version="v2", expect="birth", drop=1, ttl=None)
-        assert caught.value.what == "entry"
-        assert await driver.load(key) == Record("birth", None, (b"a",))
-        assert await driver.replace(key, largest, version="v2", expect="birth", drop=1, ttl=None) is True
-        assert await driver.load(key) == Record("v2", largest, ())
+        must_be(caught.value.what, "entry", "the body alone is past its limit")
+        must_be(await driver.load(key), Record("birth", None, (b"a",)), "a refused write changes nothing")
+        done = await driver.replace(key, largest, version="v2", expect="birth", drop=1, ttl=None)
+        must_be(done, True, "a body of `max_entry` bytes fits")
+        must_be(await driver.load(key), Record("v2", largest, ()), "a body of `max_entry` bytes fits")
 
     @check("driver.limits", slow=True)
     async def test_a_full_record_refuses_what_it_cannot_hold_and_a_fold_makes_room(
@@ -52,31 +53,35 @@ class Limits(Contract):
         entry = noise(driver.traits.max_entry)
         count = driver.traits.max_record // len(entry)
         await append_all(driver, key, *[entry] * count)
-        with pytest.raises(TooLarge) as caught:
+        with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
             await driver.append(key, entry, birth="birth", ttl=None)
-        assert caught.value.what == "record"
-        assert (await loaded(driver, key)).tail == (entry,) * count
-        with pytest.raises(TooLarge) as caught:
+        must_be(caught.value.what, "record", "the entry would fit in a smaller record")
+        must_be((await loaded(driver, key)).tail, (entry,) * count, "a refused append changes nothing")
+        with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
             await driver.replace(key, entry, version="v2", expect="birth", ttl=None)
-        assert caught.value.what == "record"
-        assert (await loaded(driver, key)).version == "birth"
-        assert await driver.replace(key, b"body", version="v2", expect="birth", drop=count, ttl=None) is True
-        assert await driver.append(key, entry[:-4], birth="birth", ttl=None) == 1
+        must_be(caught.value.what, "record", "the body would fit in a smaller record")
+        must_be((await loaded(driver, key)).version, "birth", "a refused replace changes nothing")
+        done = await driver.replace(key, b"body", version="v2", expect="birth", drop=count, ttl=None)
+        must_be(done, True, "a fold of the whole tail makes room")
+        length = await driver.append(key, entry[:-4], birth="birth", ttl=None)
+        must_be(length, 1, "the fold has made room")
 
     @check("driver.arguments")
     async def test_nonsense_arguments_are_a_value_error_and_write_nothing(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: driver.append(key, b"a", birth="birth", ttl=0),
-            lambda: driver.append(key, b"a", birth="birth", ttl=-1.0),
-            lambda: driver.append(key, b"a", birth="birth", ttl=float("nan")),
-            lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=0),
-            lambda: driver.replace(key, b"a", version="v", expect=ANY, drop=1, ttl=None),
-            lambda: driver.replace(key, b"a", version="v", expect=ABSENT, drop=1, ttl=None),
-            lambda: driver.replace(key, b"a", version="v", expect="u", drop=-1, ttl=None),
-            lambda: driver.scan(key.scope, limit=0),
-        ]
-        for call in calls:
-            with pytest.raises(ValueError, match=r".+"):
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "a life of 0 s": lambda: driver.append(key, b"a", birth="birth", ttl=0),
+            "a life of -1 s": lambda: driver.append(key, b"a", birth="birth", ttl=-1.0),
+            "a life of NaN s": lambda: driver.append(key, b"a", birth="birth", ttl=float("nan")),
+            "a body's life of 0 s": lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=0),
+            "a drop with ANY": lambda: driver.replace(key, b"a", version="v", expect=ANY, drop=1, ttl=None),
+            "a drop with ABSENT": lambda: driver.replace(
+                key, b"a", version="v", expect=ABSENT, drop=1, ttl=None
+            ),
+            "a drop of -1": lambda: driver.replace(key, b"a", version="v", expect="u", drop=-1, ttl=None),
+            "a page of 0 names": lambda: driver.scan(key.scope, limit=0),
+        }
+        for what, call in calls.items():
+            with must_raise(ValueError, f"{what} makes no sense"):
                 await call()
-        assert await driver.load(key) is None
+        must_be(await driver.load(key), None, "what makes no sense writes nothing")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from stm_backends.driver import ABSENT, Driver, Key
+from stm_backends.driver import ABSENT
 from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import Contract, check, not_asked
-from stm_backends.testing.driver_checks.steps import assert_complete_and_in_order
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.driver_checks.steps import assert_complete_and_in_order, shared
+from stm_backends.testing.expectations import must_be
 from stm_backends.testing.processes import Task, Worker, ledger
 
 
@@ -17,7 +18,7 @@ class Processes(Contract):
     @check("driver.processes", slow=True)
     async def test_what_four_processes_append_and_fold_is_all_there_in_order(self, bench: Bench) -> None:
         """A lock of one process, or a cache in it, stands in for the datastore's atomicity."""
-        driver, key = await _shared(bench)
+        driver, key = await shared(bench)
         workers = [
             await Worker.start(
                 Task(open=bench.datastore.open, key=key, label=f"w{n}", count=60, fold_every=8 * (n % 2))
@@ -25,7 +26,8 @@ class Processes(Contract):
             for n in range(4)
         ]
         await asyncio.gather(*(worker.finish() for worker in workers))
-        assert [len(worker.acknowledged) for worker in workers] == [60] * 4
+        counts = [len(worker.acknowledged) for worker in workers]
+        must_be(counts, [60] * 4, "each process was to append 60 entries")
         assert_complete_and_in_order(await ledger(driver, key), {f"w{n}": 60 for n in range(4)})
 
     @check("driver.processes")
@@ -33,7 +35,7 @@ class Processes(Contract):
         self, bench: Bench
     ) -> None:
         """A write is acknowledged before it is stored, or a fold is stored in two steps."""
-        driver, key = await _shared(bench)
+        driver, key = await shared(bench)
         victims = [
             await Worker.start(
                 Task(open=bench.datastore.open, key=key, label=f"w{n}", count=1_000_000, fold_every=5 * n)
@@ -43,23 +45,25 @@ class Processes(Contract):
         await asyncio.gather(*(victim.read(until=25) for victim in victims))
         await asyncio.gather(*(victim.kill() for victim in victims))
         # A write comes first, because what a victim had sent may still be done after its death.
-        assert await driver.append(key, b"after", birth="birth", ttl=None) >= 1
+        await driver.append(key, b"after", birth="birth", ttl=None)
         entries = await ledger(driver, key)
-        assert len(entries) == len(set(entries)), "an entry is in the body and in the tail"
-        assert "after" in entries
+        assert len(entries) == len(set(entries)), "an entry must not be in the body and in the tail"
+        assert "after" in entries, "what was appended after the processes' death must be there"
         for n, victim in enumerate(victims):
             label = f"w{n}"
             there = [entry for entry in entries if entry.startswith(f"{label}:")]
-            assert there == [f"{label}:{number}" for number in range(len(there))]
+            without_a_gap = [f"{label}:{number}" for number in range(len(there))]
+            must_be(there, without_a_gap, "the process appended one entry after the other")
             # One more may have been done whose acknowledgement the process did not live to report.
-            assert len(there) - len(victim.acknowledged) in (0, 1)
+            unreported = len(there) - len(victim.acknowledged)
+            assert unreported in (0, 1), "what was acknowledged must be there, and at most one more"
 
     @check("driver.processes", slow=True)
     async def test_a_lease_whose_process_was_killed_is_free_when_its_time_has_come_and_not_before(
         self, bench: Bench
     ) -> None:
         """A lease is bound to a connection, or its end is judged by its holder's clock."""
-        driver, key = await _shared(bench)
+        driver, key = await shared(bench)
         # Long enough to be killed within, and to look at what is left.
         ttl = max(bench.tick, 3.0)
         holder = await Worker.start(
@@ -67,14 +71,9 @@ class Processes(Contract):
         )
         await holder.read(until=1)
         await holder.kill()
-        assert holder.acknowledged == ["lease"]
-        assert await driver.replace(key, b"", version="early", expect=ABSENT, ttl=ttl) is False
+        must_be(holder.acknowledged, ["lease"], "the process takes the lease, and then lives on")
+        taken = await driver.replace(key, b"", version="early", expect=ABSENT, ttl=ttl)
+        must_be(taken, False, "a lease outlives its holder until its time has come")
         await bench.pass_time(ttl * 1.1)
-        assert await driver.replace(key, b"", version="late", expect=ABSENT, ttl=ttl) is True
-
-
-async def _shared(bench: Bench) -> tuple[Driver, Key]:
-    driver = await bench.driver()
-    if driver.traits.reach == "process":
-        not_asked("this driver's reach ends with the process, as its traits say")
-    return driver, bench.key()
+        taken = await driver.replace(key, b"", version="late", expect=ABSENT, ttl=ttl)
+        must_be(taken, True, "the lease has expired")

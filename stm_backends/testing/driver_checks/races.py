@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from stm_backends.driver import ABSENT, Driver, new_version
+from stm_backends.driver import ABSENT, Driver, Record, new_version
 from stm_backends.testing.bench import Bench
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.steps import (
@@ -14,6 +14,7 @@ from stm_backends.testing.driver_checks.steps import (
     loaded,
     take_steps,
 )
+from stm_backends.testing.expectations import must_be
 from stm_backends.testing.processes import fold, ledger
 
 
@@ -33,7 +34,7 @@ class Races(Contract):
         await asyncio.gather(*(write(label) for label in range(8)))
         tail = [entry.decode() for entry in (await loaded(drivers[0], key)).tail]
         assert_complete_and_in_order(tail, {str(label): 10 for label in range(8)})
-        assert sorted(lengths) == list(range(1, 81)), "two appends were told the same length"
+        must_be(sorted(lengths), list(range(1, 81)), "each of 80 appends made the tail longer by one")
 
     @check("driver.races")
     async def test_folds_never_lose_an_append_and_loads_never_see_half_a_fold(self, bench: Bench) -> None:
@@ -60,8 +61,8 @@ class Races(Contract):
                     return
                 expected = set(acknowledged)
                 entries = await ledger(driver, key)
-                assert len(entries) == len(set(entries)), "an entry is in the body and in the tail"
-                assert expected <= set(entries), "an entry is neither in the body nor in the tail"
+                assert len(entries) == len(set(entries)), "an entry must not be in the body and in the tail"
+                assert expected <= set(entries), "an entry that was acknowledged must be in body or tail"
                 await take_steps(1 + turn % 5)
 
         async with asyncio.TaskGroup() as tasks:
@@ -91,11 +92,10 @@ class Races(Contract):
                     for number in range(8)
                 )
             )
-            assert sum(answers) == 1
+            must_be(sum(answers), 1, "all writers expected the same version, and one alone can have met it")
             winner = answers.index(True)
-            record = await loaded(drivers[1], key)
-            assert (record.version, record.body) == (f"{round_}-{winner}", b"%d" % winner)
-            assert record.tail == (b"b",)
+            record = Record(f"{round_}-{winner}", b"%d" % winner, (b"b",))
+            must_be(await drivers[1].load(key), record, "this writer was told that it won")
             await drivers[0].delete(key)
 
     @check("driver.races")
@@ -107,8 +107,9 @@ class Races(Contract):
                 for number in range(10)
             )
         )
-        assert sum(answers) == 1
-        assert (await loaded(drivers[0], key)).version == f"v{answers.index(True)}"
+        must_be(sum(answers), 1, "a lease has one holder")
+        holder = f"v{answers.index(True)}"
+        must_be((await loaded(drivers[0], key)).version, holder, "this writer was told that it has it")
 
     @check("driver.races")
     async def test_a_record_is_born_once_when_many_append_first(self, bench: Bench) -> None:
@@ -117,5 +118,6 @@ class Races(Contract):
         lengths = await asyncio.gather(
             *(drivers[n % 2].append(key, b"", birth=birth, ttl=None) for n, birth in enumerate(births))
         )
-        assert sorted(lengths) == list(range(1, 11))
-        assert (await loaded(drivers[0], key)).version == births[lengths.index(1)]
+        must_be(sorted(lengths), list(range(1, 11)), "each of ten appends made the tail longer by one")
+        birth = births[lengths.index(1)]
+        must_be((await loaded(drivers[0], key)).version, birth, "this append was told that it was the first")

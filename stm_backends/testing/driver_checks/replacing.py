@@ -6,6 +6,7 @@ from stm_backends.driver import ABSENT, ANY, Record
 from stm_backends.testing.bench import Bench
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.steps import append_all, loaded
+from stm_backends.testing.expectations import must_be
 
 
 class Replacing(Contract):
@@ -14,59 +15,72 @@ class Replacing(Contract):
     @check("driver.replace")
     async def test_replace_any_stores_a_body_where_nothing_was(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        assert await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None) is True
-        assert await driver.load(key) == Record("v1", b"body", ())
+        done = await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
+        must_be(done, True, "ANY is never refused")
+        must_be(await driver.load(key), Record("v1", b"body", ()), "it was stored where nothing was")
 
     @check("driver.replace")
     async def test_replace_any_replaces_what_is_there_and_empties_the_tail(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"one", birth="birth", ttl=None)
-        assert await driver.replace(key, b"body", version="v2", expect=ANY, ttl=None) is True
-        assert await driver.load(key) == Record("v2", b"body", ())
-        assert await driver.append(key, b"two", birth="birth", ttl=None) == 1
-        assert await driver.load(key) == Record("v2", b"body", (b"two",))
+        done = await driver.replace(key, b"body", version="v2", expect=ANY, ttl=None)
+        must_be(done, True, "ANY is never refused")
+        must_be(await driver.load(key), Record("v2", b"body", ()), "ANY empties the tail")
+        length = await driver.append(key, b"two", birth="birth", ttl=None)
+        must_be(length, 1, "the tail had been emptied")
+        must_be(await driver.load(key), Record("v2", b"body", (b"two",)), "the tail had been emptied")
 
     @check("driver.replace")
     async def test_replace_absent_stores_only_where_nothing_is(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        assert await driver.replace(key, b"mine", version="v1", expect=ABSENT, ttl=None) is True
-        assert await driver.replace(key, b"theirs", version="v2", expect=ABSENT, ttl=None) is False
-        assert await driver.load(key) == Record("v1", b"mine", ())
+        done = await driver.replace(key, b"mine", version="v1", expect=ABSENT, ttl=None)
+        must_be(done, True, "there is no record")
+        done = await driver.replace(key, b"theirs", version="v2", expect=ABSENT, ttl=None)
+        must_be(done, False, "there is a record")
+        must_be(await driver.load(key), Record("v1", b"mine", ()), "the second write was refused")
 
     @check("driver.replace")
     async def test_a_record_that_only_has_a_tail_is_not_absent(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"one", birth="birth", ttl=None)
-        assert await driver.replace(key, b"body", version="v2", expect=ABSENT, ttl=None) is False
-        assert await driver.load(key) == Record("birth", None, (b"one",))
+        done = await driver.replace(key, b"body", version="v2", expect=ABSENT, ttl=None)
+        must_be(done, False, "there is a record, if one without a body")
+        must_be(await driver.load(key), Record("birth", None, (b"one",)), "the write was refused")
 
     @check("driver.replace")
     async def test_replace_with_a_version_stores_only_over_that_version(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        assert await driver.replace(key, b"b", version="v2", expect="v1", ttl=None) is False
-        assert await driver.load(key) is None
+        done = await driver.replace(key, b"b", version="v2", expect="v1", ttl=None)
+        must_be(done, False, "there is no record of any version")
+        must_be(await driver.load(key), None, "the write was refused")
         await driver.replace(key, b"a", version="v1", expect=ANY, ttl=None)
-        assert await driver.replace(key, b"b", version="v3", expect="v2", ttl=None) is False
-        assert await driver.load(key) == Record("v1", b"a", ())
-        assert await driver.replace(key, b"b", version="v3", expect="v1", ttl=None) is True
-        assert await driver.load(key) == Record("v3", b"b", ())
+        done = await driver.replace(key, b"b", version="v3", expect="v2", ttl=None)
+        must_be(done, False, "the record is of version v1")
+        must_be(await driver.load(key), Record("v1", b"a", ()), "the write was refused")
+        done = await driver.replace(key, b"b", version="v3", expect="v1", ttl=None)
+        must_be(done, True, "the record is of the version expected")
+        must_be(await driver.load(key), Record("v3", b"b", ()), "the write was done")
 
     @check("driver.fold")
     async def test_replace_with_a_version_keeps_the_tail(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        assert await driver.replace(key, b"body", version="v2", expect="birth", ttl=None) is True
-        assert await driver.load(key) == Record("v2", b"body", (b"a", b"b"))
+        done = await driver.replace(key, b"body", version="v2", expect="birth", ttl=None)
+        must_be(done, True, "the record is of the version expected")
+        must_be(await driver.load(key), Record("v2", b"body", (b"a", b"b")), "nothing was to be dropped")
 
     @check("driver.fold")
     async def test_a_fold_removes_exactly_the_oldest_entries(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b", b"c", b"d")
-        assert await driver.replace(key, b"ab", version="v2", expect="birth", drop=2, ttl=None) is True
-        assert await driver.load(key) == Record("v2", b"ab", (b"c", b"d"))
-        assert await driver.append(key, b"e", birth="birth", ttl=None) == 3
-        assert await driver.replace(key, b"abcde", version="v3", expect="v2", drop=3, ttl=None) is True
-        assert await driver.load(key) == Record("v3", b"abcde", ())
+        done = await driver.replace(key, b"ab", version="v2", expect="birth", drop=2, ttl=None)
+        must_be(done, True, "the record is of the version expected")
+        must_be(await driver.load(key), Record("v2", b"ab", (b"c", b"d")), "the two oldest were folded")
+        length = await driver.append(key, b"e", birth="birth", ttl=None)
+        must_be(length, 3, "two entries of four had been folded")
+        done = await driver.replace(key, b"abcde", version="v3", expect="v2", drop=3, ttl=None)
+        must_be(done, True, "the record is of the version expected")
+        must_be(await driver.load(key), Record("v3", b"abcde", ()), "all entries were folded")
 
     @check("driver.fold")
     async def test_a_fold_keeps_what_was_appended_after_it_had_read(self, bench: Bench) -> None:
@@ -74,30 +88,34 @@ class Replacing(Contract):
         await append_all(one, key, b"a", b"b")
         read = await loaded(one, key)
         await two.append(key, b"c", birth="birth", ttl=None)
-        assert await one.replace(key, b"ab", version="v2", expect=read.version, drop=2, ttl=None) is True
-        assert await two.load(key) == Record("v2", b"ab", (b"c",))
+        done = await one.replace(key, b"ab", version="v2", expect=read.version, drop=2, ttl=None)
+        must_be(done, True, "an append since leaves the version as it was")
+        must_be(await two.load(key), Record("v2", b"ab", (b"c",)), "only what was read was folded")
 
     @check("driver.fold")
     async def test_a_drop_larger_than_the_tail_is_a_lost_race_and_changes_nothing(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        assert await driver.replace(key, b"abc", version="v2", expect="birth", drop=3, ttl=None) is False
-        assert await driver.load(key) == Record("birth", None, (b"a", b"b"))
+        done = await driver.replace(key, b"abc", version="v2", expect="birth", drop=3, ttl=None)
+        must_be(done, False, "the tail has two entries, and three were to be dropped")
+        must_be(await driver.load(key), Record("birth", None, (b"a", b"b")), "the fold was refused")
 
     @check("driver.resent")
     async def test_a_write_that_is_sent_twice_is_true_twice_and_done_once(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b", b"c")
         for _ in range(2):
-            assert await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=None) is True
-        assert await driver.load(key) == Record("v2", b"a", (b"b", b"c"))
+            done = await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=None)
+            must_be(done, True, "a write whose version the record carries has been done")
+        must_be(await driver.load(key), Record("v2", b"a", (b"b", b"c")), "the fold is done once")
 
     @check("driver.resent")
     async def test_a_lease_that_is_taken_twice_with_one_token_is_taken(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for _ in range(2):
-            assert await driver.replace(key, b"me", version="v1", expect=ABSENT, ttl=None) is True
-        assert await driver.load(key) == Record("v1", b"me", ())
+            done = await driver.replace(key, b"me", version="v1", expect=ABSENT, ttl=None)
+            must_be(done, True, "nobody else has taken the lease")
+        must_be(await driver.load(key), Record("v1", b"me", ()), "the lease is taken once")
 
     @check("driver.resent")
     async def test_a_blob_that_is_saved_twice_with_one_token_keeps_what_came_after(
@@ -106,8 +124,9 @@ class Replacing(Contract):
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
         await driver.append(key, b"a", birth="birth", ttl=None)
-        assert await driver.replace(key, b"other", version="v1", expect=ANY, ttl=None) is True
-        assert await driver.load(key) == Record("v1", b"body", (b"a",))
+        done = await driver.replace(key, b"other", version="v1", expect=ANY, ttl=None)
+        must_be(done, True, "a write whose version the record carries has been done")
+        must_be(await driver.load(key), Record("v1", b"body", (b"a",)), "the write is not done again")
 
     @check("driver.resent")
     async def test_a_write_sent_again_does_not_change_the_time_to_live(self, bench: Bench) -> None:
@@ -115,4 +134,4 @@ class Replacing(Contract):
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=bench.tick)
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
         await bench.pass_time(bench.tick * 1.1)
-        assert await driver.load(key) is None
+        must_be(await driver.load(key), None, "the write is not done again, nor is its time to live")

@@ -8,6 +8,7 @@ from stm_backends.driver import ANY, Key
 from stm_backends.testing.bench import Bench, names_in
 from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.samples import NAMES
+from stm_backends.testing.expectations import must_be
 
 
 class Scanning(Contract):
@@ -20,7 +21,8 @@ class Scanning(Contract):
             await driver.replace(Key(scope, name), b"", version="v", expect=ANY, ttl=None)
         expected = sorted(NAMES, key=str.encode)
         for limit in (1, 2, 7, len(NAMES), 1000):
-            assert await names_in(driver, scope, limit=limit) == expected, f"in pages of {limit}"
+            listed = await names_in(driver, scope, limit=limit)
+            must_be(listed, expected, f"these are the names, in pages of {limit} as well")
 
     @check("driver.scan")
     async def test_a_page_holds_no_more_than_its_limit(self, bench: Bench) -> None:
@@ -28,21 +30,22 @@ class Scanning(Contract):
         for number in range(5):
             await driver.append(Key(scope, f"{number}"), b"", birth="v", ttl=None)
         for limit in (1, 3, 5, 6):
-            assert len((await driver.scan(scope, limit=limit)).names) <= limit
+            page = await driver.scan(scope, limit=limit)
+            assert len(page.names) <= limit, f"a page with limit={limit} must hold no more names"
 
     @check("driver.scan")
     async def test_a_scan_begins_after_any_name_even_one_that_is_not_there(self, bench: Bench) -> None:
         driver, scope = await bench.driver(), bench.scope()
         for name in ("a", "c", "e"):
             await driver.append(Key(scope, name), b"", birth="v", ttl=None)
-        assert (await driver.scan(scope, after="b", limit=10)).names == ("c", "e")
-        assert (await driver.scan(scope, after="c", limit=10)).names == ("e",)
-        assert (await driver.scan(scope, after="e", limit=10)).names == ()
+        for after, names in {"b": ("c", "e"), "c": ("e",), "e": ()}.items():
+            page = await driver.scan(scope, after=after, limit=10)
+            must_be(page.names, names, f"a, c and e are there, and these are greater than {after}")
 
     @check("driver.scan")
     async def test_a_scan_of_an_empty_scope_ends(self, bench: Bench) -> None:
         driver = await bench.driver()
-        assert await names_in(driver, bench.scope()) == []
+        must_be(await names_in(driver, bench.scope()), [], "nothing was ever stored in this scope")
 
     @check("driver.scan")
     async def test_a_name_that_is_there_throughout_is_listed_exactly_once_while_others_write(
@@ -64,7 +67,8 @@ class Scanning(Contract):
             await other.append(Key(scope, staying[len(listed) % len(staying)]), b"x", birth="v", ttl=None)
             await other.append(Key(scope, f"0{len(listed)}-"), b"", birth="v", ttl=None)
             await other.delete(name)
-        assert [name for name in listed if name in set(staying)] == staying
+        found = [name for name in listed if name in set(staying)]
+        must_be(found, staying, "these names were there from the beginning to the end")
 
     @check("driver.scan")
     async def test_deleting_what_was_listed_does_not_hide_what_follows(self, bench: Bench) -> None:
@@ -80,4 +84,4 @@ class Scanning(Contract):
                 await driver.delete(Key(scope, name))
             listed += page.names
             after = page.after
-        assert listed == names
+        must_be(listed, names, "a name is deleted only after it was listed")

@@ -7,14 +7,25 @@ from collections.abc import Coroutine
 from typing import Any
 
 from stm_backends.driver import ABSENT, Driver, Key, Record
+from stm_backends.errors import StorageError
 from stm_backends.testing.bench import Bench
+from stm_backends.testing.contract import not_asked
+from stm_backends.testing.expectations import must_be
 
 
 async def loaded(driver: Driver, key: Key) -> Record:
     """Return a record that must be there."""
     record = await driver.load(key)
-    assert record is not None, "the record is not there"
+    assert record is not None, "a record must be there, and the load answered None"
     return record
+
+
+async def shared(bench: Bench) -> tuple[Driver, Key]:
+    """Return a driver that other processes share data with, and a fresh key; else end the check."""
+    driver = await bench.driver()
+    if driver.traits.reach == "process":
+        not_asked("this driver's reach ends with the process, as its traits say")
+    return driver, bench.key()
 
 
 async def append_all(driver: Driver, key: Key, *entries: bytes, birth: str = "birth") -> None:
@@ -54,8 +65,16 @@ def assert_complete_and_in_order(entries: list[str], counts: dict[str, int]) -> 
     """Fail unless the ledger has all entries of each label, in order, and nothing else."""
     for label, count in counts.items():
         mine = [entry for entry in entries if entry.startswith(f"{label}:")]
-        assert mine == [f"{label}:{number}" for number in range(count)], f"writer {label}"
-    assert len(entries) == sum(counts.values())
+        written = [f"{label}:{number}" for number in range(count)]
+        must_be(mine, written, f"writer {label} was acknowledged these entries in this order")
+    must_be(len(entries), sum(counts.values()), "nobody has written anything else")
+
+
+def assert_located(error: StorageError, driver: Driver, operation: str, key: Key) -> None:
+    """Fail unless an error says of which driver and operation it is, and not of which conversation."""
+    must_be(error.backend, driver.name, "an error names its backend")
+    must_be(error.operation, operation, "an error names its operation")
+    assert key.scope not in str(error), "the message of an error must not name a conversation"
 
 
 def noise(size: int) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 
 from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.expectations import must_be, must_raise
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
 from stm_backends.testing.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn
@@ -33,12 +34,12 @@ class Budgets(Contract):
             try:
                 await memory.add_turn(turn(number, "a fairly long answer " * 3))
             except MemoryBudgetExceeded:
-                assert policy == "error"
+                must_be(policy, "error", "no other policy refuses a turn")
             view = await memory.get_llm_context()
             if view:
                 text = json.dumps(view["conversation_memory"], ensure_ascii=False, sort_keys=True)
-                assert len(text) // 4 + 1 <= total
-                assert memory.estimate_tokens() <= max(total, 1)
+                assert len(text) // 4 + 1 <= total, "what is shown must be within `total_max_tokens`"
+                assert memory.estimate_tokens() <= total, "the estimate must be within `total_max_tokens`"
         await memory.flush()
 
     @check("memory.budget")
@@ -46,7 +47,7 @@ class Budgets(Contract):
         memory = await bench.memory(config("truncation", zone=50, total_max_tokens=0))
         for number in range(50):
             await memory.add_turn(turn(number, "x" * 5000))
-        assert len((await shown(memory))["recent"]) == 50
+        must_be(len((await shown(memory))["recent"]), 50, "`total_max_tokens=0` sets no limit")
 
     @check("memory.budget")
     async def test_the_budget_leaves_the_store_alone(self, bench: MemoryBench) -> None:
@@ -55,8 +56,8 @@ class Budgets(Contract):
         )
         for number in range(4):
             await memory.add_turn(turn(number, "x" * 60))
-        assert len((await shown(memory))["recent"]) < 4
-        assert len(await memory.turns()) == 4
+        assert len((await shown(memory))["recent"]) < 4, "four turns must not be within this budget"
+        must_be(len(await memory.turns()), 4, "the budget limits what is shown, not what is stored")
 
     @check("memory.budget")
     async def test_error_refuses_a_turn_before_anything_is_stored(self, bench: MemoryBench) -> None:
@@ -76,12 +77,12 @@ class Budgets(Contract):
             )
         )
         await memory.add_turn(turn(1))
-        with pytest.raises(MemoryBudgetExceeded):
+        with must_raise(MemoryBudgetExceeded, "the turn does not fit, and the policy is `error`"):
             await memory.add_turn(turn(2, "x" * 500))
         await asyncio.sleep(0.01)
-        assert (await shown(memory))["recent"] == ["u1"]
-        assert [item.user_message for item in seen] == ["u1"]
-        assert [item.user_message for item in await memory.turns()] == ["u1"]
+        must_be((await shown(memory))["recent"], ["u1"], "the second turn was refused")
+        must_be([item.user_message for item in seen], ["u1"], "a refused turn is not reported as added")
+        must_be([item.user_message for item in await memory.turns()], ["u1"], "a refused turn is not stored")
 
     @check("memory.budget")
     async def test_no_summary_tokens_means_no_summary(self, bench: MemoryBench) -> None:
@@ -90,12 +91,14 @@ class Budgets(Contract):
             await memory.add_turn(turn(number))
         await memory.flush()
         view = await memory.get_llm_context()
-        assert "summary" not in view["conversation_memory"]
-        assert [item["user"] for item in view["conversation_memory"]["recent_turns"]] == ["u3", "u4"]
+        assert "summary" not in view["conversation_memory"], "`summary_max_tokens=0` must show no summary"
+        recent = [item["user"] for item in view["conversation_memory"]["recent_turns"]]
+        must_be(recent, ["u3", "u4"], "the full zone is two turns")
 
     @check("memory.budget")
     async def test_the_estimate_is_of_what_is_shown(self, bench: MemoryBench) -> None:
         memory = await bench.memory(config("truncation", token_estimator=len))
         await memory.add_turn(turn(1))
         view = (await memory.get_llm_context())["conversation_memory"]
-        assert memory.estimate_tokens() == len(json.dumps(view, ensure_ascii=False, sort_keys=True))
+        size = len(json.dumps(view, ensure_ascii=False, sort_keys=True))
+        must_be(memory.estimate_tokens(), size, "the estimator is `len`, and this is what is shown")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.expectations import must_be, must_end
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer, covered
 from stm_backends.types import ConversationTurn
@@ -28,7 +29,7 @@ class Callbacks(Contract):
         for number in range(3):
             await memory.add_turn(turn(number))
         await memory.flush()
-        assert (await shown(memory))["summary"] == ["u0", "u1"]
+        must_be((await shown(memory))["summary"], ["u0", "u1"], "a callback's mistake stops no summary")
 
     @check("memory.callbacks")
     async def test_a_slow_callback_delays_nobody(self, bench: MemoryBench) -> None:
@@ -40,12 +41,12 @@ class Callbacks(Contract):
             done.append(added.user_message)
 
         memory = await bench.memory(config("truncation", on_turn_added=slow))
-        async with asyncio.timeout(2):
+        async with must_end(2, "adding does not wait for a callback"):
             await memory.add_turn(turn(1))
             await memory.add_turn(turn(2))
-        assert done == []
+        must_be(done, [], "the callback still waits, and adding did not wait for it")
         go.set()
-        await until(lambda: sorted(done) == ["u1", "u2"])
+        await until(lambda: sorted(done) == ["u1", "u2"], "both turns are reported in the end")
 
     @check("memory.callbacks")
     async def test_a_summary_is_reported_with_its_predecessor(self, bench: MemoryBench) -> None:
@@ -58,5 +59,6 @@ class Callbacks(Contract):
         for number in range(3):
             await memory.add_turn(turn(number))
             await memory.flush()
-        await until(lambda: len(updates) == 2)
-        assert updates == [([], ["u0"]), (["u0"], ["u0", "u1"])]
+        await until(lambda: len(updates) == 2, "both summaries are reported")
+        expected = [(list[str](), ["u0"]), (["u0"], ["u0", "u1"])]
+        must_be(updates, expected, "a summary is reported with the one that it follows")

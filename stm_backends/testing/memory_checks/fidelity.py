@@ -9,6 +9,7 @@ import pytest
 
 from stm_backends.errors import InvalidState
 from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.expectations import must_be, must_raise
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
 from stm_backends.testing.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryBudget, TrajectoryDigest
@@ -23,7 +24,7 @@ class Fidelity(Contract):
         memory = await bench.memory(config("truncation"))
         await memory.add_turn(ConversationTurn(f"q{text}", text))
         (stored,) = await memory.turns()
-        assert (stored.user_message, stored.assistant_response) == (f"q{text}", text)
+        must_be((stored.user_message, stored.assistant_response), (f"q{text}", text), "this was given")
 
     @check("memory.fidelity")
     async def test_a_turn_comes_back_with_every_field(self, bench: MemoryBench) -> None:
@@ -37,7 +38,7 @@ class Fidelity(Contract):
             12.5,
         )
         await memory.add_turn(whole)
-        assert await memory.turns() == [whole]
+        must_be(await memory.turns(), [whole], "this was given, with every field")
 
     @check("memory.fidelity")
     async def test_a_turn_that_is_not_json_is_refused_whole(self, bench: MemoryBench) -> None:
@@ -47,13 +48,13 @@ class Fidelity(Contract):
             seen.append(added)
 
         memory = await bench.memory(config("truncation", on_turn_added=note))
-        with pytest.raises(InvalidState, match="artifacts_shown"):
-            await memory.add_turn(ConversationTurn("u", "a", artifacts_shown={"x": object()}))
-        with pytest.raises(InvalidState, match="artifacts_shown"):
-            await memory.add_turn(ConversationTurn("u", "a", artifacts_shown={"x": {1: 2}}))
+        for what, value in {"an object": object(), "a key that is a number": {1: 2}}.items():
+            with must_raise(InvalidState, f"JSON has no word for {what}") as caught:
+                await memory.add_turn(ConversationTurn("u", "a", artifacts_shown={"x": value}))
+            assert "artifacts_shown" in str(caught.value), "the error must name the field"
         await asyncio.sleep(0)
-        assert await memory.turns() == []
-        assert seen == []
+        must_be(await memory.turns(), [], "a refused turn is not stored, nor a part of it")
+        must_be(seen, [], "a refused turn is not reported as added")
 
     @check("memory.fidelity")
     async def test_a_changed_turn_object_does_not_change_what_is_stored(self, bench: MemoryBench) -> None:
@@ -61,7 +62,7 @@ class Fidelity(Contract):
         mine = turn(1)
         await memory.add_turn(mine)
         mine.user_message = "something else"
-        assert (await shown(memory))["recent"] == ["u1"]
+        must_be((await shown(memory))["recent"], ["u1"], "the turn was changed only after it was added")
 
     @check("memory.identity")
     async def test_adding_the_same_turn_id_again_changes_nothing(self, bench: MemoryBench) -> None:
@@ -70,7 +71,8 @@ class Fidelity(Contract):
             await memory.add_turn(turn(number), turn_id=f"id-{number}")
             await memory.flush()
         await memory.flush()
-        assert await shown(memory) == {"summary": ["u1", "u2", "u3"], "pending": [], "recent": ["u4", "u5"]}
+        expected = {"summary": ["u1", "u2", "u3"], "pending": [], "recent": ["u4", "u5"]}
+        must_be(await shown(memory), expected, "each turn id stands once, where it was added first")
 
     @check("memory.fidelity")
     async def test_a_turn_class_and_a_config_class_of_somebody_else_work(self, bench: MemoryBench) -> None:
@@ -87,4 +89,4 @@ class Fidelity(Contract):
 
         memory = await bench.memory(TheirConfig())
         await memory.add_turn(TheirTurn())  # pyright: ignore[reportArgumentType] -- this is the point
-        assert (await shown(memory))["recent"] == ["u1"]
+        must_be((await shown(memory))["recent"], ["u1"], "an object with a turn's fields is a turn")

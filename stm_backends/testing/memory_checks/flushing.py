@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
+from stm_backends.testing.expectations import must_be, must_end
+from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer
 
 
@@ -21,16 +20,17 @@ class Flushing(Contract):
         memory = await bench.memory(config(zone=1), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
-        await asyncio.wait_for(summarizer.called.wait(), 5)
+        await until(summarizer.called.is_set, "a summary is begun")
         impatient = asyncio.create_task(memory.flush())
         patient = asyncio.create_task(memory.flush())
         await asyncio.sleep(0.02)
         impatient.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await impatient
+        await asyncio.wait([impatient], timeout=5)
+        must_be(impatient.cancelled(), True, "whoever waits for a flush may stop waiting")
         summarizer.release()
-        await asyncio.wait_for(patient, 10)
-        assert (await shown(memory))["summary"] == ["u0", "u1"]
+        async with must_end(10, "the summary is released"):
+            await patient
+        must_be((await shown(memory))["summary"], ["u0", "u1"], "one who stops waiting stops no summary")
 
     @check("memory.waiting")
     async def test_flush_returns_at_its_deadline(self, bench: MemoryBench) -> None:
@@ -39,8 +39,8 @@ class Flushing(Contract):
         memory = await bench.memory(config(zone=1), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
-        async with asyncio.timeout(3):
+        async with must_end(3, "the flush was given 0.1 s"):
             await memory.flush(timeout=0.1)
-        assert (await shown(memory))["pending"] == ["u0", "u1"]
+        must_be((await shown(memory))["pending"], ["u0", "u1"], "the summary is not written yet")
         summarizer.release()
         await memory.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.expectations import must_be, must_end
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth
@@ -20,9 +21,9 @@ class Health(Contract):
         memory = await bench.memory(config(), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
-        await until(lambda: len(summarizer.requests) == 3)
-        await until(lambda: memory.health is MemoryHealth.HEALTHY)
-        assert (await shown(memory))["summary"] == ["u0"]
+        await until(lambda: len(summarizer.requests) == 3, "two failures are retried, without a new turn")
+        await until(lambda: memory.health is MemoryHealth.HEALTHY, "a success makes the memory healthy")
+        must_be((await shown(memory))["summary"], ["u0"], "the third attempt succeeded")
 
     @check("memory.health")
     async def test_while_retrying_the_old_summary_and_pending_turns_are_shown(
@@ -35,8 +36,9 @@ class Health(Contract):
         await memory.flush()
         summarizer.fail = 1
         await memory.add_turn(turn(2))
-        await until(lambda: memory.health is MemoryHealth.RETRY)
-        assert await shown(memory) == {"summary": ["u0"], "pending": ["u1"], "recent": ["u2"]}
+        await until(lambda: memory.health is MemoryHealth.RETRY, "a failure makes the health `retry`")
+        expected = {"summary": ["u0"], "pending": ["u1"], "recent": ["u2"]}
+        must_be(await shown(memory), expected, "a failed attempt takes nothing away")
 
     @check("memory.health")
     async def test_when_retries_are_used_up_only_recent_turns_are_shown(self, bench: MemoryBench) -> None:
@@ -49,10 +51,11 @@ class Health(Contract):
         await memory.flush()
         summarizer.fail = 100
         await memory.add_turn(turn(2))
-        await until(lambda: memory.health is MemoryHealth.DEGRADED)
-        assert await shown(memory) == {"summary": [], "pending": [], "recent": ["u2"]}
-        assert len(summarizer.requests) == 3
-        async with asyncio.timeout(2):
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the health is `degraded`")
+        expected = {"summary": [], "pending": [], "recent": ["u2"]}
+        must_be(await shown(memory), expected, "a degraded memory shows the full zone alone")
+        must_be(len(summarizer.requests), 3, "one turn was summarized, one attempt failed and one retry")
+        async with must_end(2, "a flush does not wait for a memory that is degraded"):
             await memory.flush()
 
     @check("memory.health")
@@ -66,10 +69,12 @@ class Health(Contract):
         )
         for number in range(4):
             await memory.add_turn(turn(number))
-        await until(lambda: memory.health is MemoryHealth.DEGRADED)
-        await until(lambda: memory.health is MemoryHealth.HEALTHY)
-        assert await shown(memory) == {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3"]}
-        assert [item["user"] for item in summarizer.requests[-1]["turns"]] == ["u0", "u1", "u2"]
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the health is `degraded`")
+        await until(lambda: memory.health is MemoryHealth.HEALTHY, "the memory recovers by itself")
+        expected = {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3"]}
+        must_be(await shown(memory), expected, "the backlog is summarized after the recovery")
+        asked = [item["user"] for item in summarizer.requests[-1]["turns"]]
+        must_be(asked, ["u0", "u1", "u2"], "the backlog is one batch")
 
     @check("memory.health")
     async def test_an_interval_of_zero_does_not_spin(self, bench: MemoryBench) -> None:
@@ -78,10 +83,11 @@ class Health(Contract):
         memory = await bench.memory(config(retry_attempts=0), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
-        await until(lambda: memory.health is MemoryHealth.DEGRADED)
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the health is `degraded`")
         before = len(summarizer.requests)
         await asyncio.sleep(0.5)
-        assert len(summarizer.requests) - before <= 11
+        asked = len(summarizer.requests) - before
+        assert asked <= 11, f"a summarizer that fails must not be asked {asked} times in half a second"
 
     @check("memory.health")
     async def test_the_backlog_is_bounded_and_its_oldest_turns_go(self, bench: MemoryBench) -> None:
@@ -93,16 +99,17 @@ class Health(Contract):
         )
         for number in range(2):
             await memory.add_turn(turn(number))
-        await until(lambda: memory.health is MemoryHealth.DEGRADED)
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the health is `degraded`")
         for number in range(2, 6):
             await memory.add_turn(turn(number))
 
         async def bounded() -> bool:
             return len(await memory.turns()) <= 3
 
-        await until(bounded)
-        await until(lambda: memory.health is MemoryHealth.HEALTHY)
-        assert await shown(memory) == {"summary": ["u3", "u4"], "pending": [], "recent": ["u5"]}
+        await until(bounded, "a backlog of two turns and the full zone are left")
+        await until(lambda: memory.health is MemoryHealth.HEALTHY, "the memory recovers by itself")
+        expected = {"summary": ["u3", "u4"], "pending": [], "recent": ["u5"]}
+        must_be(await shown(memory), expected, "the oldest turns of the backlog have gone")
 
     @check("memory.health")
     async def test_without_a_backlog_a_degraded_memory_still_recovers(self, bench: MemoryBench) -> None:
@@ -125,8 +132,11 @@ class Health(Contract):
         )
         for number in range(4):
             await memory.add_turn(turn(number))
-        await until(lambda: MemoryHealth.DEGRADED in seen and seen[-1] is MemoryHealth.HEALTHY)
-        assert (await shown(memory))["recent"] == ["u3"]
+        await until(
+            lambda: MemoryHealth.DEGRADED in seen and seen[-1] is MemoryHealth.HEALTHY,
+            "the memory is degraded, and recovers by itself",
+        )
+        must_be((await shown(memory))["recent"], ["u3"], "the full zone is one turn")
 
     @check("memory.callbacks")
     async def test_health_changes_are_reported_in_order(self, bench: MemoryBench) -> None:
@@ -142,8 +152,8 @@ class Health(Contract):
         )
         for number in range(3):
             await memory.add_turn(turn(number))
-        await until(lambda: len(changes) >= 6)
-        assert changes == [
+        await until(lambda: len(changes) >= 6, "six changes are reported")
+        expected = [
             ("healthy", "retry"),
             ("retry", "degraded"),
             ("degraded", "recovering"),
@@ -151,3 +161,4 @@ class Health(Contract):
             ("degraded", "recovering"),
             ("recovering", "healthy"),
         ]
+        must_be(changes, expected, "changes are reported in the order in which they happen")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.expectations import must_be
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
 from stm_backends.testing.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryKey
@@ -40,7 +41,8 @@ class Isolation(Contract):
         for number, memory in enumerate(memories):
             await memory.add_turn(turn(number))
         for number, memory in enumerate(memories):
-            assert (await shown(memory))["recent"] == [f"u{number}"], f"the key {keys[number]}"
+            recent = (await shown(memory))["recent"]
+            must_be(recent, [f"u{number}"], f"the key like {ALIKE[number]} is no other key")
 
     @check("memory.isolation")
     async def test_conversations_at_the_same_time_keep_their_own_summaries(self, bench: MemoryBench) -> None:
@@ -55,8 +57,9 @@ class Isolation(Contract):
 
         await asyncio.gather(*(converse(number) for number in range(6)))
         for number, memory in enumerate(memories):
-            assert await shown(memory) == {
+            expected = {
                 "summary": [f"u{number}-{place}" for place in range(4)],
                 "pending": [],
                 "recent": [f"u{number}-4"],
             }
+            must_be(await shown(memory), expected, "this is its own conversation, and all of it")

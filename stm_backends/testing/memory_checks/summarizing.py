@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.expectations import must_be, must_end
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer, covered
 from stm_backends.types import MemoryHealth
@@ -22,12 +23,9 @@ class Summarizing(Contract):
         for number in range(6):
             await memory.add_turn(turn(number))
         await memory.flush()
-        assert await shown(memory) == {
-            "summary": ["u0", "u1", "u2", "u3"],
-            "pending": [],
-            "recent": ["u4", "u5"],
-        }
-        assert memory.health is MemoryHealth.HEALTHY
+        expected = {"summary": ["u0", "u1", "u2", "u3"], "pending": [], "recent": ["u4", "u5"]}
+        must_be(await shown(memory), expected, "the full zone is two turns, and the flush has ended")
+        must_be(memory.health, MemoryHealth.HEALTHY, "nothing has failed")
 
     @check("memory.summary")
     async def test_nothing_is_forgotten_while_a_summary_is_being_written(self, bench: MemoryBench) -> None:
@@ -36,12 +34,9 @@ class Summarizing(Contract):
         memory = await bench.memory(config(), summarizer)
         for number in range(5):
             await memory.add_turn(turn(number))
-        await asyncio.wait_for(summarizer.called.wait(), 5)
-        assert await shown(memory) == {
-            "summary": [],
-            "pending": ["u0", "u1", "u2"],
-            "recent": ["u3", "u4"],
-        }
+        await until(summarizer.called.is_set, "a summary is begun")
+        expected = {"summary": [], "pending": ["u0", "u1", "u2"], "recent": ["u3", "u4"]}
+        must_be(await shown(memory), expected, "the summary is still being written")
         summarizer.release()
         await memory.flush()
 
@@ -52,28 +47,26 @@ class Summarizing(Contract):
         memory = await bench.memory(config(), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
-        await asyncio.wait_for(summarizer.called.wait(), 5)
+        await until(summarizer.called.is_set, "a summary is begun")
         for number in range(3, 8):
             await memory.add_turn(turn(number))
         summarizer.release()
         await memory.flush()
-        assert await shown(memory) == {
-            "summary": [f"u{number}" for number in range(6)],
-            "pending": [],
-            "recent": ["u6", "u7"],
-        }
+        summarized = [f"u{number}" for number in range(6)]
+        expected = {"summary": summarized, "pending": [], "recent": ["u6", "u7"]}
+        must_be(await shown(memory), expected, "a fold removes what its summary covers, and nothing else")
         asked = [item["user"] for request in summarizer.requests for item in request["turns"]]
-        assert asked == [f"u{number}" for number in range(6)]
+        must_be(asked, summarized, "each turn is summarized once")
 
     @check("memory.waiting")
     async def test_adding_never_waits_for_a_summary(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()
         summarizer.hold()
         memory = await bench.memory(config(), summarizer)
-        async with asyncio.timeout(5):
+        async with must_end(5, "adding does not wait for the summary that is being written"):
             for number in range(20):
                 await memory.add_turn(turn(number))
-        assert summarizer.most_running <= 1
+        assert summarizer.most_running <= 1, "a conversation must have one summary written at a time"
         summarizer.release()
         await memory.flush()
 
@@ -85,10 +78,10 @@ class Summarizing(Contract):
         for number in range(4):
             await memory.add_turn(turn(number))
         await asyncio.sleep(0.05)
-        assert summarizer.requests == []
-        assert (await shown(memory))["pending"] == ["u0", "u1"]
+        must_be(summarizer.requests, [], "two turns are pending, and a batch is three")
+        must_be((await shown(memory))["pending"], ["u0", "u1"], "the fold waits for its batch")
         await memory.flush()
-        assert (await shown(memory))["summary"] == ["u0", "u1"]
+        must_be((await shown(memory))["summary"], ["u0", "u1"], "a flush does not wait for a batch")
 
     @check("memory.summary")
     async def test_the_summarizer_gets_the_previous_summary_and_the_turns(self, bench: MemoryBench) -> None:
@@ -97,10 +90,12 @@ class Summarizing(Contract):
         for number in range(3):
             await memory.add_turn(turn(number))
             await memory.flush()
-        assert [set(request) for request in summarizer.requests] == [{"previous_summary", "turns"}] * 2
+        fields = [set(request) for request in summarizer.requests]
+        must_be(fields, [{"previous_summary", "turns"}] * 2, "two turns left the full zone, one by one")
         first, second = summarizer.requests
-        assert (first["previous_summary"], first["turns"]) == ("", [{"user": "u0", "assistant": "fine"}])
-        assert covered(second["previous_summary"]) == ["u0"]
+        expected = {"previous_summary": "", "turns": [{"user": "u0", "assistant": "fine"}]}
+        must_be(first, expected, "there was no summary before the first")
+        must_be(covered(second["previous_summary"]), ["u0"], "the first summary comes before the second")
 
     @check("memory.budget")
     async def test_a_summary_over_its_budget_is_cut_and_keeps_its_closing_tag(
@@ -113,9 +108,9 @@ class Summarizing(Contract):
             await memory.add_turn(turn(number))
         await memory.flush()
         summary = (await memory.get_llm_context())["conversation_memory"]["summary"]
-        assert len(summary) // 4 + 1 <= 50
-        assert summary.endswith("</session_summary>")
-        assert len(summary) > 150
+        assert len(summary) // 4 + 1 <= 50, "the summary must be within `summary_max_tokens`"
+        assert summary.endswith("</session_summary>"), "a summary that is cut must keep its closing tag"
+        assert len(summary) > 150, "a summary must not be cut to less than its budget allows"
 
     @pytest.mark.parametrize(
         "nonsense",
@@ -142,8 +137,9 @@ class Summarizing(Contract):
         summarizer.answers = [nonsense]
         await memory.add_turn(turn(2))
         await memory.flush()
-        assert await shown(memory) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}
-        assert len(summarizer.requests) == 3
+        expected = {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}
+        must_be(await shown(memory), expected, "nonsense counts as a failure, and the next attempt is sound")
+        must_be(len(summarizer.requests), 3, "one summary, one answer of nonsense, one more attempt")
 
     @check("memory.health")
     async def test_a_summarizer_that_hangs_is_timed_out(self, bench: MemoryBench) -> None:
@@ -152,7 +148,7 @@ class Summarizing(Contract):
         memory = await bench.memory(config(summarizer_timeout_s=0.05, retry_attempts=50), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
-        await until(lambda: memory.health is MemoryHealth.RETRY)
+        await until(lambda: memory.health is MemoryHealth.RETRY, "a summarizer that hangs has failed")
         summarizer.release()
         await memory.flush()
-        assert (await shown(memory))["summary"] == ["u0"]
+        must_be((await shown(memory))["summary"], ["u0"], "a later attempt succeeded")

@@ -125,3 +125,13 @@ class LoadInTwoReads(MemoryDriver):
         await asyncio.sleep(0)
         second = await super().load(key)
         return Record(first.version, first.body, second.tail) if first and second else first
+
+
+class VersionInAReadOfItsOwn(MemoryDriver):
+    """Reads the version in one request, and body and tail in the next."""
+
+    async def load(self, key: Key) -> Record | None:
+        first = await super().load(key)
+        await asyncio.sleep(0)
+        second = await super().load(key)
+        return Record(first.version, second.body, second.tail) if first and second else first

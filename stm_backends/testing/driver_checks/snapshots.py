@@ -1,0 +1,41 @@
+"""Checks that a load is a snapshot, while others write as fast as they can."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Final
+
+from stm_backends.testing.bench import Bench
+from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.driver_checks.steps import shared
+from stm_backends.testing.numbered import watch_numbers, write_numbers
+from stm_backends.testing.processes import Task, Worker
+
+WRITING_S: Final = 1.0
+"""How long another instance writes: long enough that a gap between two reads is met."""
+
+WRITING_ELSEWHERE_S: Final = 1.5
+"""How long another process writes."""
+
+
+class Snapshots(Contract):
+    """Checks that a load is a snapshot, while others write as fast as they can."""
+
+    @check("driver.load")
+    async def test_a_load_is_a_snapshot_while_another_instance_appends_and_folds(self, bench: Bench) -> None:
+        """The version, the body and the tail are read one after the other, and not in one snapshot."""
+        reader, writer, key = await bench.driver(), await bench.driver(), bench.key()
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(write_numbers(writer, key, seconds=WRITING_S))
+            await watch_numbers(reader, key, writing)
+
+    @check("driver.load", slow=True)
+    async def test_a_load_is_a_snapshot_while_another_process_appends_and_folds(self, bench: Bench) -> None:
+        """A lock or a thread of the process keeps the reads of a load together, and not the datastore."""
+        reader, key = await shared(bench)
+        work = functools.partial(write_numbers, seconds=WRITING_ELSEWHERE_S)
+        task = Task(open=bench.datastore.open, key=key, label="writer", count=0, work=work)
+        worker = await Worker.start(task)
+        async with asyncio.TaskGroup() as tasks:
+            await watch_numbers(reader, key, tasks.create_task(worker.finish()))
