@@ -8,6 +8,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+CHECKS = 80
+"""How many checks there are of a driver, and of a store: noted here, so that none goes missing unnoticed."""
+SLOW_CHECKS = 15
+STORE_CHECKS = 30
+
 BROKEN = """
 from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends.sqlite.driver import SqliteDriver
