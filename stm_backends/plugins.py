@@ -62,13 +62,16 @@ class BackendPlugin:
     `name` is that of the entry point, and of the distribution's extra that installs `requires`: the
     top-level modules of the client library. `open` is called as `open(url, create=..., **options)`, with
     a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet; this is the
-    place to import the client library and to refuse settings that cannot work.
+    place to import the client library and to refuse settings that cannot work. `schema`, called with the
+    same arguments, returns what `create=True` would do, in the datastore's own language, for those who
+    may not let an application do it; it needs neither the client library nor the datastore.
     """
 
     name: str
     url_schemes: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     open: Callable[..., Driver]
+    schema: Callable[..., str] | None = None
 
 
 class Hooks:
