@@ -39,8 +39,9 @@ class Edge:
         A write that did not end in time is `OutcomeUnknown`, and so is what the driver's table says so of.
         A read never is: nothing depends on whether it was done, and it may be tried again.
         """
+        deadline = asyncio.timeout(self._deadline_s)
         try:
-            async with asyncio.timeout(self._deadline_s) as deadline:
+            async with deadline:
                 return await work
         except StorageError:
             raise

@@ -45,8 +45,10 @@ async def test_an_error_of_the_client_becomes_what_the_table_says(edge: Edge) ->
 
 @pytest.mark.parametrize(
     ("operation", "kind"),
-    [("append", OutcomeUnknown), ("replace", OutcomeUnknown), ("delete", OutcomeUnknown)]
-    + [("open", Unavailable), ("load", Unavailable), ("scan", Unavailable)],
+    [
+        *((write, OutcomeUnknown) for write in ("append", "replace", "delete")),
+        *((read, Unavailable) for read in ("open", "load", "scan")),
+    ],
 )
 async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge, operation, kind) -> None:
     with pytest.raises(kind):
