@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Annotated, Final, get_args
@@ -149,7 +150,7 @@ async def _copied(
                 await copy.copy(progress.show)
             with Progress(total, "comparing", "records") as progress:
                 await copy.verify(progress.show)
-        except StorageError:
+        except (StorageError, asyncio.CancelledError):  # an outage, or Ctrl-C
             there = counted(sum(copy.tally[fate] for fate in _THERE), "record")
             typer.echo(f"{there} had been copied; run the same again to go on from there", err=True)
             raise

@@ -512,20 +512,23 @@ async def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_copied(
 
 
 @pytest.mark.parametrize("limit", [{"max_entry_bytes": 300}, {"max_record_bytes": 300}])
-async def test_what_is_too_large_for_the_target_is_named_and_nothing_of_it_written(
-    source: Backend, limit: dict[str, int]
+async def test_what_is_too_large_for_the_target_is_named_and_what_stands_there_stays(
+    source: Backend, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     target = open_driver("memory", **limit)
     await target.open()
-    key = keys.memory_key(MemoryKey("acme", "u2", "large"))
-    for _ in range(3):
-        await source.driver.append(key, b"x" * 299, birth="large", ttl=None)
-    await source.driver.append(key, b"y" * 301, birth="large", ttl=None)
+    absent, other = (keys.memory_key(MemoryKey("acme", "u4", name)) for name in ("absent", "other"))
+    for key in (absent, other):
+        await source.driver.append(key, b"x", birth="large", ttl=None)
+        await source.driver.append(key, b"y" * 301, birth="large", ttl=None)
+    await target.append(other, b"small", birth="other", ttl=None)
+    writes = spied(target, monkeypatch)
 
-    _, troubles = await copied(source.driver, target, Owner("acme", "u2"))
+    copy, troubles = await copied(source.driver, target, Owner("acme", "u4"), replace=True)
 
-    assert ("large", "failed") in troubles
-    assert await target.load(key) is None
+    assert sorted(troubles) == [("absent", "failed"), ("other", "failed")]
+    assert copy.tally == {"failed": 2}
+    assert {absent, other}.isdisjoint(key for _, key in writes)
 
 
 async def test_a_target_that_holds_less_than_it_says_keeps_no_part_of_a_record(
