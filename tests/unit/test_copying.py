@@ -363,7 +363,7 @@ def test_only_a_beginning_under_the_same_version_and_body_has_been_begun() -> No
 async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_brings_it(
     source: Backend, target: Driver
 ) -> None:
-    memory = source.memory(TRIP, ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=99)))
+    memory = source.memory(TRIP, ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=10**6)))
     copy = Copy(source.driver, target, [ACME])
     done = asyncio.Event()
 
@@ -372,6 +372,7 @@ async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_b
         while not done.is_set() or not added:
             await memory.add_turn(ConversationTurn(f"And {added}?", "Yes."))
             added += 1
+            await asyncio.sleep(0.001)
         return added
 
     writer = asyncio.create_task(write())
