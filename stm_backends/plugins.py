@@ -23,7 +23,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 import pluggy
@@ -37,18 +37,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "stm_backends"
 
-PLANNED: Final = {
-    "redis": "redis",
-    "rediss": "redis",
-    "dynamo": "dynamo",
-    "dynamodb": "dynamo",
-    "mongo": "mongo",
-    "mongodb": "mongo",
-    "mongodb+srv": "mongo",
-    "postgres": "postgres",
-    "postgresql": "postgres",
-}
-"""Names and URL schemes of the backends that come with later releases, until an entry point brings them."""
+_T = TypeVar("_T")
 
 _hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
@@ -63,12 +52,19 @@ class BackendPlugin:
     `requires`: the top-level modules of the client library. `open` is called as `open(url, create=...,
     **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet;
     this is the place to import the client library and to refuse settings that cannot work.
+
+    `schema` is called as `schema(url, **options)`, with what `open` would be given except for `create`.
+    It returns what `create=True` would do, in the datastore's own language and to be handed to its own
+    client as it stands, for those who may not let an application do it. It touches neither the datastore
+    nor the client library; a `url` of `None` means the defaults; no secret of a URL is in the text.
+    `None` in its place says that there is nothing to set up.
     """
 
     name: str
     url_schemes: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     open: Callable[..., Driver]
+    schema: Callable[..., str] | None = None
 
 
 class Hooks:
@@ -100,29 +96,21 @@ def open_driver(name_or_url: str, *, url: str | None = None, create: bool = Fals
     Raises `UnknownBackend`, `AmbiguousBackend`, `MissingExtra`, and `ConfigurationError` for an option
     that the backend does not have or a backend that is broken.
     """
-    _require_text(name_or_url, url)
-    claims = _claims()
-    if ":" in name_or_url and not _is_windows_path(name_or_url):
-        if url is not None:
-            raise ConfigurationError(
-                "a URL is given twice: give a backend's name and url=..., or a URL alone"
-            )
-        url = name_or_url
-        entry_point, plugin = _by_scheme(claims, url)
-    else:
-        entry_point, plugin = _by_name(claims, name_or_url)
-        if url is not None and "://" in url and scheme_of(url) not in plugin.url_schemes:
-            known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no URL"
-            raise ConfigurationError(f"the backend {plugin.name!r} takes {known} and no other URL")
+    entry_point, plugin, url = _resolve(name_or_url, url)
     _require_client(entry_point, plugin)
-    try:
-        inspect.signature(plugin.open).bind(url, create=create, **options)
-    except TypeError as error:
-        raise ConfigurationError(f"the backend {plugin.name!r} has other options: {error}") from None
-    try:
-        return plugin.open(url, create=create, **options)
-    except ImportError as error:
-        raise _import_failure(entry_point, plugin, error) from error
+    return _call(entry_point, plugin, plugin.open, url, create=create, **options)
+
+
+def schema(name_or_url: str, *, url: str | None = None, **options: Any) -> str | None:
+    """Return what opening a backend with `create=True` would do, `None` if there is nothing to set up.
+
+    The text is in the datastore's own language. Neither the datastore nor the client library is needed.
+    Raises as `open_driver` does, except for `MissingExtra`.
+    """
+    entry_point, plugin, url = _resolve(name_or_url, url)
+    if plugin.schema is None:
+        return None
+    return _call(entry_point, plugin, plugin.schema, url, **options)
 
 
 def diagnose() -> list[Diagnosis]:
@@ -169,6 +157,41 @@ _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
 _DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
 """What looks like the path of a database, and like no part of a URL that may hold a secret."""
+
+
+def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlugin, str | None]:
+    """Return who brings a backend, given its name or a URL of its, and the URL if there is one."""
+    _require_text(name_or_url, url)
+    claims = _claims()
+    if ":" in name_or_url and not _is_windows_path(name_or_url):
+        if url is not None:
+            raise ConfigurationError(
+                "a URL is given twice: give a backend's name and url=..., or a URL alone"
+            )
+        return *_by_scheme(claims, name_or_url), name_or_url
+    entry_point, plugin = _by_name(claims, name_or_url)
+    if url is not None and "://" in url and scheme_of(url) not in plugin.url_schemes:
+        known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no URL"
+        raise ConfigurationError(f"the backend {plugin.name!r} takes {known} and no other URL")
+    return entry_point, plugin, url
+
+
+def _call(
+    entry_point: EntryPoint,
+    plugin: BackendPlugin,
+    function: Callable[..., _T],
+    url: str | None,
+    **options: Any,
+) -> _T:
+    """Call what a plugin brings, and tell an option that it does not have from a fault of its own."""
+    try:
+        inspect.signature(function).bind(url, **options)
+    except TypeError as error:
+        raise ConfigurationError(f"the backend {plugin.name!r} has other options: {error}") from None
+    try:
+        return function(url, **options)
+    except ImportError as error:
+        raise _import_failure(entry_point, plugin, error) from error
 
 
 def _claims() -> _Claims:
@@ -309,8 +332,6 @@ def _unknown(
     text = asked.lower()
     if _DATABASE_FILE.fullmatch(asked):
         problem = f"a path is no backend; for the SQLite database in it write {_at(asked)}."
-    elif text in PLANNED and PLANNED[text] not in names:
-        problem = f"the backend {PLANNED[text]!r} comes with a later release of stm-backends."
     else:
         problem = (
             f"no installed package brings the {what} {asked!r}."
@@ -318,9 +339,8 @@ def _unknown(
             else "what was given is neither the name nor a URL of a backend."
         )
         word = re.match(r"[\w+.\-]*", text)
-        for near in difflib.get_close_matches(word[0] if word else "", sorted({*known, *PLANNED}), n=1):
-            later = near not in known and PLANNED[near] not in names
-            problem += f" Did you mean {near!r}{', which comes with a later release' if later else ''}?"
+        for near in difflib.get_close_matches(word[0] if word else "", sorted(known), n=1):
+            problem += f" Did you mean {near!r}?"
     return UnknownBackend(f"{problem} Installed: {', '.join(sorted(names)) or 'none'}")
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TextIO, TypeAlias
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
@@ -20,8 +20,10 @@ from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import places, readback, render, transfer
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.conversations import read_conversations
+from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
-from stm_backends.cli.outcome import FAILED, fail, reported, run, say_wrong, told_as
+from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, Url, UrlOfName
+from stm_backends.cli.outcome import FAILED, counted, fail, reported, run, say_wrong, told_as
 from stm_backends.cli.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.replay import Replay
@@ -37,25 +39,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-BackendName: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--backend", "-b", help="The backend's name. Not needed if the URL says it.", metavar="NAME"
-    ),
-]
-_URL_VARIABLE: Final = "STM_BACKENDS_URL"
-
-Url: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        "-u",
-        envvar=_URL_VARIABLE,
-        help="Where the datastore is, e.g. sqlite:///conversations.db",
-        metavar="URL",
-    ),
-]
 
 
 def _version(wanted: bool) -> None:
@@ -108,7 +91,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
     limit: Annotated[
         int | None, typer.Option(help="Replay only the first so many conversations.", min=1)
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Set up what the datastore needs first.")] = False,
+    create: Create = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Erase these conversations first if they are there already.")
     ] = False,
@@ -127,12 +110,12 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
     """
     with contextlib.ExitStack() as cleanup, reported():
         conversations = read_conversations(file, limit=limit)
-        origin = " (from STM_BACKENDS_URL)" if url and url == os.environ.get(_URL_VARIABLE) else ""
+        origin = " (from STM_BACKENDS_URL)" if url and url == os.environ.get(URL_VARIABLE) else ""
         if backend is None and url is None:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="stm-replay-"))
             url, origin = f"sqlite:///{folder}/replay.db", " (temporary)"
         setup = Setup(
-            backend=backend or _given(url),
+            backend=backend or places.given(url),
             url=url if backend else None,
             tenant=tenant,
             user=user,
@@ -148,19 +131,19 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
         # Opened first, so that a place that cannot be written to is found before the work is done.
         numbers = cleanup.enter_context(writing(json_file)) if json_file else None
         turns = sum(len(conversation.turns) for conversation in conversations)
-        what = f"{_counted(len(conversations), 'conversation')}, {_counted(turns, 'turn')}"
+        what = f"{counted(len(conversations), 'conversation')}, {counted(turns, 'turn')}"
         owner, where = transfer.user_composite(tenant, user), places.shown(setup.backend, setup.url)
         typer.echo(render.plain(f"Replaying {what}, as {owner}, in {where}{origin}"))
         prepared = run(readback.prepare(setup, conversations, create=create, replacing=replace))
         start = time.monotonic()
-        with Progress(turns) as progress:
+        with Progress(turns, "replaying", "turns") as progress:
             done = Replay(
                 setup,
                 conversations,
                 pods=pods,
                 concurrency=concurrency,
                 kill_every=kill_every,
-                on_turn=progress.show,
+                on_turn=lambda run: progress.show(run.turns, f"{run.killed} killed" if run.killed else ""),
             ).run()
             wait = math.ceil(min(readback.FLUSH_S, setup.lease_s(prepared.deadline)))
             leases = done.killed and strategy == "rolling_summary"
@@ -190,6 +173,24 @@ def drivers() -> None:
     render.console.print(render.drivers(diagnoses))
     if any(one.state in ("broken", "ambiguous") for one in diagnoses):
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def schema(
+    backend: Annotated[str, typer.Argument(help="The backend's name.", metavar="NAME")],
+    url: UrlOfName = None,
+) -> None:
+    """Print what --create would do, in the datastore's own language, to do it by hand.
+
+    The datastore is not asked, and the backend's client library is not needed.
+    """
+    with reported():
+        text = plugins.schema(backend, url=url)
+    if text is None:
+        name = plugins.scheme_of(backend) or backend
+        typer.echo(f"There is nothing to set up for the backend {name!r}.", err=True)
+    else:
+        typer.echo(text.rstrip("\n"))
 
 
 @app.command()
@@ -309,9 +310,9 @@ def export_(
             if unread and not count:
                 raise typer.Exit(FAILED)
     if not is_standard(output):
-        typer.echo(f"{_counted(count, 'conversation')} written to {output}", err=True)
+        typer.echo(f"{counted(count, 'conversation')} written to {output}", err=True)
     if unread:
-        say_wrong(f"{_counted(unread, 'conversation')} could not be exported")
+        say_wrong(f"{counted(unread, 'conversation')} could not be exported")
         raise typer.Exit(FAILED)
 
 
@@ -322,6 +323,7 @@ def import_(
         bool, typer.Option("--merge", help="Add the turns that are missing to conversations that exist.")
     ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace conversations that exist.")] = False,
+    create: Create = False,
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
@@ -332,7 +334,8 @@ def import_(
     imported = transfer.Imported()
 
     async def work(lines: list[transfer.Line]) -> None:
-        async with _open(backend, url) as opened:
+        where = backend or places.given(url)
+        async with open_backend(where, url=url if backend else None, create=create) as opened:
             await transfer.import_all(
                 opened,
                 lines,
@@ -350,18 +353,21 @@ def import_(
         except typer.Exit:
             if imported.conversations:
                 typer.echo(
-                    f"{imported.conversations} of {_counted(len(lines), 'conversation')} had been imported; "
+                    f"{imported.conversations} of {counted(len(lines), 'conversation')} had been imported; "
                     "--merge does the rest",
                     err=True,
                 )
             raise
-    done = _counted(imported.conversations, "conversation")
+    done = counted(imported.conversations, "conversation")
     if not merge:
         typer.echo(f"{done} imported", err=True)
     elif imported.changed:
         typer.echo(f"{done} merged, {imported.changed} of them had something missing", err=True)
     else:
         typer.echo(f"{done} merged: nothing was missing", err=True)
+
+
+app.command()(copy)
 
 
 @app.command()
@@ -392,30 +398,14 @@ def erase(
             return await transfer.erase(opened, what)
 
     count = run(work())
-    typer.echo(f"{_counted(count, 'record')} erased" if count else "there was nothing to erase")
+    typer.echo(f"{counted(count, 'record')} erased" if count else "there was nothing to erase")
 
 
 app.command()(conformance)
 
 
-def _open(backend: str | None, url: str | None) -> Backend:
-    return open_backend(backend, url=url) if backend else open_backend(_given(url))
-
-
 def _existing(backend: str | None, url: str | None) -> Backend:
-    return places.existing(backend, url=url) if backend else places.existing(_given(url))
-
-
-def _given(url: str | None) -> str:
-    if not url:
-        raise ConfigurationError(
-            "say where the datastore is: give --url, or set STM_BACKENDS_URL (e.g. sqlite:///conversations.db)"
-        )
-    return url
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return places.existing(backend, url=url) if backend else places.existing(places.given(url))
 
 
 async def _selected(

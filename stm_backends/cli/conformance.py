@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from stm_backends import plugins
+from stm_backends.cli.options import Create, UrlOfName
 from stm_backends.cli.outcome import FAILED, MISUSED, reported
 from stm_backends.cli.render import console, plain
 from stm_backends.driver import Driver
@@ -30,9 +31,7 @@ _NEEDED: Final = ("pytest", "hypothesis")
 
 def conformance(  # noqa: PLR0913, PLR0917 -- an option each
     backend: Annotated[str, typer.Argument(help="The backend's name.", metavar="NAME")],
-    url: Annotated[
-        str | None, typer.Option("--url", "-u", help="Where its datastore is.", metavar="URL")
-    ] = None,
+    url: UrlOfName = None,
     profile: Annotated[
         Literal["driver", "store", "memory", "all"] | None,
         typer.Option(
@@ -44,7 +43,7 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         typer.Option(help="Check this clause only, as driver.fold; may be given again.", metavar="CLAUSE"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the slow checks.")] = False,
-    create: Annotated[bool, typer.Option("--create", help="Set up what the datastore needs first.")] = False,
+    create: Create = False,
     server: Annotated[str, typer.Option(help="The server's version, for the report.", metavar="TEXT")] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report as JSON.", metavar="FILE")

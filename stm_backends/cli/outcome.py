@@ -58,15 +58,18 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 @contextmanager
-def reported() -> Generator[None]:
-    """End the command for a typed error: one line, the remedy, exit status 2 for misuse, else 1."""
+def reported(what: str = "") -> Generator[None]:
+    """End the command for a typed error: one line, the remedy, exit status 2 for misuse, else 1.
+
+    `what` says whom it befell.
+    """
     logger = logging.getLogger("stm_backends")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     except StmError as error:
-        fail(error)
+        fail(error, what=what)
         misuse = isinstance(error, (ConfigurationError, SessionExists, SessionNotFound))
         raise typer.Exit(MISUSED if misuse else FAILED) from None
     finally:
@@ -93,6 +96,11 @@ def fail(error: StmError, *, what: str = "") -> None:
 def say_wrong(message: str) -> None:
     """Print one line about what went wrong, on standard error."""
     _console().print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(message.split())), "red")))
+
+
+def counted(count: int, what: str) -> str:
+    """Return how many there are of what: `3 records`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _remedy(error: StmError) -> str:

@@ -13,6 +13,15 @@ _URL: Final = re.compile(
 )
 
 
+def given(url: str | None) -> str:
+    """Return the URL that a command was given. Raises `ConfigurationError` if it was given none."""
+    if not url:
+        raise ConfigurationError(
+            "say where the datastore is: give --url, or set STM_BACKENDS_URL (e.g. sqlite:///conversations.db)"
+        )
+    return url
+
+
 def existing(name_or_url: str, *, url: str | None = None) -> Backend:
     """Return a backend that does not create its datastore, if it is one that otherwise would."""
     try:

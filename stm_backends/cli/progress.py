@@ -1,4 +1,4 @@
-"""How far a replay is: a bar on a terminal, a line now and then elsewhere."""
+"""How far a command is: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from stm_backends.cli.replay import RunReport
-
 _LINE_EVERY_S: Final = 5.0
 
 
 class Progress:
-    """Shows, on standard error, how many of `total` turns have been acknowledged."""
+    """Shows, on standard error, how many of `total` have been done: `Progress(9, "copying", "records")`."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, doing: str, unit: str) -> None:
         console = Console(stderr=True)
         self._total = total
+        self._unit = unit
         self._console = console
         self._next_line = time.monotonic() + _LINE_EVERY_S
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("turns"),
+            TextColumn(unit),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[killed]}"),
+            TextColumn("{task.fields[note]}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._ending = contextlib.ExitStack()
-        self._task = self._bar.add_task("replaying", total=total, killed="")
+        self._task = self._bar.add_task(doing, total=total, note="")
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -47,16 +46,16 @@ class Progress:
         self._bar.stop()
         self._ending.close()
 
-    def show(self, report: RunReport) -> None:
-        """Show what has been done so far."""
-        killed = f"{report.killed} killed" if report.killed else ""
-        self._bar.update(self._task, completed=report.turns, killed=killed)
+    def show(self, done: int, note: str = "") -> None:
+        """Show how much has been done so far; there may have come more to do."""
+        self._total = max(self._total, done)
+        self._bar.update(self._task, completed=done, total=self._total, note=note)
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            self._console.print(f"{report.turns:,} of {self._total:,} turns {killed}".rstrip())
+            self._console.print(f"{done:,} of {self._total:,} {self._unit} {note}".rstrip(), highlight=False)
 
     def say(self, what: str) -> None:
-        """Say what is being done now, once the turns have been added."""
+        """Say what is being done now, once that has been done."""
         self._bar.stop()
         if self._console.is_terminal:
             self._ending.enter_context(self._console.status(what))

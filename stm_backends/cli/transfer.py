@@ -61,6 +61,11 @@ def user_composite(tenant: str, user: str) -> str:
     return MemoryKey(tenant, user, _ANY).composite().removesuffix(f":{_ANY}")
 
 
+def tenant_composite(tenant: str) -> str:
+    """Return `TENANT`, written so that `owner` reads it."""
+    return user_composite(tenant, _ANY).removesuffix(f":{_ANY}")
+
+
 def named(key: MemoryKey) -> str:
     """Return a conversation's composite, or what else can be said of one that has none."""
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stm_backends.driver import Driver
 from stm_backends.plugins import BackendPlugin, hookimpl
+from stm_backends.sqlite import statements
 from stm_backends.sqlite.driver import SqliteDriver
 from stm_backends.sqlite.settings import SqliteSettings
 
@@ -22,7 +23,14 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
     return SqliteDriver(settings, clock=clock)
 
 
+def schema(url: str | None, **options: Any) -> str:
+    """Return the SQL that sets up a new file, the same for every file."""
+    if url or options:
+        open_driver(url, **options)  # opens nothing yet, and refuses what opening would
+    return statements.script()
+
+
 @hookimpl
 def stm_backend() -> BackendPlugin:
     """Bring the backend `sqlite`."""
-    return BackendPlugin(name="sqlite", url_schemes=("sqlite",), requires=(), open=open_driver)
+    return BackendPlugin(name="sqlite", url_schemes=("sqlite",), requires=(), open=open_driver, schema=schema)

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, cast, get_args
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from stm_backends.checks import require_count, require_known, require_seconds
 from stm_backends.driver import DEFAULT_DEADLINE_S
 from stm_backends.errors import ConfigurationError
+from stm_backends.urls import from_query, merged, truth
 
 Synchronous = Literal["normal", "full"]
 
@@ -19,18 +20,12 @@ _MAX_BYTES: Final = 900 * _MIB
 """SQLite holds a value of at most 1,000,000,000 bytes, its row included."""
 
 
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError
-    return text.lower() == "true"
-
-
 _FROM_TEXT: Final[Mapping[str, Callable[[str], object]]] = {
     "synchronous": str,
     "deadline_s": float,
     "max_entry_bytes": int,
     "max_record_bytes": int,
-    "must_exist": _truth,
+    "must_exist": truth,
 }
 
 
@@ -106,14 +101,8 @@ class SqliteSettings:
             raise ConfigurationError(
                 "the file is given twice, by the URL and as path=...; leave one of them out"
             )
-        given = _from_query(parts.query)
-        for name in given.keys() & options.keys():
-            if given[name] != options[name]:
-                raise ConfigurationError(
-                    f"the URL says {name}={given[name]!r} and the options say {name}={options[name]!r}; "
-                    "leave one of them out"
-                )
-        return cls.from_options(path=unquote(parts.path[1:]), **{**given, **options})
+        given = from_query(parts.query, _FROM_TEXT, backend="sqlite")
+        return cls.from_options(path=unquote(parts.path[1:]), **merged(given, options))
 
     @classmethod
     def from_options(cls, **options: Any) -> SqliteSettings:
@@ -128,20 +117,3 @@ class SqliteSettings:
 def _url_of(path: str) -> str:
     """Return how the path of a mistaken URL would be written in a right one."""
     return f"sqlite:///{quote(unquote(path))}"
-
-
-def _from_query(query: str) -> dict[str, object]:
-    given: dict[str, object] = {}
-    for name, text in parse_qsl(query, keep_blank_values=True):
-        require_known([name], _FROM_TEXT, backend="sqlite")
-        if name in given:
-            raise ConfigurationError(f"the URL sets {name} twice")
-        try:
-            given[name] = _FROM_TEXT[name](text)
-        except ValueError:
-            raise ConfigurationError(f"{name} in the URL is not {_expected(name)}: {text!r}") from None
-    return given
-
-
-def _expected(name: str) -> str:
-    return "true or false" if _FROM_TEXT[name] is _truth else "a number"

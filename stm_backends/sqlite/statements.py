@@ -49,6 +49,9 @@ SCHEMA: Final = (
     END""",
 )
 
+# Readers and the writer do not wait for each other; the file remembers it.
+JOURNAL: Final = "PRAGMA journal_mode = WAL"
+
 BEGIN: Final = "BEGIN IMMEDIATE"
 COMMIT: Final = "COMMIT"
 ROLLBACK: Final = "ROLLBACK"
@@ -84,6 +87,12 @@ PURGE: Final = """
     WHERE id IN (SELECT id FROM stm_record WHERE expires <= ? ORDER BY expires LIMIT ?)"""
 
 
+def script() -> str:
+    """Return what `prepare` does to a new file, as SQL for SQLite's own command line."""
+    unindented = (statement.replace("\n    ", "\n") for statement in (BEGIN, *SCHEMA, COMMIT))
+    return "".join(f"{statement};\n" for statement in (JOURNAL, *unindented))
+
+
 def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
     """Set the connection up, and the tables too unless they are there. Any number may do so at once."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
@@ -99,7 +108,7 @@ def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
     if encoding != "UTF-8":
         raise ConfigurationError(f"the database stores text as {encoding}; names would not sort as promised")
     connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
-    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(JOURNAL)
     if _schema_version(connection) == 0:
         connection.execute(BEGIN)
         try:

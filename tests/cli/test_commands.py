@@ -253,7 +253,7 @@ def test_the_version_is_shown():
 
 
 def test_every_command_explains_itself():
-    for command in ("replay", "drivers", "ping", "show", "ls", "export", "import", "erase"):
+    for command in ("replay", "drivers", "schema", "ping", "show", "ls", "export", "import", "copy", "erase"):
         shown = cli(command, "--help")
         assert shown.exit_code == 0
         assert shown.stdout.count("Usage") == 1

@@ -66,7 +66,9 @@ def test_the_conversation_that_shows_the_shape_of_a_file_can_be_replayed(tmp_pat
 
 
 def test_the_readme_names_the_command_of_each_kind() -> None:
-    assert {"replay", "drivers", "ping", "show", "ls", "export", "import", "erase"} <= set(COMMANDS)
+    assert {"replay", "drivers", "schema", "ping", "show", "ls", "export", "import", "copy", "erase"} <= set(
+        COMMANDS
+    )
 
 
 def test_the_table_of_settings_has_every_setting_with_its_default() -> None:

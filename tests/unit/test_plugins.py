@@ -15,7 +15,7 @@ import pytest
 
 from stm_backends import plugins
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
-from stm_backends.plugins import diagnose, open_driver
+from stm_backends.plugins import diagnose, open_driver, schema
 from stm_backends.reference import MemoryDriver
 
 HIDDEN = "hunter2"
@@ -115,7 +115,9 @@ def test_an_unknown_name_is_answered_with_the_names_there_are_and_a_near_miss() 
     message = refused(UnknownBackend, "memroy")
     assert "'memroy'" in message
     assert "Did you mean 'memory'?" in message
-    assert "Installed: memory, sqlite" in message
+    installed = message.partition("Installed: ")[2].split(", ")
+    assert {"memory", "sqlite"} <= set(installed)
+    assert installed == sorted(installed)
 
 
 def test_an_unknown_name_like_no_other_gets_no_guess() -> None:
@@ -138,10 +140,10 @@ def test_a_mistyped_scheme_gets_a_near_miss_and_no_part_of_the_url_is_shown() ->
     [
         f"someone:{HIDDEN}@host",
         f"{HIDDEN}@host",
-        f"redis//:{HIDDEN}@host",
+        f"sqlite//:{HIDDEN}@host",
         f"://{HIDDEN}@host",
         f"re dis://{HIDDEN}@host",
-        f"postgres:/someone:{HIDDEN}@host",
+        f"sqllite:/someone:{HIDDEN}@host",
     ],
 )
 def test_what_may_be_a_mistyped_url_is_never_shown(text: str) -> None:
@@ -151,22 +153,16 @@ def test_what_may_be_a_mistyped_url_is_never_shown(text: str) -> None:
     assert "host" not in message
 
 
-@pytest.mark.parametrize(
-    "text", ["redis", "redis://h", "rediss://h", "mongodb+srv://h", "postgresql://h", "dynamo"]
-)
-def test_a_backend_of_a_later_release_is_announced_as_such(text: str) -> None:
-    assert "comes with a later release" in refused(UnknownBackend, text)
+def test_a_near_miss_of_a_scheme_comes_from_the_plugins_own_schemes(install: Install) -> None:
+    install("acme", schemes=("zetadb", "zetadb+tls"))
+    assert "Did you mean 'zetadb'?" in refused(UnknownBackend, "zetabd://host")
+    assert "Did you mean 'zetadb+tls'?" in refused(UnknownBackend, "zetadb+tsl://host")
+    assert "Did you mean 'acme'?" in refused(UnknownBackend, "acmes")
 
 
-def test_a_near_miss_of_a_later_backend_says_that_it_is_one() -> None:
-    message = refused(UnknownBackend, "redsi://host")
-    assert "Did you mean 'redis', which comes with a later release?" in message
-
-
-def test_a_later_backend_that_has_come_is_opened(install: Install) -> None:
-    install("redis", schemes=("redis", "rediss"))
-    assert isinstance(open_driver("rediss://host"), MemoryDriver)
-    assert "later" not in refused(UnknownBackend, "redsi://host")
+def test_a_near_miss_may_lack_its_client_library(install: Install) -> None:
+    install("acme", schemes=("zetadb",), requires=("no_such_client",))
+    assert "Did you mean 'zetadb'?" in refused(UnknownBackend, "zeta-db://host")
 
 
 def test_an_empty_name_is_refused() -> None:
@@ -242,15 +238,15 @@ def test_the_same_distribution_twice_on_the_path_is_one(
 
 def test_a_missing_client_library_is_answered_with_the_line_that_installs_it(install: Install) -> None:
     install(
-        "redis",
+        "acme",
         distribution="stm-backends-fake",
-        schemes=("redis",),
+        schemes=("acme",),
         requires=("no_such_client",),
-        extras=("other", "Redis"),
+        extras=("other", "Acme"),
     )
-    for asked in ("redis", "redis://host"):
+    for asked in ("acme", "acme://host"):
         message = refused(MissingExtra, asked)
-        assert 'pip install "stm-backends-fake[redis]"' in message
+        assert 'pip install "stm-backends-fake[acme]"' in message
         assert "'no_such_client'" in message
 
 
@@ -263,9 +259,9 @@ def test_an_extra_that_the_distribution_does_not_have_is_not_suggested(install: 
 
 
 def test_a_missing_extra_is_an_import_error_that_names_the_module(install: Install) -> None:
-    install("redis", requires=("no_such_client",))
+    install("acme", requires=("no_such_client",))
     with pytest.raises(ImportError) as caught:
-        open_driver("redis")
+        open_driver("acme")
     assert caught.value.name == "no_such_client"
 
 
@@ -299,6 +295,44 @@ def test_a_name_missing_in_an_installed_client_library_is_shown_as_it_is(install
     source = GOOD.replace("OPENED.append", "from sqlite3 import no_such_name; OPENED.append")
     install("acme", source, requires=("sqlite3",))
     assert "no_such_name" in refused(ConfigurationError, "acme")
+
+
+# What setting up would do
+
+WITH_SCHEMA = GOOD.replace("open=open_driver)", "open=open_driver, schema=schema)").replace(
+    "@hookimpl",
+    """def schema(url, *, create=False, size=1):
+        return " ".join(("CREATE", str(url), str(size)))
+
+    @hookimpl""",
+)
+
+
+def test_a_schema_is_asked_for_as_a_driver_is_and_needs_no_client_library(install: Install) -> None:
+    module = install("acme", WITH_SCHEMA, schemes=("acme",), requires=("no_such_client",))
+    assert schema("acme") == "CREATE None 1"
+    assert schema("acme", url="acme://host", size=3) == "CREATE acme://host 3"
+    assert schema("acme://host") == "CREATE acme://host 1"
+    assert sys.modules[module].OPENED == []
+
+
+def test_a_backend_with_nothing_to_set_up_has_no_schema(install: Install) -> None:
+    install("acme")
+    assert schema("acme") is None
+    assert schema("memory") is None
+
+
+def test_a_schema_that_cannot_be_told_is_refused_as_a_driver_is(install: Install) -> None:
+    install("acme", WITH_SCHEMA, schemes=("acme",))
+    for error, message, asked, options in (
+        (UnknownBackend, "Did you mean 'acme'?", "acne", {}),
+        (ConfigurationError, "acme://", "acme", {"url": f"sqlite://{HIDDEN}"}),
+        (ConfigurationError, "'sise'", "acme", {"sise": 3}),
+    ):
+        with pytest.raises(error) as caught:
+            schema(asked, **options)
+        assert message in str(caught.value)
+        assert HIDDEN not in str(caught.value)
 
 
 # A plugin that is broken

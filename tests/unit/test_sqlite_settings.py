@@ -1,10 +1,14 @@
 """What a SQLite URL says, and what it cannot say."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from stm_backends.errors import ConfigurationError
+from stm_backends.plugins import open_driver as open_by_name
+from stm_backends.plugins import schema
 from stm_backends.sqlite import SqliteSettings, open_driver
 
 
@@ -33,9 +37,7 @@ def test_settings_follow_the_path_as_parameters():
 
 
 def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
-    with pytest.raises(
-        ConfigurationError, match="synchronous='full' and the options say synchronous='normal'"
-    ):
+    with pytest.raises(ConfigurationError, match="give synchronous differently"):
         SqliteSettings.from_url("sqlite:///a.db?synchronous=full", synchronous="normal")
     settings = SqliteSettings.from_url("sqlite:///a.db?deadline_s=1", deadline_s=1.0, synchronous="full")
     assert settings == SqliteSettings(path="a.db", deadline_s=1.0, synchronous="full")
@@ -130,3 +132,35 @@ def test_the_traits_say_what_the_settings_mean():
     assert (traits.reach, traits.clock) == ("host", "host")
     assert (traits.max_entry, traits.max_record, traits.deadline) == (10, 20, 2.0)
     assert "power cut may take the last transactions" in traits.durability
+
+
+# The schema
+
+
+def tables(path):
+    """Return what is set up in a file, however its text is laid out."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        versions = connection.execute("SELECT name, value FROM stm_meta").fetchall()
+    return {(kind, name, " ".join((sql or "").split())) for kind, name, sql in rows}, mode, versions
+
+
+async def test_the_schema_sets_up_what_opening_a_new_file_does(tmp_path):
+    by_hand, by_opening = tmp_path / "by_hand.db", tmp_path / "by_opening.db"
+    with contextlib.closing(sqlite3.connect(by_hand)) as connection:
+        connection.executescript(schema("sqlite"))
+    driver = open_by_name("sqlite", path=by_opening)
+    await driver.open()
+    await driver.close()
+
+    assert tables(by_hand) == tables(by_opening)
+
+
+def test_the_schema_refuses_what_opening_would_and_makes_no_file(tmp_path):
+    schema(f"sqlite:///{tmp_path}/a.db")
+    schema("sqlite", path=tmp_path / "a.db")
+    for url, options in ((f"sqlite:///{tmp_path}/a.db?synchronous=often", {}), ("sqlite", {"pth": "a.db"})):
+        with pytest.raises(ConfigurationError):
+            schema(url, **options)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,228 @@
+"""The command `copy`: bring what tenants and users have from one datastore to another, and prove it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Annotated, Final, get_args
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stm_backends.backend import open_backend
+from stm_backends.checks import require_seconds
+from stm_backends.cli import places, transfer
+from stm_backends.cli.options import Create
+from stm_backends.cli.outcome import FAILED, counted, reported, run, say_wrong
+from stm_backends.cli.progress import Progress
+from stm_backends.cli.render import console, plain
+from stm_backends.copying import NOBODY, Copy, Fate, Item, Owner, Trouble
+from stm_backends.errors import ConfigurationError, StorageError
+from stm_backends.types import MemoryKey
+
+_NAMED: Final = 20
+"""How many records in trouble are named."""
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="The URL to copy from.", metavar="FROM")],
+    target: Annotated[str, typer.Argument(help="The URL to copy to.", metavar="TO")],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="Copy everything of all users of a tenant; may be repeated.", metavar="TENANT"),
+    ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(help="Copy everything of a user; may be repeated.", metavar="TENANT:USER"),
+    ] = None,
+    other_states: Annotated[
+        bool,
+        typer.Option("--other-states", help="Copy the states saved under keys that name no tenant and user."),
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace records of the target that differ.")
+    ] = False,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            help="How many seconds every copied record lives from now on. [default: for ever]",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    create: Create = False,
+) -> None:
+    """Copy everything of tenants and users to another datastore, read it back and compare.
+
+    Conversations and saved states arrive byte for byte; leases stay behind. How long a record had left
+    to live cannot be read: the copies do not expire unless --ttl is given.
+
+    What is right at the target already is not touched, so that a copy which was interrupted is completed
+    by running the same again. A record that differs is left alone and named, unless --replace is given.
+    The source may be in use: what changes there meanwhile is found by comparing, and copied by running
+    the same again. The target must not be in use yet.
+
+    The exit status is 0 only if everything that the source has is at the target, byte for byte.
+    """
+    with reported():
+        owners = _owners(tenant or (), user or (), other_states=other_states)
+        if ttl is not None:
+            require_seconds("--ttl", ttl)
+        if source == target:
+            raise ConfigurationError("FROM and TO are the same")
+    named = _Named()
+    done = run(_copied(source, target, owners, named, replace=replace, ttl=ttl, create=create))
+    named.print()
+    console.print(_report(done, forever=ttl is None))
+    if named.count:
+        raise typer.Exit(FAILED)
+
+
+class _Named:
+    """What is in trouble, of which the first `_NAMED` are named in the end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._messages: list[str] = []
+
+    def add(self, what: str, problem: str) -> None:
+        self.count += 1
+        if len(self._messages) < _NAMED:
+            self._messages.append(f"{what}: {problem}")
+
+    def print(self) -> None:
+        for message in self._messages:
+            say_wrong(message)
+        if more := self.count - len(self._messages):
+            say_wrong(f"and {counted(more, 'record')} more")
+
+
+def _owners(tenants: Iterable[str], users: Iterable[str], *, other_states: bool) -> list[Owner]:
+    owners = [Owner(*transfer.owner(text)) for text in tenants]
+    if any(owner.user is not None for owner in owners):
+        raise ConfigurationError("--tenant is written TENANT, as in acme; for a user give --user acme:u123")
+    of_users = [Owner(*transfer.owner(text)) for text in users]
+    if any(owner.user is None for owner in of_users):
+        raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
+    owners += of_users
+    if other_states:
+        owners.append(NOBODY)
+    if not owners:
+        raise ConfigurationError("say whose: give --tenant TENANT or --user TENANT:USER, once or more often")
+    return owners
+
+
+async def _copied(
+    source: str,
+    target: str,
+    owners: list[Owner],
+    named: _Named,
+    *,
+    replace: bool,
+    ttl: float | None,
+    create: bool,
+) -> Copy:
+    origin, destination = places.shown(source), places.shown(target)
+    async with AsyncExitStack() as ends:
+        # The source first: a mistake in its URL is not to leave a new database at the other end.
+        with reported(f"the source, {origin}"):
+            opened = await ends.enter_async_context(places.existing(source))
+        with reported(f"the target, {destination}"):
+            taking = await ends.enter_async_context(open_backend(target, create=create))
+        if taking.traits.reach == "process":
+            raise ConfigurationError(f"what is stored in {destination} would be gone when this command ends")
+
+        def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
+            named.add(_named(item), _PROBLEMS[trouble] if error is None else str(error))
+
+        copy = Copy(opened.driver, taking.driver, owners, replace=replace, ttl=ttl, on_trouble=trouble)
+        counts = await copy.count()
+        for owner, count in counts.items():
+            if not count:
+                named.add(_whose(owner), "the source has nothing of it")
+        total = sum(counts.values())
+        whose = ", ".join(map(_whose, counts))
+        typer.echo(plain(f"Copying {counted(total, 'record')} of {whose} from {origin} to {destination}"))
+        try:
+            with Progress(total, "copying", "records") as progress:
+                await copy.copy(progress.show)
+            with Progress(total, "comparing", "records") as progress:
+                await copy.verify(progress.show)
+        except (StorageError, asyncio.CancelledError):  # an outage, or Ctrl-C
+            there = counted(sum(copy.tally[fate] for fate in _THERE), "record")
+            typer.echo(f"{there} had been copied; run the same again to go on from there", err=True)
+            raise
+        return copy
+
+
+_THERE: Final[tuple[Fate, ...]] = ("copied", "completed", "replaced", "unchanged")
+
+_PROBLEMS: Final[dict[Trouble, str]] = {
+    "left": "the target has another record here, which was left as it is",
+    "behind": "new at the source, or grown, while the copy ran",
+    "changed": "changed at one end while the copy ran",
+}
+
+
+def _whose(owner: Owner) -> str:
+    if owner == NOBODY:
+        return "other states"
+    tenant, user = owner
+    return transfer.tenant_composite(tenant) if user is None else transfer.user_composite(tenant, user)
+
+
+def _named(item: Item) -> str:
+    if item.kind == "memory":
+        return transfer.named(MemoryKey(item.tenant, item.user, item.name))
+    return f"the state saved under {plain(item.name)!r}"
+
+
+_ROWS: Final[dict[Fate, str]] = {
+    "copied": "copied",
+    "completed": "completed, what was missing at the end",
+    "replaced": "replaced, as told",
+    "unchanged": "there already",
+    "left": "different at the target, left as they are",
+    "failed": "unreadable, or too large for the target",
+    "verified": "read back and equal, byte for byte",
+    "behind": "new or grown at the source meanwhile",
+    "changed": "changed at one end meanwhile",
+    "extra": "at the target alone",
+}
+
+_ADVICE: Final[dict[Fate, str]] = {
+    "left": "Records that differ: run the same again with --replace to have the source's in their place, or "
+    "bring conversations of both ends together with `stm-backends export` and `stm-backends import --merge`.",
+    "behind": "Records that are new or have grown: run the same again.",
+    "changed": "Records that have changed: run the same again with --replace, unless the target is in use.",
+    "extra": "Records at the target alone were erased or have expired at the source, or were never there; "
+    "`stm-backends erase` removes them.",
+}
+
+_FOREVER: Final = (
+    "What was copied never expires: how long a record had left to live cannot be read. "
+    "--ttl sets a time to live."
+)
+
+
+def _report(copy: Copy, *, forever: bool) -> RenderableType:
+    table = Table(title="Records", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for fate, meaning in _ROWS.items():
+        count, bad = copy.tally[fate], fate in get_args(Trouble)
+        if count or fate in ("copied", "verified"):
+            table.add_row(meaning, Text(f"{count:,}", "bold red" if bad else ""))
+    parts: list[RenderableType] = [table]
+    parts += [Text(advice) for fate, advice in _ADVICE.items() if copy.tally[fate]]
+    if forever and copy.tally["copied"] + copy.tally["completed"] + copy.tally["replaced"]:
+        parts.append(Text(_FOREVER))
+    if not copy.ok:
+        verdict = Text("Not all that the source has is at the target.", style="bold red")
+    elif copy.tally["verified"]:
+        verdict = Text("What the source has is at the target, byte for byte.", style="green")
+    else:
+        verdict = Text("There was nothing to copy.", style="yellow")
+    return Group(*parts, verdict)

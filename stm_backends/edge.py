@@ -1,0 +1,59 @@
+"""The edge where a driver meets its client library: every call has the deadline, every error is ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias, TypeVar
+
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+
+T = TypeVar("T")
+
+Meaning: TypeAlias = tuple[type[StorageError], str]
+"""The error of this library that a client's exception amounts to, and what it says; nothing of the data."""
+
+_LATE: Final[Meaning] = (OutcomeUnknown, "no answer within the deadline")
+
+_READS: Final = frozenset({"open", "load", "scan"})
+"""Operations that may be tried again whatever became of them."""
+
+
+class Edge:
+    """Runs the calls of one driver to its client library.
+
+    `meaning` looks a client's exception up in the driver's table, and returns `None` for what is no
+    matter of the datastore: a mistake in the driver, which is raised as it is.
+    """
+
+    def __init__(
+        self, *, backend: str, deadline_s: float, meaning: Callable[[Exception], Meaning | None]
+    ) -> None:
+        self._backend = backend
+        self._deadline_s = deadline_s
+        self._meaning = meaning
+
+    async def run(self, operation: str, work: Awaitable[T]) -> T:
+        """Await a call within the deadline; raises `StorageError` for whatever the client raises.
+
+        A write that did not end in time is `OutcomeUnknown`, and so is what the driver's table says so of.
+        A read never is: nothing depends on whether it was done, and it may be tried again.
+        """
+        deadline = asyncio.timeout(self._deadline_s)
+        try:
+            async with deadline:
+                return await work
+        except StorageError:
+            raise
+        except Exception as error:
+            late = deadline.expired() and isinstance(error, TimeoutError)
+            meaning = _LATE if late else self._meaning(error)
+            if meaning is None:
+                raise
+            raise self._error(operation, meaning) from error
+
+    def _error(self, operation: str, meaning: Meaning) -> StorageError:
+        kind, message = meaning
+        if kind is OutcomeUnknown and operation in _READS:
+            kind = Unavailable
+        return kind(message, backend=self._backend, operation=operation)

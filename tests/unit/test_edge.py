@@ -1,0 +1,79 @@
+"""Every call of a driver to its client ends within the deadline, and in an error of ours or none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stm_backends.edge import Edge, Meaning
+from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
+
+
+def meaning(error: Exception) -> Meaning | None:
+    return {
+        ConnectionResetError: (OutcomeUnknown, "the connection was lost"),
+        PermissionError: (Denied, "not allowed"),
+        TimeoutError: (Unavailable, "no connection was free"),
+    }.get(type(error))
+
+
+@pytest.fixture
+def edge() -> Edge:
+    return Edge(backend="mine", deadline_s=0.05, meaning=meaning)
+
+
+async def answer() -> int:
+    return 7
+
+
+async def fail(error: Exception) -> None:
+    raise error
+
+
+async def test_an_answer_passes_as_it_is(edge: Edge) -> None:
+    assert await edge.run("load", answer()) == 7
+
+
+async def test_an_error_of_the_client_becomes_what_the_table_says(edge: Edge) -> None:
+    cause = PermissionError("user 'root'")
+    with pytest.raises(Denied) as caught:
+        await edge.run("append", fail(cause))
+    assert str(caught.value) == "mine.append: not allowed"
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        *((write, OutcomeUnknown) for write in ("append", "replace", "delete")),
+        *((read, Unavailable) for read in ("open", "load", "scan")),
+    ],
+)
+async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge, operation, kind) -> None:
+    with pytest.raises(kind):
+        await edge.run(operation, fail(ConnectionResetError()))
+    with pytest.raises(kind, match="no answer within the deadline"):
+        await edge.run(operation, asyncio.Event().wait())
+
+
+async def test_the_clients_own_timeout_is_not_taken_for_the_deadline(edge: Edge) -> None:
+    with pytest.raises(Unavailable, match="no connection was free"):
+        await edge.run("append", fail(TimeoutError()))
+
+
+async def test_an_error_of_ours_and_a_mistake_pass_as_they_are(edge: Edge) -> None:
+    ours = TooLarge("entry", size=2, limit=1, backend="mine", operation="append")
+    with pytest.raises(TooLarge) as caught:
+        await edge.run("append", fail(ours))
+    assert caught.value is ours
+    with pytest.raises(ZeroDivisionError):
+        await edge.run("append", fail(ZeroDivisionError()))
+
+
+async def test_cancellation_passes_as_it_is(edge: Edge) -> None:
+    task = asyncio.ensure_future(edge.run("append", asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
