@@ -152,7 +152,10 @@ class RedisSettings:
         and password are percent-decoded; settings follow as `?key_prefix=mine:`. A setting that the two
         give differently is refused. No message shows any part of the URL before its query.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigurationError("a host of the redis URL has a bracket too many or too few") from None
         if parts.scheme not in _SCHEMES:
             raise ConfigurationError(
                 f"a redis URL begins with {', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
