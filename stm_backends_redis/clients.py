@@ -73,8 +73,13 @@ def connect(settings: RedisSettings) -> Connected:
     """Return a client for these settings; it connects when it is first used."""
     common, places = _common(settings), settings.pool_size
     if settings.mode == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in settings.hosts]
-        cluster = RedisCluster(startup_nodes=nodes, max_connections=places, **common)
+        cluster = RedisCluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in settings.hosts],
+            max_connections=places,
+            # Else every fifth redirection closes all connections, those with a write under way too.
+            reinitialize_steps=0,
+            **common,
+        )
         return Connected(cluster, places=places, close=[cluster.aclose])
     common |= {"db": settings.db, "redis_connect_func": _greeting(common["socket_connect_timeout"])}
     if settings.mode == "sentinel":
