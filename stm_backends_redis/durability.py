@@ -21,7 +21,8 @@ class Safeguard:
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        replicas, patience = settings.wait_replicas, int(settings.deadline_s * 500)
+        # The server gives up in time for a script that it did not know to be sent, and waited for, again.
+        replicas, patience = settings.wait_replicas, int(settings.deadline_s * 400)
         if settings.wait_fsync:
             self._command: tuple[Argument, ...] = ("WAITAOF", 1, replicas, patience)
             self._asked = [1, replicas]

@@ -30,11 +30,11 @@ def _port() -> int:
 class RedisServer(Server):
     """A server of our own, started with whatever options a test needs."""
 
-    def __init__(self, binary: str, directory: Path, *options: str) -> None:
+    def __init__(self, binary: str, directory: Path, *options: str, config: Path | None = None) -> None:
         self.port = _port()
         self.url = f"redis://127.0.0.1:{self.port}"
         common = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory))
-        super().__init__([binary, *common, *options], directory, self.ask)
+        super().__init__([binary, *filter(None, [config]), *common, *options], directory, self.ask)
 
     def ask(self, *command: str | int) -> object:
         """Return the answer to one command, `PING` unless told otherwise, on a connection of its own."""
