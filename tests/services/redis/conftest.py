@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ import pytest
 import redis
 
 from tests.support.servers import Proxy, Server, free_port
+
+README = (Path(__file__).parents[3] / "stm_backends_redis" / "README.md").read_text("utf-8")
+
+# `ACL SETUSER ...` up to the end of its block, and what a cluster needs beside it.
+PERMISSIONS = re.findall(r"\+\w+", re.findall(r"ACL SETUSER(.*?)```", README, re.DOTALL)[0])
+CLUSTER_PERMISSIONS = re.findall(r"for a cluster `(.*?)`", README)[0].split()
 
 
 def _port() -> int:

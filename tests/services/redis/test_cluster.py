@@ -18,7 +18,7 @@ from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
-from tests.services.redis.conftest import RedisServer
+from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, RedisServer
 
 SLOTS = 16_384
 PREFIX = "stm:"
@@ -118,7 +118,6 @@ class TestRedisDriverOnACluster(DriverContract):
 
         return Datastore(
             open=functools.partial(open_at, cluster.url, max_entry_bytes=50_000, max_record_bytes=200_000),
-            tick=0.3,
             histories=5,
             damage=damage,
             peek=peek,
@@ -265,3 +264,14 @@ async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluste
     await driver.close()
     with pytest.raises(Unavailable, match="no node of the cluster"):
         await open_at(f"redis+cluster://127.0.0.1:{unused_port}")
+
+
+async def test_a_user_with_the_permissions_of_the_readme_may_use_a_cluster(cluster):
+    for node in cluster.nodes:
+        node.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS, *CLUSTER_PERMISSIONS)
+    driver = await open_at(cluster.url, username="enough", password="p")
+    for number in range(6):
+        key = Key(f"tenant:allowed{number}:memory", "conversation")
+        assert await driver.append(key, b"a", birth="birth", ttl=60) == 1
+        assert (await driver.scan(key.scope, limit=1)).names == (key.name,)
+    await driver.close()

@@ -59,7 +59,7 @@ class TestRedisDriver(DriverContract):
 
         yield Datastore(
             open=functools.partial(open_at, through_proxy, deadline_s=2.0, **SMALL),
-            tick=0.3,
+            histories=15,
             damage=damage,
             peek=peek,
             outage=proxy.outage,
@@ -75,7 +75,7 @@ class TestRedisDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, redis_url):
-        return Datastore(open=functools.partial(open_at, redis_url), tick=0.3, histories=10)
+        return Datastore(open=functools.partial(open_at, redis_url), histories=10)
 
 
 class TestPodsOnRedis(PodsContract):

@@ -12,6 +12,7 @@ from stm_backends.driver import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_redis.errors import NotConnected, meaning
+from tests.services.redis.conftest import PERMISSIONS
 
 KEY = Key("private scope", "private name")
 
@@ -122,7 +123,7 @@ async def test_users_are_told_what_they_lack(start):
     await narrow.close()
     with pytest.raises(Denied, match="may not run"):
         await open_at(server.url, **login("narrow"), key_prefix="other:")
-    server.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS.split())
+    server.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS)
     enough = await open_at(server.url, **login("enough"))
     for ttl in (60, None):
         await enough.append(KEY, b"a", birth="b", ttl=ttl)
@@ -133,13 +134,6 @@ async def test_users_are_told_what_they_lack(start):
     server.ask("CONFIG", "SET", "requirepass", "p")
     with pytest.raises(Denied, match="user and password"):
         await open_at(server.url)
-
-
-PERMISSIONS = (
-    "+eval +evalsha +time +lrange +llen +lindex +rpush +lset +ltrim +exists +unlink +pttl +persist +pexpireat"
-    " +zadd +zrem +zscore +zrangebylex +zremrangebylex +zrandmember"
-)
-"""As the README lists them."""
 
 
 async def test_a_server_that_is_busy_with_a_script_says_so(start):
