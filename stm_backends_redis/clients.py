@@ -86,7 +86,8 @@ def connect(settings: RedisSettings) -> Connected:
         login = {"username": settings.sentinel_username, "password": settings.sentinel_password}
         sentinel = Sentinel(settings.hosts, sentinel_kwargs={**_common(settings), **login})
         master: Redis = cast("Any", sentinel).master_for(settings.service, **common)
-        return Connected(master, places=places, close=[master.aclose, sentinel.aclose])
+        asked: list[Redis] = cast("Any", sentinel).sentinels
+        return Connected(master, places=places, close=[one.aclose for one in (master, *asked)])
     host, port = settings.hosts[0]
     single = Redis(host=host, port=port, **common)
     return Connected(single, places=places, close=[single.aclose])

@@ -40,8 +40,8 @@ _NAMES_A_PAGE: Final = 10_000
 class RedisDriver:
     """The five operations on Redis.
 
-    With a `client` of `redis.asyncio`, which is never closed, the driver works without being opened, and
-    `settings` need no server. Without one, `open` makes a client and `close` closes it.
+    With a `client` of `redis.asyncio`, which is never closed, the driver works without being opened; opening
+    it then sees that the server is there. Without one, `open` makes a client and `close` closes it.
     """
 
     name = "redis"
@@ -66,7 +66,7 @@ class RedisDriver:
     async def open(self) -> None:
         """Connect, log in, and see that writes can be as durable as asked. Opening twice is harmless."""
         async with self._opening:
-            if self._connected is not None:
+            if self._connected is not None and self._connected is not self._given:
                 return
             connected = self._given or connect(self._settings)
             try:

@@ -27,6 +27,11 @@ PERMISSIONS = re.findall(r"\+\w+", re.findall(r"ACL SETUSER(.*?)```", README, re
 CLUSTER_PERMISSIONS = re.findall(r"for a cluster `(.*?)`", README)[0].split()
 
 
+def login(username: str) -> dict[str, str]:
+    """Return the options that log a user of a test in."""
+    return {"username": username, "password": "p"}
+
+
 def _port() -> int:
     """Return a free port beside which a node of a cluster has room for its second port, 10,000 higher."""
     while (port := free_port()) > 55_000:

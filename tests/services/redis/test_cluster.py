@@ -18,7 +18,7 @@ from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
-from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, RedisServer
+from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, RedisServer, login
 
 SLOTS = 16_384
 PREFIX = "stm:"
@@ -269,7 +269,7 @@ async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluste
 async def test_a_user_with_the_permissions_of_the_readme_may_use_a_cluster(cluster):
     for node in cluster.nodes:
         node.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS, *CLUSTER_PERMISSIONS)
-    driver = await open_at(cluster.url, username="enough", password="p")
+    driver = await open_at(cluster.url, **login("enough"))
     for number in range(6):
         key = Key(f"tenant:allowed{number}:memory", "conversation")
         assert await driver.append(key, b"a", birth="birth", ttl=60) == 1

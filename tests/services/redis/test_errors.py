@@ -12,13 +12,9 @@ from stm_backends.driver import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_redis.errors import NotConnected, meaning
-from tests.services.redis.conftest import PERMISSIONS
+from tests.services.redis.conftest import PERMISSIONS, login
 
 KEY = Key("private scope", "private name")
-
-
-def login(username):
-    return {"username": username, "password": "p"}
 
 
 def caused(error, cause):
