@@ -1,0 +1,234 @@
+"""The Redis driver: records in one Redis, in the master that sentinels name, or spread over a Redis Cluster.
+
+Every operation is one command or one script, and one round trip. There are three exceptions, none of which
+does anything twice: a server that does not know a script (it was restarted, or its scripts were flushed)
+is sent the text of it; a cluster that moves a slot redirects, which the client library follows, and may ask
+to try again in a moment.
+
+The keys of one scope share a hash tag, so that a record and the index of its scope are in one slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+from redis.client import NEVER_DECODE
+from redis.exceptions import NoScriptError
+
+from stm_backends.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.driver import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
+from stm_backends.edge import Edge
+from stm_backends.errors import Corrupt, TooLarge, located
+from stm_backends_redis import statements
+from stm_backends_redis.clients import Client, Connected, borrowed, connect
+from stm_backends_redis.durability import Argument, Safeguard
+from stm_backends_redis.errors import REFUSALS, meaning
+from stm_backends_redis.settings import RedisSettings
+from stm_backends_redis.statements import Statement
+
+Send: TypeAlias = Callable[..., Awaitable[Any]]
+"""Takes a client and a command, and returns the answer."""
+
+_NAMES_A_PAGE: Final = 10_000
+"""More names than this are not read at once, so that the server stays free for others."""
+
+
+class RedisDriver:
+    """The five operations on Redis.
+
+    With a `client` of `redis.asyncio`, which is never closed, the driver works without being opened; opening
+    it then sees that the server is there. Without one, `open` makes a client and `close` closes it.
+    """
+
+    name = "redis"
+
+    def __init__(self, settings: RedisSettings | None = None, *, client: Client | None = None) -> None:
+        self._settings = settings = settings or RedisSettings()
+        self._given = None if client is None else borrowed(client, settings)
+        self._connected = self._given
+        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
+        self._safeguard = Safeguard(settings)
+        self._opening = asyncio.Lock()
+        self.traits = Traits(
+            reach="network",
+            clock="server",
+            durability=self._safeguard.sentence,
+            max_entry=settings.max_entry_bytes,
+            max_record=settings.max_record_bytes,
+            max_drop=settings.max_record_bytes,
+            deadline=settings.deadline_s,
+        )
+
+    async def open(self) -> None:
+        """Connect, log in, and see that writes can be as durable as asked. Opening twice is harmless."""
+        async with self._opening:
+            if self._connected is not None and self._connected is not self._given:
+                return
+            connected = self._given or connect(self._settings)
+            try:
+                await self._edge.run("open", self._greet(connected.client))
+            except BaseException:
+                await connected.close()
+                raise
+            self._connected = connected
+
+    async def close(self) -> None:
+        """Let what has been sent end, and close the client if it is ours. Twice is harmless."""
+        connected, self._connected = self._connected, None
+        if connected is not None:
+            await connected.close()
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as it is now, or `None` only if it is not there."""
+        record, _ = self._keys(key)
+        elements: list[bytes] = await self._read("load", statements.LOAD, record, 0, -1)
+        if not elements:
+            return None
+        try:
+            return _record(elements)
+        except ValueError:
+            raise Corrupt("a part of the record is missing", backend=self.name, operation="load") from None
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        """Add one entry at the end; the version stays, the time to live starts anew."""
+        require_ttl(ttl)
+        self._require_entry(len(entry), "append")
+        most = self.traits.max_record
+        length: int = await self._write(
+            "append", statements.APPEND, key, birth.encode(), _milliseconds(ttl), most, entry
+        )
+        return self._fitting(length, "append")
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version if the record is what the caller expects."""
+        require_ttl(ttl)
+        require_drop(drop, expect)
+        self._require_entry(len(body), "replace")
+        condition, expected = ("is", expect) if isinstance(expect, str) else (expect.value, "")
+        stored: int = await self._write(
+            "replace",
+            statements.REPLACE,
+            key,
+            version.encode(),
+            condition,
+            expected.encode(),
+            drop,
+            _milliseconds(ttl),
+            self.traits.max_record,
+            body,
+        )
+        return self._fitting(stored, "replace") == 1
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        condition, expected = ("any", "") if expect is ANY else ("is", expect)
+        removed: int = await self._write("delete", statements.DELETE, key, condition, expected.encode())
+        return removed == 1
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        require_limit(limit)
+        limit = min(limit, _NAMES_A_PAGE)
+        index = self._index(scope)
+        found: list[bytes] = await self._read("scan", statements.SCAN, 1, index, after.encode(), limit)
+        following, *names = (name.decode() for name in found)
+        return Page(tuple(names), following or None)
+
+    # How it is sent
+
+    async def _write(self, operation: str, script: Statement, key: Key, *arguments: Argument) -> Any:
+        record, index = self._keys(key)
+        send = self._safeguard.execute
+        return await self._run(operation, send, script, 2, record, index, key.name.encode(), *arguments)
+
+    async def _read(self, operation: str, statement: Statement, *arguments: Argument) -> Any:
+        return await self._run(operation, _execute, statement, *arguments)
+
+    async def _run(self, operation: str, send: Send, statement: Statement, *arguments: Argument) -> Any:
+        connected = self._connected
+        if connected is None:
+            raise not_open(backend=self.name, operation=operation)
+        work = self._until_taken(connected, send, statement, arguments)
+        with located(self.name, operation):
+            return await self._edge.run(operation, work)
+
+    async def _until_taken(
+        self, connected: Connected, send: Send, statement: Statement, arguments: tuple[Argument, ...]
+    ) -> Any:
+        """Send a command or a script, again if the server does not know it or refuses it for the moment."""
+        now = asyncio.get_running_loop().time
+        give_up_at = now() + self._settings.deadline_s * 0.8
+        command = statement.command
+        async with connected.turn(self._settings.deadline_s / 2):
+            while True:
+                try:
+                    return await send(connected.client, *command, *arguments)
+                except NoScriptError:
+                    command = statement.in_full
+                except REFUSALS:
+                    if now() >= give_up_at:
+                        raise
+                    await asyncio.sleep(random.uniform(0.005, 0.05))
+
+    async def _greet(self, client: Client) -> None:
+        # A look at a key of ours, so that a user who may use no others is let in.
+        await _execute(client, *statements.LOAD.command, self._index("nobody"), 0, 0)
+        await self._safeguard.require(client)
+
+    def _index(self, scope: str) -> bytes:
+        """Return the key of a scope's index. Its braces say to a cluster where all keys of the scope belong.
+
+        The prefix contains no brace, and the scope no closing one, so no two scopes share a key.
+        """
+        tag = scope.replace("%", "%25").replace("}", "%7D")
+        return f"{self._settings.key_prefix}{{{tag}}}".encode()
+
+    def _keys(self, key: Key) -> tuple[bytes, bytes]:
+        """Return the keys of a record and of its scope's index."""
+        index = self._index(key.scope)
+        return index + b":" + key.name.encode(), index
+
+    def _require_entry(self, size: int, operation: str) -> None:
+        require_fits("entry", size, self.traits.max_entry, backend=self.name, operation=operation)
+
+    def _fitting(self, answer: int, operation: str) -> int:
+        """Return the answer of a script; raises `TooLarge` if it is minus the size of a record."""
+        if answer < 0:
+            raise TooLarge(
+                "record", size=-answer, limit=self.traits.max_record, backend=self.name, operation=operation
+            )
+        return answer
+
+
+async def _execute(client: Any, *command: Argument) -> Any:
+    """Send a command; the answer is bytes, even from a client that decodes those of its owner's commands."""
+    return await client.execute_command(*command, **{NEVER_DECODE: True})
+
+
+def _record(elements: list[bytes]) -> Record:
+    """Return the record that a list holds; raises `ValueError` if it is not whole."""
+    version, measure, body, *tail = elements
+    length, size, body_size = map(int, measure.split())
+    if (len(tail), sum(map(len, tail)), len(body)) != (length, size, max(body_size, 0)):
+        raise ValueError
+    return Record(version.decode(), None if body_size < 0 else body, tuple(tail))
+
+
+def _milliseconds(ttl: float | None | KeepType) -> Argument:
+    """Return a time to live as the scripts take it."""
+    if isinstance(ttl, Ttl):
+        return ttl.value
+    return "" if ttl is None else math.ceil(ttl * 1000)

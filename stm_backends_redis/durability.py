@@ -1,0 +1,77 @@
+"""How safe a write is once it is acknowledged, and the command that waits until it is."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from redis.client import NEVER_DECODE
+from redis.exceptions import ResponseError
+
+from stm_backends.errors import ConfigurationError, OutcomeUnknown
+from stm_backends_redis.settings import RedisSettings
+
+Argument = bytes | str | int
+
+
+class Safeguard:
+    """Sends a write and, behind it in the same packet, WAIT or WAITAOF.
+
+    Both wait for everything that the server has written so far, so a write that is sent again and finds
+    itself done is waited for as well.
+    """
+
+    def __init__(self, settings: RedisSettings) -> None:
+        # The server gives up in time for a script that it did not know to be sent, and waited for, again.
+        replicas, patience = settings.wait_replicas, int(settings.deadline_s * 400)
+        if settings.wait_fsync:
+            self._command: tuple[Argument, ...] = ("WAITAOF", 1, replicas, patience)
+            self._asked = [1, replicas]
+        else:
+            self._command = ("WAIT", replicas, patience)
+            self._asked = [replicas]
+        self._is_asked = any(self._asked)
+
+    @property
+    def sentence(self) -> str:
+        """What survives once acknowledged, as `Traits.durability` says it."""
+        where: list[str] = []
+        if len(self._asked) == 2:
+            where.append("on the disk of the server")
+        if self._asked[-1]:
+            copies = "in the memory of" if len(self._asked) == 1 else "on the disks of"
+            where.append(f"{copies} {self._asked[-1]} replica(s)")
+        if where:
+            return f"acknowledged once {' and '.join(where)}"
+        return (
+            "as the server is set up: with `appendfsync always` survives the server's death; a failover may "
+            "take the last writes"
+        )
+
+    async def require(self, client: Any) -> None:
+        """Raise `ConfigurationError` if the server cannot wait as asked."""
+        if len(self._asked) == 1:
+            return
+        try:
+            await client.execute_command(*self._command)
+        except ResponseError as error:
+            raise ConfigurationError(
+                "wait_fsync needs WAITAOF, which came with Redis 7.2, on a server with `appendonly yes`; "
+                "leave it out, and set `appendfsync always` on the server instead"
+            ) from error
+
+    async def execute(self, client: Any, *command: Argument) -> Any:
+        """Return the answer to a write once it is as safe as asked; raises `OutcomeUnknown` if it is not."""
+        if not self._is_asked:
+            return await client.execute_command(*command, **{NEVER_DECODE: True})
+        pipeline: Any
+        async with client.pipeline(transaction=False) as pipeline:
+            pipeline.execute_command(*command, **{NEVER_DECODE: True})
+            pipeline.execute_command(*self._command)
+            answer, safe = await pipeline.execute(raise_on_error=False)
+        for one in (answer, safe):
+            if isinstance(one, Exception):
+                raise one
+        reached = cast("list[int]", safe if isinstance(safe, list) else [safe])
+        if any(one < least for one, least in zip(reached, self._asked, strict=True)):
+            raise OutcomeUnknown("done, but not confirmed in time by as many servers as asked for")
+        return answer

@@ -1,0 +1,110 @@
+"""What a caller can conclude from each error of the client library, and of the server behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from redis import exceptions as client
+from redis.asyncio import sentinel
+
+from stm_backends.edge import Meaning
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
+from stm_backends_redis.statements import CORRUPT
+
+
+class NotConnected(client.ConnectionError):
+    """A new connection did not come about, for the reason in `__cause__`: nothing was sent through it."""
+
+
+_LOST: Final[Meaning] = (OutcomeUnknown, "the connection was lost")
+_NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection to the server")
+_BUSY_CLIENT: Final[Meaning] = (Unavailable, "all connections of the client are in use")
+_LOADING: Final[Meaning] = (Unavailable, "the server is still loading its data")
+_REPLICA: Final[Meaning] = (Unavailable, "the server is a replica, and takes no writes")
+_FULL: Final[Meaning] = (Unavailable, "the server's memory is full; nothing was written")
+_MOVING: Final[Meaning] = (Unavailable, "the cluster is moving this slot, or a node of it fails over")
+_LOGIN: Final[Meaning] = (Denied, "the server does not accept this user and password")
+_FORBIDDEN: Final[Meaning] = (Denied, "this user may not run the commands, or use the keys, that it needs")
+
+_UNEXPECTED: Final[Meaning] = (
+    OutcomeUnknown,
+    "the server answered with an error that this version does not know",
+)
+
+_CODES: Final[Mapping[str, Meaning]] = {
+    CORRUPT: (Corrupt, "a part of the record is missing, or was written by something else"),
+    "WRONGTYPE": (Corrupt, "the key of the record holds something else"),
+    "OOM": _FULL,
+    "MISCONF": (Unavailable, "the server cannot save to its disk, and takes no writes"),
+    "NOREPLICAS": (Unavailable, "the server has too few replicas, and takes no writes"),
+    "READONLY": _REPLICA,
+    "MASTERDOWN": (Unavailable, "the replica has lost its master"),
+    "LOADING": _LOADING,
+    "BUSY": (Unavailable, "the server is busy with a script of somebody's"),
+    "TRYAGAIN": _MOVING,
+    "CLUSTERDOWN": _MOVING,
+    "ASK": _MOVING,
+    "MOVED": (Unavailable, "the server is a node of a cluster; its URL begins with redis+cluster://"),
+    "NOAUTH": _LOGIN,
+    "WRONGPASS": _LOGIN,
+    "NOPERM": _FORBIDDEN,
+}
+"""By the word that begins the server's answer."""
+
+_CLASSES: Final[Mapping[type[Exception], Meaning]] = {
+    client.MaxConnectionsError: _BUSY_CLIENT,
+    client.AuthenticationError: _LOGIN,
+    client.AuthenticationWrongNumberOfArgsError: _LOGIN,
+    client.AuthorizationError: _FORBIDDEN,
+    client.NoPermissionError: _FORBIDDEN,
+    client.BusyLoadingError: _LOADING,
+    client.ReadOnlyError: _REPLICA,
+    client.OutOfMemoryError: _FULL,
+    client.MovedError: _CODES["MOVED"],
+    client.AskError: _MOVING,
+    client.TryAgainError: _MOVING,
+    client.MasterDownError: _CODES["MASTERDOWN"],
+    client.ClusterError: _MOVING,
+    client.InvalidResponse: (OutcomeUnknown, "the answer was not that of a Redis server"),
+    sentinel.MasterNotFoundError: (Unavailable, "no sentinel can be reached that knows the service"),
+    client.RedisClusterException: (Unavailable, "no node of the cluster could be asked for this key"),
+    # What is left of these two has been sent, as far as anybody knows.
+    client.ConnectionError: _LOST,
+    client.TimeoutError: _LOST,
+    OSError: _LOST,
+}
+"""By class, and where that is not listed by the nearest of its bases that is."""
+
+REFUSALS: Final = (client.TryAgainError, client.ClusterError)
+"""What a cluster answers while it moves things around: not done, and will be taken in a moment."""
+
+_NOT_SENT: Final = re.compile(
+    r" connecting to |^No connection available|^max number of clients|^Too many connections"
+)
+"""What the client library says of a `ConnectionError` or `TimeoutError` before anything was sent."""
+
+_FORBIDDEN_IN_SCRIPT: Final = "The user executing the script can't"
+
+_IN_SCRIPT: Final = re.compile(f"(?:^|: -?)({'|'.join(_CODES)}|{_FORBIDDEN_IN_SCRIPT})\\b")
+"""Before 7.0 a server wraps the error that ends a script in a sentence of its own."""
+
+
+def meaning(error: BaseException) -> Meaning | None:
+    """Return what an error amounts to; `None` for one that is not the datastore's."""
+    if isinstance(error, NotConnected):
+        why = error.__cause__ and meaning(error.__cause__)
+        return why if why and why[0] is not OutcomeUnknown else _NO_CONNECTION
+    if isinstance(error, client.ConnectionError | client.TimeoutError):
+        if _NOT_SENT.search(str(error)):
+            return _NO_CONNECTION
+        if isinstance(error.__context__, client.ReadOnlyError):  # so says a connection that sentinels manage
+            return _REPLICA
+    for kind in type(error).__mro__:
+        if kind in _CLASSES:
+            return _CLASSES[kind]
+    if isinstance(error, client.ResponseError):
+        found = _IN_SCRIPT.search(str(error))
+        return _UNEXPECTED if found is None else _CODES.get(found[1], _FORBIDDEN)
+    return None

@@ -1,0 +1,185 @@
+"""What the Redis driver says to Redis, and why each operation is atomic.
+
+A record is one list: version, measure, body, and then the tail, oldest entry first. The measure is the
+text `LENGTH SIZE BODY`: the number of entries, their bytes, and the bytes of the body (-1: there is no
+body). Reading a record is one command. Everything else is a script, and a server runs nothing else while
+it runs a script.
+
+A scope has one more key, its index: a sorted set of equal scores, which Redis keeps in the order of bytes.
+A member is `name NUL expiry`, the expiry in milliseconds of the server's clock or empty; no name contains
+NUL, so members sort as names do, and a listing needs no look at any record.
+
+Scripts touch no key that they do not declare, and obey two rules that matter while a slot of a cluster
+moves, when the server it leaves refuses each command on a key that it does not have, even in the middle
+of a script. They read before they write, so that what is refused has changed nothing; and a key that is
+rewritten is never empty in between.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from typing import Final, NamedTuple
+
+CORRUPT: Final = "STMCORRUPT"
+"""How the error begins with which a script refuses a record that it cannot read."""
+
+
+class Statement(NamedTuple):
+    """How a command begins: by the digest under which a server knows a script, and else by its text."""
+
+    command: tuple[str, ...]
+    in_full: tuple[str, ...]
+
+
+def _script(text: str) -> Statement:
+    digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Statement(("EVALSHA", digest), ("EVAL", text))
+
+
+# Argument: record, 0, -1. One command on one key: a snapshot, in which an expired record is absent.
+LOAD: Final = Statement(("LRANGE",), ("LRANGE",))
+
+_MEASURE: Final = """
+local function measure(head)
+  local length, size, body = string.match(head[2] or '', '^(%d+) (%d+) (-?%d+)$')
+  if not length or redis.call('LLEN', KEYS[1]) ~= length + 3 then return nil end
+  return tonumber(length), tonumber(size), tonumber(body)
+end
+"""
+# The one instant at which a script judges what has expired. Redis does so too: alive in its last millisecond.
+_NOW: Final = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+# Replaces the index's entry of a name; adds before it removes, see above. The index itself expires a
+# second after the last of its records, unless one of them is for ever. A birth looks at four other entries
+# and removes those that have expired, so that on average no more than a third as many stand as live ones.
+_ENTER: Final = f"""{_NOW}
+local function expiry(ttl)
+  return ttl == '' and '' or string.format('%.0f', now + ttl)
+end
+local function enter(name, expires)
+  local entry = name .. '\\0' .. expires
+  if redis.call('ZSCORE', KEYS[2], entry) then return end
+  local life = redis.call('PTTL', KEYS[2])
+  local old = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. name .. '\\0', '(' .. name .. '\\1')
+  redis.call('ZADD', KEYS[2], 0, entry)
+  if #old > 0 then
+    redis.call('ZREM', KEYS[2], unpack(old))
+  else
+    for _, other in ipairs(redis.call('ZRANDMEMBER', KEYS[2], 4)) do
+      local ends = tonumber(string.match(other, '%z(%d+)$'))
+      if ends and ends < now then redis.call('ZREM', KEYS[2], other) end
+    end
+  end
+  if expires == '' then
+    redis.call('PERSIST', KEYS[2])
+  elseif life == -2 or (life >= 0 and now + life < expires + 1000) then
+    redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', expires + 1000))
+  end
+end
+local function expire(expires)
+  if expires == '' then redis.call('PERSIST', KEYS[1]) else redis.call('PEXPIREAT', KEYS[1], expires) end
+end
+"""
+
+# KEYS: record, index. ARGV: name, birth, ttl in ms or '', the most bytes of a record, entry.
+# Answers the new length, or minus the size of a record that would be too large.
+APPEND: Final = _script(
+    f"""{_MEASURE}{_ENTER}
+local name, birth, ttl, limit, entry = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local head = redis.call('LRANGE', KEYS[1], 0, 1)
+local length, size, body = 0, 0, -1
+if head[1] then length, size, body = measure(head) end
+if not length then return redis.error_reply('{CORRUPT}') end
+length, size = length + 1, size + #entry
+if size + math.max(body, 0) > limit then return -(size + math.max(body, 0)) end
+local measured, expires = string.format('%d %d %d', length, size, body), expiry(ttl)
+enter(name, expires)
+if head[1] then
+  redis.call('RPUSH', KEYS[1], entry)
+  redis.call('LSET', KEYS[1], 1, measured)
+else
+  redis.call('RPUSH', KEYS[1], birth, measured, '', entry)
+end
+expire(expires)
+return length
+"""
+)
+
+# KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop,
+# ttl in ms or '' or 'keep', the most bytes of a record, body. Answers 1, or 0 for a lost race, or minus
+# the size of a record that would be too large.
+#
+# The new head is written over the last three elements of the old head and the entries that go, and what
+# stands before it is cut off: the list is never empty, so that it keeps its time to live.
+REPLACE: Final = _script(
+    f"""{_MEASURE}{_ENTER}
+local name, version, condition, expected = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local drop, ttl, limit, body = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local head = redis.call('LRANGE', KEYS[1], 0, 1)
+local length, size = 0, 0
+if head[1] then length, size = measure(head) end
+if not length then return redis.error_reply('{CORRUPT}') end
+if head[1] == version then return 1 end
+if condition == 'absent' and head[1] then return 0 end
+if condition == 'is' and (head[1] ~= expected or drop > length) then return 0 end
+local cut = drop
+if condition == 'any' then
+  length, size, cut = 0, 0, 0
+elseif drop > 0 then
+  for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 3, 2 + drop)) do size = size - #entry end
+  length = length - drop
+end
+if size + #body > limit then return -(size + #body) end
+local measured = string.format('%d %d %d', length, size, #body)
+local expires = (ttl ~= 'keep' or not head[1]) and expiry(ttl == 'keep' and '' or ttl)
+if expires then enter(name, expires) end
+if head[1] then
+  redis.call('LSET', KEYS[1], cut, version)
+  redis.call('LSET', KEYS[1], cut + 1, measured)
+  redis.call('LSET', KEYS[1], cut + 2, body)
+  if condition == 'any' then redis.call('LTRIM', KEYS[1], 0, 2) end
+  if cut > 0 then redis.call('LTRIM', KEYS[1], cut, -1) end
+else
+  redis.call('RPUSH', KEYS[1], version, measured, body)
+end
+if expires then expire(expires) end
+return 1
+"""
+)
+
+# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is. Answers 1 or 0. What cannot be
+# read can still be erased, unless a version is asked for.
+DELETE: Final = _script(
+    """
+local name, condition, expected = ARGV[1], ARGV[2], ARGV[3]
+local there = redis.call('EXISTS', KEYS[1]) == 1
+if there and condition == 'is' and redis.call('LINDEX', KEYS[1], 0) ~= expected then return 0 end
+redis.call('ZREMRANGEBYLEX', KEYS[2], '[' .. name .. '\\0', '(' .. name .. '\\1')
+if not there then return 0 end
+redis.call('UNLINK', KEYS[1])
+return 1
+"""
+)
+
+# KEYS: index. ARGV: after, limit. Answers '' or where the next page begins, and then the names. Expired
+# entries are left out and removed, no more of them than a page would hold.
+SCAN: Final = _script(
+    f"""{_NOW}
+local limit = tonumber(ARGV[2])
+local first = ARGV[1] == '' and '-' or '[' .. ARGV[1] .. '\\1'
+local found = redis.call('ZRANGEBYLEX', KEYS[1], first, '+', 'LIMIT', 0, limit + 1)
+local page = {{''}}
+for place, entry in ipairs(found) do
+  local name, ends = string.match(entry, '^(.*)%z(%d*)$')
+  local expired = ends ~= '' and tonumber(ends) < now
+  if place <= limit then
+    if not expired then page[#page + 1] = name end
+    if place == limit and #found > limit then page[1] = name end
+  end
+  if expired then redis.call('ZREM', KEYS[1], entry) end
+end
+return page
+"""
+)

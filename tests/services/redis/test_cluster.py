@@ -1,0 +1,277 @@
+"""A real cluster of three nodes: the contract, a slot that moves while writers write, a node that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+from redis.asyncio import RedisCluster
+from redis.crc import key_slot
+
+from stm_backends.driver import KEEP, Key, Record, new_version
+from stm_backends.errors import StorageError, Unavailable
+from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
+from stm_backends.testing.processes import fold, ledger
+from stm_backends_redis import RedisDriver
+from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, RedisServer, login
+
+SLOTS = 16_384
+PREFIX = "stm:"
+
+
+class Cluster:
+    """Three masters without replicas, put together by commands of a client."""
+
+    def __init__(self, nodes: Sequence[RedisServer]) -> None:
+        self.nodes = nodes
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+
+    def form(self) -> None:
+        """Give each node its share of the slots and make them known to each other."""
+        share = -(-SLOTS // len(self.nodes))
+        for number, node in enumerate(self.nodes):
+            node.ask("CLUSTER", "ADDSLOTS", *range(number * share, min(SLOTS, (number + 1) * share)))
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for node in self.nodes[1:]:
+            self.nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", node.port)
+        until = time.monotonic() + 60
+        while not all(self._is_whole(node) for node in self.nodes):
+            assert time.monotonic() < until, "the nodes did not become a cluster"
+            time.sleep(0.1)
+
+    def owner(self, slot: int) -> RedisServer:
+        share = -(-SLOTS // len(self.nodes))
+        return self.nodes[slot // share]
+
+    def _is_whole(self, node: RedisServer) -> bool:
+        info = str(node.ask("CLUSTER", "INFO"))
+        slots = node.ask("CLUSTER", "SLOTS")
+        assert isinstance(slots, list)
+        return "cluster_state:ok" in info and len(slots) == len(self.nodes)
+
+    async def move(self, slot: int, source: RedisServer, target: RedisServer, *, pause: float) -> int:
+        """Move a slot with all its keys, one at a time, as `redis-cli --cluster reshard` does."""
+        ids = {node: bytes(node.ask("CLUSTER", "MYID")).decode() for node in self.nodes}
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        moved = 0
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            await asyncio.sleep(pause)
+            source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+            moved += 1
+        for node in (target, source, *self.nodes):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+        return moved
+
+
+@contextlib.contextmanager
+def formed(binary: str, directories) -> Iterator[Cluster]:
+    """Yield a new cluster."""
+    nodes: list[RedisServer] = []
+    try:
+        for _ in range(3):
+            options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+            nodes.append(RedisServer(binary, directories.mktemp("node"), *options))
+            nodes[-1].start()
+        cluster = Cluster(nodes)
+        cluster.form()
+        yield cluster
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(binary, tmp_path_factory):
+    with formed(binary, tmp_path_factory) as cluster:
+        yield cluster
+
+
+def place_of(key: Key) -> str:
+    return f"{PREFIX}{{{key.scope}}}:{key.name}"
+
+
+class TestRedisDriverOnACluster(DriverContract):
+    @pytest.fixture
+    def datastore(self, cluster):
+        def ask(key, *command):
+            return cluster.owner(key_slot(place_of(key).encode())).ask(
+                command[0], place_of(key), *command[1:]
+            )
+
+        async def damage(key):
+            ask(key, "RPOP")
+
+        async def peek(key):
+            version, measure, body, *tail = ask(key, "LRANGE", 0, -1) or (None, b"", b"")
+            body = None if measure.endswith(b"-1") else body
+            return version and Record(version.decode(), body, tuple(tail))
+
+        async def handed_in():
+            client = RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True)
+            return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
+
+        return Datastore(
+            open=functools.partial(open_at, cluster.url, max_entry_bytes=50_000, max_record_bytes=200_000),
+            histories=5,
+            damage=damage,
+            peek=peek,
+            handed_in=handed_in,
+            server=f"Redis Cluster {server_version(cluster.nodes[0])}",
+        )
+
+
+def server_version(node: RedisServer) -> str:
+    with contextlib.closing(redis.Redis(port=node.port)) as client:
+        return client.info("server")["redis_version"]
+
+
+async def until_done(write):
+    """Send a write again for as long as it is said not to have been done; return its answer."""
+    for _ in range(50):
+        with contextlib.suppress(Unavailable):
+            return await write()
+    raise AssertionError("refused for too long")
+
+
+async def test_nothing_is_lost_or_doubled_while_the_slot_of_a_conversation_moves(cluster):
+    driver, other = await open_at(cluster.url), await open_at(cluster.url)
+    scope = "tenant:user:moving"
+    slot = key_slot(f"{PREFIX}{{{scope}}}".encode())
+    source = cluster.owner(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    standing = [Key(scope, f"standing{n}") for n in range(4)]
+    for key in standing:
+        await driver.append(key, b"start", birth=new_version(), ttl=None)
+    moving = True
+    done: dict[Key, list[str]] = {key: ["start"] for key in standing}
+    born: list[str] = []
+
+    async def write(label: int, key: Key) -> None:
+        number = 0
+        while moving or number < 5:
+            entry = f"{label}:{number}"
+            writer = (driver, other)[number % 2]
+            await until_done(
+                lambda entry=entry, writer=writer: writer.append(
+                    key, entry.encode(), birth=new_version(), ttl=None
+                )
+            )
+            done[key].append(entry)
+            number += 1
+            if number % 5 == 0:
+                await until_done(lambda: fold(driver, key, 3))
+
+    async def give_birth() -> None:
+        while moving:
+            name = f"born{len(born):03}"
+            await until_done(
+                lambda name=name: driver.append(Key(scope, name), b"x", birth=new_version(), ttl=600)
+            )
+            born.append(name)
+            await asyncio.sleep(0.02)
+
+    async def look() -> None:
+        key = standing[0]
+        while moving:
+            before = list(done[key])
+            assert (await until_done(lambda: ledger(driver, key)))[: len(before)] == before
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as tasks:
+        for label, key in enumerate(standing):
+            tasks.create_task(write(label, key))
+        tasks.create_task(give_birth())
+        tasks.create_task(look())
+        await asyncio.sleep(0.2)
+        moved = await cluster.move(slot, source, target, pause=0.05)
+        await asyncio.sleep(0.2)
+        moving = False
+    assert moved >= len(standing) + 1, "the records and their index have moved"
+    assert target.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == len(standing) + len(born) + 1
+    for key in standing:
+        assert await ledger(driver, key) == done[key]
+    page = await driver.scan(scope, limit=10_000)
+    assert list(page.names) == sorted([*born, *(key.name for key in standing)])
+    await driver.close()
+    await other.close()
+
+
+async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_half_written(cluster):
+    driver = await open_at(cluster.url, deadline_s=1.5)
+    key = Key("tenant:user:split", "conversation")
+    slot = key_slot(place_of(key).encode())
+    source = cluster.owner(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    await driver.append(key, b"a", birth="birth", ttl=None)
+    before = await driver.load(key)
+    ids = {node: bytes(node.ask("CLUSTER", "MYID")).decode() for node in (source, target)}
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+    source.ask("MIGRATE", "127.0.0.1", target.port, place_of(key), 0, 5000)
+    with pytest.raises(Unavailable, match="moving"):
+        await driver.append(key, b"b", birth="birth", ttl=60)
+    with pytest.raises(Unavailable, match="moving"):
+        await driver.replace(key, b"", version="v", expect="birth", drop=1, ttl=KEEP)
+    with pytest.raises(Unavailable, match="moving"):
+        await driver.append(Key(key.scope, "new"), b"b", birth="birth", ttl=None)
+    assert await driver.load(key) == before, "one key alone can be read wherever it is"
+    assert (await driver.scan(key.scope, limit=9)).names == (key.name,)
+    source.ask("MIGRATE", "127.0.0.1", target.port, f"{PREFIX}{{{key.scope}}}", 0, 5000)
+    assert await driver.append(key, b"b", birth="birth", ttl=None) == 2, (
+        "both are there, though not officially"
+    )
+    for node in (target, source, *cluster.nodes):
+        node.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+    assert await driver.append(key, b"c", birth="birth", ttl=None) == 3
+    await driver.close()
+
+
+async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(binary, tmp_path_factory):
+    with formed(binary, tmp_path_factory) as cluster:
+        for node in cluster.nodes:
+            node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        driver = await open_at(cluster.url, deadline_s=2.0)
+        keys = [Key(f"tenant:user{n}:memory", "conversation") for n in range(12)]
+        for key in keys:
+            await driver.append(key, b"a", birth="birth", ttl=None)
+        dead = cluster.nodes[2]
+        lost = [key for key in keys if cluster.owner(key_slot(place_of(key).encode())) is dead]
+        assert 0 < len(lost) < len(keys)
+        dead.kill()
+        for key in lost:
+            with pytest.raises(StorageError) as caught:
+                await driver.append(key, b"b", birth="birth", ttl=None)
+            assert key.scope not in str(caught.value)
+        for key in keys:
+            if key not in lost:
+                assert (
+                    await until_done(lambda key=key: driver.append(key, b"b", birth="birth", ttl=None)) == 2
+                )
+        await driver.close()
+
+
+async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluster, unused_port):
+    driver = await open_at(f"redis+cluster://127.0.0.1:{unused_port},127.0.0.1:{cluster.nodes[1].port}")
+    for number in range(6):
+        key = Key(f"tenant:finder{number}:memory", "conversation")
+        assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+    await driver.close()
+    with pytest.raises(Unavailable, match="no node of the cluster"):
+        await open_at(f"redis+cluster://127.0.0.1:{unused_port}")
+
+
+async def test_a_user_with_the_permissions_of_the_readme_may_use_a_cluster(cluster):
+    for node in cluster.nodes:
+        node.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS, *CLUSTER_PERMISSIONS)
+    driver = await open_at(cluster.url, **login("enough"))
+    for number in range(6):
+        key = Key(f"tenant:allowed{number}:memory", "conversation")
+        assert await driver.append(key, b"a", birth="birth", ttl=60) == 1
+        assert (await driver.scan(key.scope, limit=1)).names == (key.name,)
+    await driver.close()

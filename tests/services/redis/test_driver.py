@@ -1,0 +1,92 @@
+"""The Redis driver keeps the contract, and so do the memory and the store on top of it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import pytest
+import redis
+from redis.asyncio import Redis
+
+from stm_backends.driver import Key, Record
+from stm_backends.testing import (
+    Datastore,
+    DriverContract,
+    HandedIn,
+    PodsContract,
+    StoreContract,
+    memories_on,
+    open_at,
+    stores_on,
+)
+from stm_backends_redis import RedisDriver
+
+SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
+
+QUICK_S = 0.5
+"""A short deadline, so that the lease of a killed pod does not stand long."""
+
+
+def reads_of(server: redis.Redis) -> Callable[[], int]:
+    """Return what counts the requests that a server has read, those of the counting left out."""
+    own = itertools.count(1)
+    return lambda: int(server.info("stats")["total_reads_processed"]) - next(own)
+
+
+def place_of(key: Key) -> str:
+    return f"stm:{{{key.scope}}}:{key.name}"
+
+
+class TestRedisDriver(DriverContract):
+    @pytest.fixture
+    def datastore(self, redis_url, proxy):
+        server = redis.Redis.from_url(redis_url)
+        through_proxy = f"redis://127.0.0.1:{proxy.port}"
+
+        async def damage(key):
+            server.rpop(place_of(key))
+
+        async def peek(key):
+            version, measure, body, *tail = server.lrange(place_of(key), 0, -1) or (None, b"", b"")
+            body = None if measure.endswith(b"-1") else body
+            return version and Record(version.decode(), body, tuple(tail))
+
+        async def handed_in():
+            client = Redis.from_url(redis_url)
+            return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
+
+        yield Datastore(
+            open=functools.partial(open_at, through_proxy, deadline_s=2.0, **SMALL),
+            histories=15,
+            damage=damage,
+            peek=peek,
+            outage=proxy.outage,
+            handed_in=handed_in,
+            round_trips=reads_of(server),
+            server=f"Redis {server.info('server')['redis_version']}",
+        )
+        server.close()
+
+
+class TestRedisDriverAsUsersHaveIt(DriverContract):
+    """The default settings."""
+
+    @pytest.fixture
+    def datastore(self, redis_url):
+        return Datastore(open=functools.partial(open_at, redis_url), histories=10)
+
+
+class TestPodsOnRedis(PodsContract):
+    @pytest.fixture
+    def memories(self, redis_url):
+        url = f"{redis_url}?deadline_s={QUICK_S}"
+        return memories_on(Datastore(open=functools.partial(open_at, url)), deadline_s=QUICK_S)
+
+
+class TestStoresOnRedis(StoreContract):
+    @pytest.fixture
+    def stores(self, proxy):
+        url = f"redis://127.0.0.1:{proxy.port}?deadline_s=2"
+        return stores_on(Datastore(open=functools.partial(open_at, url), outage=proxy.outage))
