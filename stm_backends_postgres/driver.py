@@ -103,7 +103,8 @@ class PostgresDriver:
                 await self._see_to_tables()
             except exceptions.ClientConfigurationError as error:
                 await self.close()
-                raise ConfigurationError(f"asyncpg cannot connect as told: {type(error).__name__}") from error
+                # It speaks of hosts, files and modes; the password is no part of what it says.
+                raise ConfigurationError(f"asyncpg cannot connect as told: {error}") from error
             except BaseException:
                 await self.close()
                 raise
@@ -127,10 +128,11 @@ class PostgresDriver:
         rows = await self._ask("load", self._statements.load, *key)
         if not rows:
             return None
-        version, body, length, size, tail = rows[0].values()
+        version, body, length, size, _ = rows[0].values()
+        tail = tuple(row["entry"] for row in rows if row["entry"] is not None)
         if len(tail) != length or sum(map(len, tail), len(body or b"")) != size:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
-        return Record(version, body, tuple(tail))
+        return Record(version, body, tail)
 
     async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""

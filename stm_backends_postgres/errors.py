@@ -22,8 +22,8 @@ MISSING: Final = (
     "postgres` prints"
 )
 _POOLER: Final = (
-    "a pooler in between gives each statement another connection; set pgbouncer=True (or, on a pool handed "
-    "in, statement_cache_size=0)"
+    "if a pooler in between gives each transaction another connection, set pgbouncer=True (or, on a pool "
+    "handed in, statement_cache_size=0)"
 )
 _LOST: Final = "the connection was lost before the answer came"
 _FAULT: Final = "the server met a fault of its own"
@@ -78,12 +78,19 @@ def meaning(error: Exception) -> Meaning | None:
         state: str = getattr(error, "sqlstate", None) or ""
         unexpected = (OutcomeUnknown, f"unexpected {type(error).__name__}")
         return _STATES.get(state) or _STATES.get(state[:2]) or unexpected
+    if isinstance(error, exceptions.ClientConfigurationError):
+        return None
     return next((found for kind, found in _CLIENT.items() if isinstance(error, kind)), None)
 
 
 def unsent(error: Exception, operation: str) -> StorageError | None:
     """Return the error for a connection that could not be had: whatever it was, nothing had been sent."""
-    if isinstance(error, TimeoutError):
+    if isinstance(error, FileNotFoundError):
+        found = Unavailable, "there is no such socket, or no such file as the settings name"
+    elif isinstance(error, exceptions.ProtocolViolationError):
+        # How a pooler refuses what it cannot keep.
+        found = Unavailable, f"the connection was refused; {_POOLER}"
+    elif isinstance(error, TimeoutError):
         found = Unavailable, "no connection was free, or could be made, within half of the deadline"
     elif isinstance(error, OSError):
         found = Unavailable, "the server cannot be reached"

@@ -7,7 +7,7 @@ import ssl as tls
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from stm_backends.checks import require_count, require_known, require_seconds
 from stm_backends.driver import DEFAULT_DEADLINE_S
@@ -170,6 +170,8 @@ class PostgresSettings:
             raise ConfigurationError("this is no URL: its host cannot be read") from None
         if parts.scheme not in ("postgresql", "postgres"):
             raise ConfigurationError("a postgres URL begins with postgresql:// or postgres://")
+        if not url.partition(":")[2].startswith("//"):
+            raise ConfigurationError("a postgres URL has two slashes: postgresql://user@host:5432/database")
         if parts.fragment:
             raise ConfigurationError("a postgres URL has no fragment; '#' in a password is written %23")
         ours: list[tuple[str, str]] = []
@@ -191,7 +193,7 @@ class PostgresSettings:
         if "ssl" in options and any(name.startswith("ssl") for name in libpq):
             raise ConfigurationError("TLS is set up twice, by the URL and as ssl=...; leave one of them out")
         given = from_query(urlencode(ours), _FROM_TEXT, backend="postgres")
-        dsn = urlunsplit(parts._replace(scheme="postgresql", query=urlencode(libpq)))
+        dsn = f"postgresql://{parts.netloc}{parts.path}?{urlencode(libpq)}".removesuffix("?")
         return cls.from_options(**merged(given, options), dsn=dsn)
 
     @classmethod

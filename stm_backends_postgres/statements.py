@@ -27,13 +27,15 @@ ENTRY: Final = "stm_entry"
 COMMENT: Final = "stm-backends, schema 1"
 """What the comment on the table of records says, by which its version is known."""
 
+# The body comes with the first row alone. An array of entries would be one row, but is a type that asyncpg
+# has to ask the server about on each connection.
 LOAD: Final = """
-    SELECT version, body, next - first AS length, size, ARRAY(
-        SELECT entry FROM {schema}.stm_entry
-        WHERE record = r.id AND seq >= r.first AND seq < r.next ORDER BY seq
-    ) AS tail
-    FROM {schema}.stm_record AS r
-    WHERE scope = $1 AND name = $2 AND (expires IS NULL OR expires > statement_timestamp())"""
+    SELECT version, CASE WHEN seq IS NULL OR seq = first THEN body END AS body, next - first AS length, size,
+        entry
+    FROM {schema}.stm_record
+    LEFT JOIN {schema}.stm_entry ON record = id AND seq >= first AND seq < next
+    WHERE scope = $1 AND name = $2 AND (expires IS NULL OR expires > statement_timestamp())
+    ORDER BY seq"""
 
 # An expired record is born anew in its old row: the tail begins after the numbers that were in use. Where
 # nothing fits, no row is returned and nothing written; `size` is then what the record has, for the error.

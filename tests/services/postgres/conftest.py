@@ -14,6 +14,7 @@ import pytest
 
 asyncpg = pytest.importorskip("asyncpg", reason="needs the extra `postgres`")
 
+from stm_backends.testing import open_at  # noqa: E402
 from tests.services.postgres.postgresql import CountingProxy, Postgres, find_binaries  # noqa: E402
 
 
@@ -77,7 +78,44 @@ def through_proxy(url, proxy):
     return parts._replace(netloc=place, query="sslmode=disable").geturl()
 
 
-@pytest.fixture(scope="session")
-def schema(url):
-    """A schema with the tables, for all tests that only use them."""
-    return "stm_test_" + uuid.uuid4().hex[:8]
+@pytest.fixture
+async def admin(url):
+    """A connection past the driver, of whoever the database belongs to."""
+    connection = await asyncpg.connect(url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def schema(admin):
+    """The name of a schema that is not there yet, and is gone afterwards."""
+    name = "stm_test_" + uuid.uuid4().hex[:12]
+    yield name
+    await admin.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.fixture
+async def driver(url, schema):
+    """An open driver on tables of its own."""
+    driver = await open_at(url, schema=schema, create=True)
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture
+async def role(admin, schema):
+    """Makes roles that own nothing and may do what the README says; returns a function of a name's end."""
+    made = []
+
+    async def make(suffix, rights="SELECT, INSERT, UPDATE, DELETE"):
+        name = f"{schema}_{suffix}"
+        made.append(name)
+        await admin.execute(f"CREATE ROLE {name} LOGIN")
+        if rights:
+            await admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+            await admin.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {name}")
+        return name
+
+    yield make
+    for name in made:
+        await admin.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")

@@ -29,14 +29,14 @@ class Postgres(Server):
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
-            "unix_socket_directories": "",
+            "unix_socket_directories": directory,
             "fsync": "on" if durable else "off",
             "max_connections": 200,
             "shared_buffers": "32MB",
         }
         command = [binaries / "postgres", "-D", directory / "data"]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        super().__init__(command, directory, self._answers, user=_user())
+        super().__init__(command, directory, self._answers, user=run_as())
 
     @property
     def url(self) -> str:
@@ -70,7 +70,7 @@ class Postgres(Server):
         return [first, *map(int, children.split())]
 
     def _initialize(self) -> None:
-        user = _user()
+        user = run_as()
         self.directory.mkdir()
         if user:
             shutil.chown(self.directory, user)
@@ -97,7 +97,7 @@ async def _connect_once(url: str) -> None:
     await connection.close()
 
 
-def _user() -> str | None:
+def run_as() -> str | None:
     """Return whom the server runs as: PostgreSQL refuses root."""
     if os.geteuid():
         return None
@@ -112,7 +112,7 @@ def find_binaries(directory: Path) -> Path | None:
     if package is not None and package.origin:
         home = Path(package.origin).parent
         version = max(home.glob("pginstall*"), key=lambda path: int(path.name[len("pginstall") :] or 0))
-        if not _user():
+        if not run_as():
             return version / "bin"
         # Programs look for their libraries beside the package.
         copy = directory / home.name / version.name

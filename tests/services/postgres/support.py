@@ -2,6 +2,7 @@
 
 import asyncio
 from unittest import mock
+from urllib.parse import urlsplit
 
 from stm_backends.driver import ANY, Key
 
@@ -22,3 +23,9 @@ async def warm(driver):
         await driver.load(key)
         await driver.scan("warm", limit=1)
         await driver.delete(key)
+
+
+def as_user(url, user):
+    """Return the URL of the same database for somebody else."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import uuid
 
 import asyncpg
 import pytest
@@ -23,8 +24,9 @@ DAMAGE = """
 
 
 @pytest.fixture(scope="module")
-def tables(url, schema):
+def tables(url):
     """A schema in which the tables are."""
+    schema = "stm_test_" + uuid.uuid4().hex[:12]
     run(_create(url, schema))
     yield schema
     run(_drop(url, schema))
