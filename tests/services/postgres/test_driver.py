@@ -77,7 +77,7 @@ class TestPostgresDriver(DriverContract):
 
         return Datastore(
             open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=3.0, **SMALL),
-            tick=0.4,
+            tick=0.5,
             damage=damage,
             peek=peek,
             outage=proxy.outage,
@@ -92,7 +92,7 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, url, tables):
-        return Datastore(open=functools.partial(open_at, url, schema=tables), tick=0.4)
+        return Datastore(open=functools.partial(open_at, url, schema=tables), tick=0.5)
 
 
 class TestMemoriesOnPostgres(PodsContract):
