@@ -28,7 +28,7 @@ class Server:
     """A server process that can be killed and started again on the same data.
 
     `is_ready` is asked until it says so or raises no more; what it raises last is what a failed start shows,
-    beside the end of the server's own output.
+    beside the end of the server's own output. `user` is whom it runs as, for servers that refuse root.
     """
 
     def __init__(
@@ -38,19 +38,28 @@ class Server:
         is_ready: Callable[[], object],
         *,
         environment: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> None:
         self._command = [str(part) for part in command]
         self._directory = directory
         self._is_ready = is_ready
         self._environment = {**os.environ, **(environment or {})}
         self._log = directory / f"{Path(self._command[0]).name}.log"
+        self._user = user
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process and wait until the server answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 -- a server that the tests chose
-                self._command, cwd=self._directory, stdout=log, stderr=log, env=self._environment
+                self._command,
+                cwd=self._directory,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                user=self._user,
+                group=self._user,
+                extra_groups=[] if self._user else None,
             )
         until = time.monotonic() + START_S
         while True:

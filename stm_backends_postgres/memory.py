@@ -1,0 +1,44 @@
+"""The memory and the store of the core on a pool of one's own, for those who wire things by hand.
+
+The tables must be there: `stm-backends schema postgres` prints them, and `open_backend("postgres",
+client=pool, create=True)` sets them up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stm_backends.codec import Codec
+from stm_backends.directory import Directory
+from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.protocols import Summarizer
+from stm_backends.state_store import StateStore
+from stm_backends.types import MemoryKey
+from stm_backends_postgres.plugin import open_driver
+
+
+class PostgresShortTermMemory(DistributedShortTermMemory):
+    """The memory of one conversation on an `asyncpg.Pool`, shared by every process that opens the same key.
+
+    `options` are those of `open_backend("postgres", client=pool, ...)`, such as `schema`.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        config: object | None = None,
+        *,
+        key: MemoryKey,
+        summarizer: Summarizer | None = None,
+        **options: Any,
+    ) -> None:
+        driver = open_driver(None, client=client, **options)
+        super().__init__(driver, key, config, summarizer=summarizer)
+
+
+class PostgresStateStore(StateStore):
+    """Saved states under string keys on an `asyncpg.Pool`; `options` as for `PostgresShortTermMemory`."""
+
+    def __init__(self, client: object, **options: Any) -> None:
+        driver, codec = open_driver(None, client=client, **options), Codec()
+        super().__init__(driver, codec, Directory(driver, codec))

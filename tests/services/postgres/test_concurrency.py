@@ -1,0 +1,194 @@
+"""What a statement sees that had to wait for another transaction.
+
+A connection past the driver holds a record's row, so that the driver's statement waits for it. What the
+other transaction does is committed while the statement waits, which is after the statement's snapshot.
+"""
+
+import asyncio
+from unittest import mock
+
+import pytest
+
+from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.errors import Unavailable
+from stm_backends.testing import open_at
+
+KEY = Key("scope", "name")
+
+HOLD = "SELECT FROM {schema}.stm_record FOR UPDATE"
+APPEND = """
+    WITH record AS (
+        UPDATE {schema}.stm_record SET next = next + 1, size = size + 5 RETURNING id, next - 1 AS seq
+    ) INSERT INTO {schema}.stm_entry SELECT id, seq, 'other'::bytea FROM record"""
+FOLD = """
+    WITH record AS (
+        UPDATE {schema}.stm_record SET version = 'theirs', body = 'b', first = first + 1, size = 1
+        RETURNING id, first
+    ) DELETE FROM {schema}.stm_entry USING record WHERE record = id AND seq < first"""
+ERASE = "DELETE FROM {schema}.stm_record"
+EXPIRE = "UPDATE {schema}.stm_record SET expires = clock_timestamp()"
+ENTRIES = "SELECT count(*) FROM {schema}.stm_entry"
+RECORDS = "SELECT count(*) FROM {schema}.stm_record"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
+
+
+@pytest.fixture
+def while_waiting(admin, schema, url):
+    """Starts an operation, does something else while it waits for the row, and returns its answer."""
+
+    async def run(work, *statements):
+        transaction = admin.transaction()
+        await transaction.start()
+        try:
+            await admin.execute(HOLD.format(schema=schema))
+            task = asyncio.ensure_future(work)
+            await asyncio.sleep(0)
+            while not await admin.fetchval(WAITING, f"%{schema}%"):
+                assert not task.done(), "it did not wait"
+                await asyncio.sleep(0.01)
+            for statement in statements:
+                await admin.execute(statement.format(schema=schema))
+        except BaseException:
+            await transaction.rollback()
+            raise
+        await transaction.commit()
+        return await task
+
+    return run
+
+
+async def test_an_append_that_waited_stands_after_what_it_waited_for(driver, while_waiting):
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    waited = driver.append(KEY, b"mine", birth="no", ttl=None)
+    assert await while_waiting(waited, APPEND) == 3
+    assert await driver.load(KEY) == Record("birth", None, (b"first", b"other", b"mine"))
+
+
+async def test_an_append_that_waited_for_a_deletion_is_a_birth(driver, while_waiting):
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    assert await while_waiting(driver.append(KEY, b"mine", birth="again", ttl=None), ERASE) == 1
+    assert await driver.load(KEY) == Record("again", None, (b"mine",))
+
+
+async def test_a_record_that_expired_while_an_append_waited_is_absent(driver, while_waiting):
+    await driver.append(KEY, b"first", birth="birth", ttl=60)
+    assert await while_waiting(driver.append(KEY, b"mine", birth="again", ttl=None), EXPIRE) == 1
+    assert await driver.load(KEY) == Record("again", None, (b"mine",))
+
+
+async def test_what_came_in_between_is_no_garbage_for_ever(driver, while_waiting, admin, schema):
+    await driver.append(KEY, b"first", birth="birth", ttl=60)
+    waited = driver.append(KEY, b"mine", birth="again", ttl=None)
+    assert await while_waiting(waited, APPEND, EXPIRE) == 1
+    assert await driver.load(KEY) == Record("again", None, (b"mine",))
+    assert await driver.replace(KEY, b"", version="v2", expect="again", drop=1, ttl=None) is True
+    assert await admin.fetchval(ENTRIES.format(schema=schema)) == 0
+
+
+async def test_a_fold_that_waited_keeps_what_was_appended_meanwhile(driver, while_waiting):
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    fold = driver.replace(KEY, b"first", version="v2", expect="birth", drop=1, ttl=KEEP)
+    assert await while_waiting(fold, APPEND) is True
+    assert await driver.load(KEY) == Record("v2", b"first", (b"other",))
+
+
+async def test_of_two_folds_the_one_that_waited_loses(driver, while_waiting):
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    fold = driver.replace(KEY, b"first", version="v2", expect="birth", drop=1, ttl=KEEP)
+    assert await while_waiting(fold, FOLD) is False
+    assert await driver.load(KEY) == Record("theirs", b"b", ())
+
+
+async def test_a_fold_that_waited_for_itself_was_done(driver):
+    """A client's own retry: the same write twice at once, the second waiting for the first."""
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    folds = [driver.replace(KEY, b"b", version="v2", expect="birth", drop=1, ttl=KEEP) for _ in range(8)]
+    assert await asyncio.gather(*folds) == [True] * 8
+    assert await driver.load(KEY) == Record("v2", b"b", ())
+
+
+@pytest.mark.parametrize("expect", [ABSENT, ANY])
+async def test_a_store_that_waited_for_itself_was_done(driver, expect):
+    stores = [driver.replace(KEY, b"b", version="v1", expect=expect, ttl=60) for _ in range(8)]
+    assert await asyncio.gather(*stores) == [True] * 8
+    assert await driver.load(KEY) == Record("v1", b"b", ())
+
+
+async def test_a_lease_that_expired_while_somebody_waited_for_it_is_free(driver, while_waiting):
+    await driver.replace(KEY, b"", version="theirs", expect=ABSENT, ttl=60)
+    taking = driver.replace(KEY, b"", version="mine", expect=ABSENT, ttl=60)
+    assert await while_waiting(taking, EXPIRE) is True
+
+
+async def test_a_save_that_waited_empties_the_tail_of_what_came_meanwhile(driver, while_waiting):
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    saving = driver.replace(KEY, b"saved", version="v2", expect=ANY, ttl=None)
+    assert await while_waiting(saving, APPEND) is True
+    assert await driver.load(KEY) == Record("v2", b"saved", ())
+    assert await driver.append(KEY, b"next", birth="no", ttl=None) == 1
+    assert await driver.load(KEY) == Record("v2", b"saved", (b"next",))
+
+
+async def test_a_deletion_that_waited_takes_what_came_meanwhile_with_it(driver, while_waiting, admin, schema):
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    assert await while_waiting(driver.delete(KEY), APPEND) is True
+    assert await driver.load(KEY) is None
+    assert await admin.fetchval(ENTRIES.format(schema=schema)) == 0
+
+
+async def test_an_expired_record_born_anew_leaves_nothing_of_the_old_one(driver, admin, schema):
+    for _ in range(3):
+        await driver.append(KEY, b"old", birth="old", ttl=0.05)
+    await asyncio.sleep(0.1)
+    assert await driver.append(KEY, b"new", birth="new", ttl=None) == 1
+    assert await driver.load(KEY) == Record("new", None, (b"new",))
+    assert await admin.fetchval(ENTRIES.format(schema=schema)) == 1
+
+
+async def test_a_purge_removes_no_more_than_its_limit_and_waits_for_nobody(driver, admin, schema):
+    for number in range(5):
+        await driver.replace(Key("scope", f"{number}"), b"", version="v", expect=ANY, ttl=0.05)
+    await driver.append(Key("scope", "lasting"), b"", birth="v", ttl=None)
+    await asyncio.sleep(0.1)
+    assert [await driver.purge(2) for _ in range(4)] == [2, 2, 1, 0]
+    assert await admin.fetchval(RECORDS.format(schema=schema)) == 1
+    await driver.append(KEY, b"", birth="v", ttl=0.001)
+    async with admin.transaction():
+        await admin.execute(HOLD.format(schema=schema))
+        assert await driver.purge(10) == 0
+
+
+async def test_writers_remove_what_has_expired_as_they_pass(driver, admin, schema):
+    for number in range(40):
+        await driver.replace(Key("scope", f"{number}"), b"", version="v", expect=ANY, ttl=0.001)
+    for _ in range(400):
+        await driver.append(KEY, b"", birth="v", ttl=None)
+        if await admin.fetchval(RECORDS.format(schema=schema)) == 1:
+            break
+    assert (await driver.load(KEY)).version == "v"
+    assert await admin.fetchval(RECORDS.format(schema=schema)) == 1
+
+
+async def test_writers_that_revive_and_purge_the_same_records_never_deadlock(url, schema, driver):
+    """Every write here finds the records expired, and purges the others."""
+    drivers = [driver, await open_at(url, schema=schema)]
+    keys = [Key("scope", f"{number}") for number in range(4)]
+
+    async def write(number):
+        for turn in range(60):
+            await drivers[number % 2].append(keys[(number + turn) % 4], b"", birth="v", ttl=0.001)
+
+    with mock.patch("stm_backends_postgres.driver._is_purging", return_value=True):
+        await asyncio.gather(*(write(number) for number in range(8)))
+    await drivers[1].close()
+
+
+async def test_a_statement_that_waits_too_long_was_not_done(url, schema, driver, admin):
+    impatient = await open_at(url, schema=schema, deadline_s=0.6)
+    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    async with admin.transaction():
+        await admin.execute(HOLD.format(schema=schema))
+        with pytest.raises(Unavailable, match="nothing was done"):
+            await impatient.append(KEY, b"late", birth="no", ttl=None)
+    assert (await driver.load(KEY)).tail == (b"first",)
+    await impatient.close()

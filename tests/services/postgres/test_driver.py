@@ -1,0 +1,111 @@
+"""The PostgreSQL driver keeps the contract, on a real server."""
+
+import contextlib
+import functools
+import uuid
+
+import asyncpg
+import pytest
+
+from stm_backends.driver import Record
+from stm_backends.testing import Datastore, DriverContract, HandedIn, PodsContract, memories_on, open_at
+from stm_backends_postgres import PostgresDriver, PostgresSettings
+from tests.services.postgres.support import run, warm
+
+SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
+
+VERSION = "SELECT version, body FROM {schema}.stm_record WHERE scope = $1 AND name = $2"
+TAIL = """
+    SELECT entry FROM {schema}.stm_entry JOIN {schema}.stm_record ON record = id
+    WHERE scope = $1 AND name = $2 ORDER BY seq"""
+DAMAGE = """
+    DELETE FROM {schema}.stm_entry USING {schema}.stm_record
+    WHERE record = id AND scope = $1 AND name = $2 AND seq % 2 = 0"""
+
+
+@pytest.fixture(scope="module")
+def tables(url):
+    """A schema in which the tables are."""
+    schema = "stm_test_" + uuid.uuid4().hex[:12]
+    run(_create(url, schema))
+    yield schema
+    run(_drop(url, schema))
+
+
+async def _create(url, schema):
+    await (await open_at(url, schema=schema, create=True)).close()
+
+
+async def _drop(url, schema):
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"DROP SCHEMA {schema} CASCADE")
+    await connection.close()
+
+
+async def open_warm(url, **options):
+    """Return a driver whose connection knows every statement; see `test_round_trips.py`."""
+    driver = await open_at(url, **options)
+    await warm(driver)
+    return driver
+
+
+class TestPostgresDriver(DriverContract):
+    @pytest.fixture
+    def datastore(self, url, through_proxy, proxy, tables):
+        async def ask(statement, key):
+            connection = await asyncpg.connect(url)
+            try:
+                return await connection.fetch(statement.format(schema=tables), *key)
+            finally:
+                await connection.close()
+
+        async def damage(key):
+            await ask(DAMAGE, key)
+
+        async def peek(key):
+            found, tail = await ask(VERSION, key), await ask(TAIL, key)
+            return Record(*found[0], tuple(entry for (entry,) in tail)) if found else None
+
+        async def handed_in():
+            pool = await asyncpg.create_pool(url, min_size=1)
+
+            async def is_open():
+                return await pool.fetchval("SELECT 1") == 1
+
+            settings = PostgresSettings(schema=tables)
+            return HandedIn(driver=PostgresDriver(settings, client=pool), is_open=is_open, close=pool.close)
+
+        return Datastore(
+            open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=3.0, **SMALL),
+            tick=0.5,
+            damage=damage,
+            peek=peek,
+            outage=proxy.outage,
+            handed_in=handed_in,
+            round_trips=lambda: proxy.round_trips,
+            server=run(version(url)),
+        )
+
+
+class TestPostgresDriverAsUsersHaveIt(DriverContract):
+    """The default settings."""
+
+    @pytest.fixture
+    def datastore(self, url, tables):
+        return Datastore(open=functools.partial(open_at, url, schema=tables), tick=0.5)
+
+
+class TestMemoriesOnPostgres(PodsContract):
+    @pytest.fixture
+    def memories(self, through_proxy, proxy, tables):
+        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=1.0)
+        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=1.0)
+
+
+async def version(url):
+    connection = await asyncpg.connect(url)
+    try:
+        return "PostgreSQL " + ".".join(map(str, connection.get_server_version()[:2]))
+    finally:
+        with contextlib.suppress(OSError):
+            await connection.close()

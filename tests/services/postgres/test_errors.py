@@ -1,0 +1,66 @@
+"""What a caller can conclude from what PostgreSQL and asyncpg raise."""
+
+import pytest
+from asyncpg import exceptions
+
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
+from stm_backends_postgres.errors import meaning, unsent
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (exceptions.QueryCanceledError("x"), Unavailable),
+        (exceptions.AdminShutdownError("x"), Unavailable),
+        (exceptions.CannotConnectNowError("x"), Unavailable),
+        (exceptions.CrashShutdownError("x"), OutcomeUnknown),
+        (exceptions.TooManyConnectionsError("x"), Unavailable),
+        (exceptions.DiskFullError("x"), Unavailable),
+        (exceptions.DeadlockDetectedError("x"), Unavailable),
+        (exceptions.SerializationError("x"), Unavailable),
+        (exceptions.StatementCompletionUnknownError("x"), OutcomeUnknown),
+        (exceptions.LockNotAvailableError("x"), Unavailable),
+        (exceptions.InsufficientPrivilegeError("x"), Denied),
+        (exceptions.InvalidPasswordError("x"), Denied),
+        (exceptions.InvalidAuthorizationSpecificationError("x"), Denied),
+        (exceptions.ReadOnlySQLTransactionError("x"), Denied),
+        (exceptions.UndefinedTableError("x"), Unavailable),
+        (exceptions.InvalidSchemaNameError("x"), Unavailable),
+        (exceptions.InvalidCatalogNameError("x"), Unavailable),
+        (exceptions.UndefinedColumnError("x"), Corrupt),
+        (exceptions.ForeignKeyViolationError("x"), Corrupt),
+        (exceptions.InvalidSQLStatementNameError("x"), Unavailable),
+        (exceptions.DuplicatePreparedStatementError("x"), Unavailable),
+        (exceptions.ConnectionDoesNotExistError("x"), OutcomeUnknown),
+        (exceptions.ConnectionFailureError("x"), OutcomeUnknown),
+        (exceptions.ProtocolViolationError("x"), OutcomeUnknown),
+        (exceptions.ClientCannotConnectError("x"), Unavailable),
+        (exceptions.InternalServerError("x"), OutcomeUnknown),
+        (exceptions.DataCorruptedError("x"), Corrupt),
+        (exceptions.PostgresIOError("x"), OutcomeUnknown),
+        (exceptions.PostgresError("of no known kind"), OutcomeUnknown),
+        (exceptions.InterfaceError("pool is closed"), Unavailable),
+        (exceptions.InternalClientError("x"), OutcomeUnknown),
+        (ConnectionResetError(), OutcomeUnknown),
+        (TimeoutError(), OutcomeUnknown),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.__name__,
+)
+def test_an_exception_amounts_to(error, kind):
+    found = meaning(error)
+    assert found is not None
+    assert found[0] is kind
+    assert not isinstance(unsent(error, "append"), OutcomeUnknown), "nothing was sent"
+
+
+def test_a_mistake_is_no_matter_of_the_datastore():
+    assert meaning(ZeroDivisionError()) is None
+    assert unsent(ZeroDivisionError(), "append") is None
+
+
+def test_what_the_server_says_of_the_data_is_not_repeated():
+    error = exceptions.UniqueViolationError("duplicate key value")
+    error.detail = "Key (scope, name)=(acme:u1:memory, secret) already exists."
+    found = meaning(error)
+    assert found is not None
+    assert "secret" not in found[1]

@@ -1,0 +1,202 @@
+"""A server that is killed, hangs, loses an answer or ends connections; and callers that are cancelled."""
+
+import asyncio
+import contextlib
+import time
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from stm_backends import open_backend
+from stm_backends.driver import Key
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.testing import open_at
+from stm_backends_postgres import PostgresDriver, PostgresSettings
+from stm_backends_postgres.pool import make_pool
+from tests.services.postgres.support import warm
+from tests.support.servers import Proxy
+
+KEY = Key("scope", "name")
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
+TERMINATE = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND query LIKE $1"""
+
+
+@pytest.fixture
+def line(url):
+    """A proxy of the test's own before the shared server, and the URL through it."""
+    parts = urlsplit(url)
+    proxy = Proxy(parts.hostname, parts.port or 5432)
+    proxy.start()
+    user = parts.netloc.rpartition("@")[0]
+    yield proxy, parts._replace(netloc=f"{user}@127.0.0.1:{proxy.port}", query="sslmode=disable").geturl()
+    proxy.stop()
+
+
+async def write_until(driver, count, acknowledged):
+    """Have four writers append until so many are acknowledged in all, and then until they fail."""
+    enough = asyncio.Event()
+
+    async def write(label):
+        for number in range(1_000_000):
+            await driver.append(Key("scope", label), b"%d" % number, birth="birth", ttl=None)
+            acknowledged.append((label, number))
+            if len(acknowledged) >= count:
+                enough.set()
+
+    writers = [asyncio.ensure_future(write(f"w{number}")) for number in range(4)]
+    await enough.wait()
+    return writers
+
+
+async def test_what_was_acknowledged_survives_the_death_of_every_process_of_the_server(server):
+    acknowledged = []
+    driver = await open_at(server.url, create=True, deadline_s=10)
+    for round_ in (1, 2):
+        writers = await write_until(driver, round_ * 150, acknowledged)
+        await asyncio.to_thread(server.kill)
+        outcomes = await asyncio.gather(*writers, return_exceptions=True)
+        assert all(isinstance(outcome, Unavailable | OutcomeUnknown) for outcome in outcomes), outcomes
+        await asyncio.to_thread(server.start)
+        for label in {label for label, _ in acknowledged}:
+            tail = (await driver.load(Key("scope", label))).tail
+            mine = [number for other, number in acknowledged if other == label]
+            # One more may have been done whose answer was lost.
+            assert len(tail) - len(mine) in (0, 1)
+            assert tail == tuple(b"%d" % number for number in range(len(tail)))
+            await driver.delete(Key("scope", label))
+        acknowledged.clear()
+    await driver.close()
+
+
+async def test_a_server_that_hangs_is_an_error_at_the_deadline_and_works_on_when_it_does(server):
+    driver = await open_at(server.url, create=True, deadline_s=1)
+    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    server.pause()
+    for work, kind in (
+        (driver.append(KEY, b"b", birth="birth", ttl=None), (OutcomeUnknown, Unavailable)),
+        (driver.load(KEY), Unavailable),
+    ):
+        start = time.monotonic()
+        with pytest.raises(kind):
+            await work
+        assert time.monotonic() - start < 4
+    server.go_on()
+    tail = (await _until_answered(lambda: driver.load(KEY))).tail
+    assert tail in ((b"a",), (b"a", b"b"))
+    await driver.close()
+
+
+async def test_closing_does_not_wait_for_a_server_that_hangs(server):
+    driver = await open_at(server.url, create=True, deadline_s=0.5)
+    lost = asyncio.ensure_future(driver.append(KEY, b"a", birth="birth", ttl=None))
+    await asyncio.sleep(0)
+    server.pause()
+    start = time.monotonic()
+    await driver.close()
+    with contextlib.suppress(StorageError):
+        await lost
+    assert time.monotonic() - start < 4
+    server.go_on()
+
+
+async def test_a_write_whose_answer_was_lost_is_unknown_and_sending_it_again_is_harmless(
+    line, schema, driver
+):
+    proxy, url = line
+    far = await open_at(url, schema=schema, deadline_s=1)
+    # Else the answer that is lost would be the statement's description.
+    await warm(far)
+    await far.append(KEY, b"a", birth="birth", ttl=None)
+    write = {"version": "v2", "expect": "birth", "drop": 1, "ttl": None}
+    proxy.silence("to client")
+    with pytest.raises(OutcomeUnknown):
+        await far.replace(KEY, b"b", **write)
+    assert (await driver.load(KEY)).version == "v2", "the server did it"
+    proxy.restore()
+    assert await _until_answered(lambda: far.replace(KEY, b"b", **write)) is True
+    assert (await driver.load(KEY)).body == b"b"
+    await far.close()
+
+
+async def test_a_write_that_never_left_is_not_done(line, schema, driver):
+    proxy, url = line
+    far = await open_at(url, schema=schema, deadline_s=1)
+    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    proxy.cut()
+    with pytest.raises(StorageError):
+        await far.append(KEY, b"b", birth="birth", ttl=None)
+    with pytest.raises(Unavailable):
+        await far.append(KEY, b"b", birth="birth", ttl=None)
+    assert (await driver.load(KEY)).tail == (b"a",)
+    await far.close()
+
+
+async def test_a_pool_without_a_free_connection_is_unavailable_and_nothing_was_sent(url, schema, driver):
+    pool = await asyncpg.create_pool(url, min_size=1, max_size=1)
+    small = open_backend("postgres", client=pool, schema=schema, deadline_s=0.4).driver
+    async with pool.acquire():
+        with pytest.raises(Unavailable, match="no connection was free"):
+            await small.append(KEY, b"a", birth="birth", ttl=None)
+    assert await small.append(KEY, b"b", birth="birth", ttl=None) == 1
+    await pool.close()
+
+
+async def test_connections_that_an_administrator_ends_are_made_again(url, schema, driver, admin):
+    await asyncio.gather(*(driver.load(KEY) for _ in range(5)))
+    assert await admin.fetchval(TERMINATE, f"%{schema}%") > 1
+    assert await _until_answered(lambda: driver.append(KEY, b"a", birth="birth", ttl=None)) == 1
+
+
+async def test_a_cancelled_caller_leaves_the_only_connection_usable(url, schema, driver, admin):
+    small = await open_at(url, schema=schema, pool_size=1)
+    async with admin.transaction():
+        await admin.execute(f"LOCK TABLE {schema}.stm_record")
+        task = asyncio.ensure_future(small.append(KEY, b"a", birth="birth", ttl=None))
+        await asyncio.sleep(0.2)
+        start = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - start < 1
+    assert await small.append(KEY, b"b", birth="birth", ttl=None) == 1
+    await small.close()
+
+
+async def test_the_server_gives_up_a_statement_whose_caller_did(url, schema, driver, admin):
+    async with admin.transaction():
+        await admin.execute(f"LOCK TABLE {schema}.stm_record")
+        task = asyncio.ensure_future(driver.append(KEY, b"a", birth="birth", ttl=None))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        async with asyncio.timeout(10):
+            while await admin.fetchval(WAITING, f"%{schema}%"):  # noqa: ASYNC110 -- the event is the server's
+                await asyncio.sleep(0.01)
+    assert await driver.load(KEY) is None
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+async def test_durability_is_what_the_setting_says(url, setting):
+    settings = PostgresSettings.from_url(url, synchronous_commit=setting)
+    pool = await make_pool(settings)
+    assert await pool.fetchval("SHOW synchronous_commit") == setting
+    await pool.close()
+    assert ("may take the last moments" in PostgresDriver(settings).traits.durability) is (setting == "off")
+
+
+async def test_of_a_pool_handed_in_durability_is_the_owners_affair(url):
+    pool = await asyncpg.create_pool(url, min_size=0)
+    assert "as `synchronous_commit` has it" in open_backend("postgres", client=pool).traits.durability
+    await pool.close()
+
+
+async def _until_answered(work):
+    """Return the answer of something that a broken connection may fail a few times."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(StorageError):
+                return await work()
+            await asyncio.sleep(0.05)

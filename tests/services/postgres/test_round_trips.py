@@ -1,0 +1,70 @@
+"""One operation is one round trip; where it is more, how many more and why."""
+
+import asyncpg
+import pytest
+
+from stm_backends import open_backend
+from stm_backends.driver import Key
+from stm_backends.testing import open_at
+from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends_postgres import PostgresShortTermMemory, PostgresStateStore
+
+KEY = Key("scope", "name")
+
+
+@pytest.fixture
+def count(proxy):
+    """Returns how many round trips something takes."""
+
+    async def counted(work):
+        before = proxy.round_trips
+        await work
+        return proxy.round_trips - before
+
+    return counted
+
+
+async def test_a_statement_that_a_connection_does_not_know_takes_two_and_one_ever_after(
+    through_proxy, schema, driver, count
+):
+    """Asyncpg asks for a statement's description first. To do so when connecting would cost more."""
+    far = await open_at(through_proxy, schema=schema)
+    assert [await count(far.load(KEY)) for _ in range(4)] == [2, 1, 1, 1]
+    await far.close()
+
+
+async def test_behind_pgbouncer_each_operation_takes_two(through_proxy, schema, driver, count):
+    """Nothing is kept on a connection, so each statement is described, and then executed, at once."""
+    far = await open_at(through_proxy, schema=schema, pgbouncer=True)
+    assert [await count(far.load(KEY)) for _ in range(3)] == [2, 2, 2]
+    await far.close()
+
+
+async def test_a_pool_handed_in_adds_a_round_trip_unless_it_is_told_not_to_reset(
+    through_proxy, schema, driver, count
+):
+    async def leave(connection):
+        pass
+
+    for reset, trips in ((None, 2), (leave, 1)):
+        pool = await asyncpg.create_pool(through_proxy, min_size=1, reset=reset)
+        far = open_backend("postgres", client=pool, schema=schema).driver
+        await far.load(KEY)
+        assert await count(far.load(KEY)) == trips
+        await pool.close()
+
+
+async def test_the_named_classes_work_on_a_pool_of_ones_own_and_leave_it_open(url, schema, driver):
+    pool = await asyncpg.create_pool(url, min_size=1)
+    key = MemoryKey("acme", "u1", "chat")
+    config = ShortTermMemoryConfig(strategy="truncation")
+    memory = PostgresShortTermMemory(pool, config, key=key, schema=schema)
+    await memory.add_turn(ConversationTurn("hello", "hi"))
+    other = PostgresShortTermMemory(pool, config, key=key, schema=schema)
+    assert [turn.user_message for turn in await other.turns()] == ["hello"]
+    await memory.close()
+    store = PostgresStateStore(pool, schema=schema)
+    await store.save_memory_state("any key", {"a": 1})
+    assert await PostgresStateStore(pool, schema=schema).load_memory_state("any key") == {"a": 1}
+    assert await pool.fetchval("SELECT 1") == 1
+    await pool.close()

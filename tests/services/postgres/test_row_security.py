@@ -1,0 +1,100 @@
+"""Row security: a tenant's backend reads and writes its own rows, whatever it asks for."""
+
+import asyncpg
+import pytest
+
+from stm_backends import open_backend
+from stm_backends.driver import ANY, Key, Record
+from stm_backends.errors import ConfigurationError, Denied
+from stm_backends.testing import open_at
+from stm_backends_postgres.plugin import schema as schema_text
+from tests.services.postgres.support import as_user
+
+KEY = Key("scope", "name")
+
+READ = "SELECT * FROM {schema}.{table}"
+ERASE = "DELETE FROM {schema}.{table}"
+FORGE = """
+    INSERT INTO {schema}.stm_record (tenant, scope, name, version, first, next, size)
+    VALUES ('{tenant}', 'scope', 'forged', 'v', 1, 1, 0)"""
+
+
+@pytest.fixture(params=["role", "setting"])
+async def tenants(request, url, schema, admin, role):
+    """Functions that open the backends of two tenants, by each of the two ways to tell them apart."""
+    how = request.param
+    await admin.execute(schema_text(url, schema=schema, row_security=how))
+    if how == "role":
+        users = [await role("one"), await role("two")]
+        return [{"url": as_user(url, user), "schema": schema, "row_security": how} for user in users]
+    url = as_user(url, await role("app"))
+    return [
+        {"url": url, "schema": schema, "row_security": how, "tenant": tenant} for tenant in ("one", "two")
+    ]
+
+
+async def test_a_tenant_never_reads_or_changes_anothers_record(tenants):
+    one, two = [(await open_at("postgres", **options)) for options in tenants]
+    await one.append(KEY, b"mine", birth="one", ttl=None)
+    assert await two.load(KEY) is None
+    assert await two.scan("scope", limit=10) == ((), None)
+    assert await two.delete(KEY) is False
+    assert await two.replace(KEY, b"", version="v", expect="one", ttl=None) is False
+    assert await two.append(KEY, b"yours", birth="two", ttl=0.001) == 1
+    assert await two.replace(KEY, b"yours", version="v", expect=ANY, ttl=0.001) is True
+    assert await one.load(KEY) == Record("one", None, (b"mine",))
+    assert await one.purge(10) == 0
+    await one.close()
+    await two.close()
+
+
+async def test_sql_of_a_tenants_own_does_not_reach_across_either(tenants, schema, admin):
+    one, two = [(await open_at("postgres", **options)) for options in tenants]
+    await one.append(KEY, b"mine", birth="one", ttl=None)
+    settings = {"stm.tenant": tenants[1]["tenant"]} if "tenant" in tenants[1] else {}
+    connection = await asyncpg.connect(tenants[1]["url"], server_settings=settings)
+    for table in ("stm_record", "stm_entry"):
+        where = {"schema": schema, "table": table}
+        assert await connection.fetch(READ.format(**where)) == []
+        assert await connection.execute(ERASE.format(**where)) == "DELETE 0"
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(f"TRUNCATE {schema}.{table} CASCADE")
+    whose = await admin.fetchval(READ.format(schema=schema, table="stm_record"))
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await connection.execute(FORGE.format(schema=schema, tenant=whose))
+    await connection.close()
+    assert (await one.load(KEY)).tail == (b"mine",)
+    await one.close()
+    await two.close()
+
+
+async def test_a_role_that_the_policies_do_not_bind_is_refused(url, schema, tenants):
+    with pytest.raises(ConfigurationError, match="not bound"):
+        await open_at(url, schema=schema)
+
+
+async def test_the_owner_of_the_tables_is_bound_too(url, schema, admin, role):
+    owner = await role("owner", "")
+    await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {owner}")
+    options = {"schema": schema, "row_security": "setting"}
+    async with open_backend(as_user(url, owner), create=True, tenant="one", **options) as backend:
+        await backend.driver.append(KEY, b"mine", birth="one", ttl=None)
+    async with open_backend(as_user(url, owner), create=True, tenant="two", **options) as backend:
+        assert await backend.driver.load(KEY) is None
+
+
+async def test_tables_without_row_security_are_refused_by_who_asks_for_it(url, schema, driver, role):
+    with pytest.raises(ConfigurationError, match="without row security"):
+        await open_at(as_user(url, await role("app")), schema=schema, row_security="role")
+
+
+async def test_a_connection_without_a_tenant_is_refused_and_never_finds_nothing(url, schema, admin, role):
+    await admin.execute(schema_text(url, schema=schema, row_security="setting"))
+    pool = await asyncpg.create_pool(as_user(url, await role("app")), min_size=0)
+    driver = open_backend("postgres", client=pool, schema=schema, row_security="setting").driver
+    with pytest.raises(ConfigurationError, match="needs a tenant"):
+        await driver.open()
+    driver = open_backend("postgres", client=pool, schema=schema).driver
+    with pytest.raises(Denied, match=r"stm\.tenant"):
+        await driver.load(KEY)
+    await pool.close()

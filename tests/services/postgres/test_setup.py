@@ -1,0 +1,206 @@
+"""Setting the tables up: explicit, idempotent, by many at once, and refused where something else is there."""
+
+import asyncio
+import sys
+
+import asyncpg
+import pytest
+
+from stm_backends import open_backend
+from stm_backends.driver import Key
+from stm_backends.errors import ConfigurationError, Denied, Unavailable
+from stm_backends.testing import open_at
+from stm_backends_postgres.plugin import schema as schema_text
+from tests.services.postgres.support import as_user
+
+KEY = Key("scope", "name")
+
+OPEN = """
+import asyncio, sys
+from stm_backends import open_backend
+from stm_backends.driver import Key
+async def main():
+    async with open_backend(sys.argv[1], schema=sys.argv[2], create=True, deadline_s=60) as backend:
+        print(await backend.driver.append(Key("scope", "name"), b"", birth="birth", ttl=None))
+asyncio.run(main())
+"""
+
+
+async def test_tables_are_not_created_unless_asked_for(url, schema):
+    with pytest.raises(Unavailable, match="create=True"):
+        await open_at(url, schema=schema)
+
+
+async def test_creating_again_changes_nothing(url, schema):
+    for length in (1, 2):
+        async with open_backend(url, schema=schema, create=True) as backend:
+            assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == length
+
+
+async def test_ten_processes_that_create_at_once_all_work(url, schema):
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", OPEN, url, schema),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        for _ in range(10)
+    ]
+    answers = [await process.communicate() for process in processes]
+    assert sorted(int(out) for out, _ in answers) == list(range(1, 11)), answers
+
+
+async def test_what_schema_prints_is_what_create_does(url, schema, admin):
+    await admin.execute(schema_text(url, schema=schema))
+    async with open_backend(url, schema=schema) as backend:
+        assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == 1
+
+
+async def test_a_schema_with_capitals_is_quoted(url, admin):
+    name = "Stm_Test_Quoted"
+    try:
+        async with open_backend(url, schema=name, create=True) as backend:
+            assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == 1
+    finally:
+        await admin.execute(f'DROP SCHEMA "{name}" CASCADE')
+
+
+async def test_tables_of_another_version_are_left_as_they_are(url, schema, driver, admin):
+    await admin.execute(f"COMMENT ON TABLE {schema}.stm_record IS 'stm-backends, schema 2'")
+    for create in (False, True):
+        with pytest.raises(ConfigurationError, match="another version"):
+            await open_at(url, schema=schema, create=create)
+
+
+async def test_a_table_of_somebody_elses_is_left_as_it_is(url, schema, admin):
+    await admin.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.stm_record (mine int)")
+    with pytest.raises((ConfigurationError, Unavailable)):
+        await open_at(url, schema=schema)
+    columns = await admin.fetch(
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = $1", schema
+    )
+    assert [column for (column,) in columns] == ["mine"]
+
+
+async def test_the_rights_that_the_readme_names_are_enough(url, schema, driver, role):
+    name = await role("app")
+    async with open_backend(as_user(url, name), schema=schema, create=True) as backend:
+        mine = backend.driver
+        assert await mine.append(KEY, b"a", birth="birth", ttl=None) == 1
+        assert await mine.replace(KEY, b"b", version="v2", expect="birth", drop=1, ttl=None) is True
+        assert await mine.scan("scope", limit=1) == (("name",), None)
+        assert await mine.delete(KEY) is True
+
+
+@pytest.mark.parametrize("rights", ["", "SELECT"])
+async def test_a_role_without_the_rights_is_denied(url, schema, driver, role, rights):
+    name = await role("app", rights)
+    with pytest.raises(Denied):
+        async with open_backend(as_user(url, name), schema=schema) as backend:
+            await backend.driver.append(KEY, b"a", birth="birth", ttl=None)
+
+
+async def test_a_role_that_may_not_create_is_denied_and_nothing_is_half_there(url, schema, role, admin):
+    name = await role("app", "")
+    with pytest.raises(Denied):
+        await open_at(as_user(url, name), schema=schema, create=True)
+    assert await admin.fetchval("SELECT to_regnamespace($1)", schema) is None
+
+
+async def test_who_is_not_let_in_is_denied(url):
+    with pytest.raises(Denied) as caught:
+        await open_at(as_user(url, "nobody:hunter2"))
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_database_that_is_not_there_is_unavailable(url):
+    with pytest.raises(Unavailable, match="no such database"):
+        await open_at(url.rpartition("/")[0] + "/not_there")
+
+
+async def test_a_read_only_server_denies_writes_and_answers_reads(url, schema, driver, role, admin):
+    name = await role("app")
+    await admin.execute(f"ALTER ROLE {name} SET default_transaction_read_only = on")
+    async with open_backend(as_user(url, name), schema=schema) as backend:
+        assert await backend.driver.load(KEY) is None
+        with pytest.raises(Denied, match="read-only"):
+            await backend.driver.append(KEY, b"a", birth="birth", ttl=None)
+
+
+async def test_a_database_that_is_not_utf8_is_refused(url, admin):
+    name = "stm_test_latin1"
+    await admin.execute(f"CREATE DATABASE {name} ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
+    try:
+        with pytest.raises(ConfigurationError, match="LATIN1"):
+            await open_at(url.rpartition("/")[0] + f"/{name}", create=True)
+    finally:
+        await admin.execute(f"DROP DATABASE {name}")
+
+
+async def test_an_unreachable_server_is_unavailable():
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await open_at("postgresql://127.0.0.1:1/db")
+
+
+async def test_unix_sockets_are_written_as_libpq_writes_them(server):
+    folder = str(server.directory)
+    for url in (
+        f"postgresql://postgres@/postgres?host={folder}&port={server.port}",
+        f"postgresql://postgres@{folder.replace('/', '%2F')}:{server.port}/postgres",
+    ):
+        async with open_backend(url, create=True) as backend:
+            assert await backend.driver.load(KEY) is None
+
+
+async def test_what_asyncpg_cannot_make_sense_of_is_a_configuration_error(url, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="asyncpg cannot connect as told"):
+        await open_at(f"{url}?sslmode=verify-full")
+    with pytest.raises(Unavailable, match="no such file"):
+        await open_at(f"{url}?sslmode=verify-full&sslrootcert=/not/there.pem")
+
+
+async def test_a_password_may_be_a_function(url, schema):
+    asked = []
+
+    async def password():
+        asked.append(True)
+        return "not looked at"
+
+    async with open_backend(url, schema=schema, create=True, password=password) as backend:
+        await backend.ping()
+    assert asked
+
+
+async def test_a_pool_is_used_in_its_own_event_loop_only(url, schema, driver):
+    pool = await asyncpg.create_pool(url, min_size=1)
+    mine = open_backend("postgres", client=pool, schema=schema).driver
+    assert await mine.load(KEY) is None
+
+    def elsewhere():
+        with pytest.raises(ConfigurationError, match="belongs to the event loop"):
+            asyncio.run(mine.load(KEY))
+
+    await asyncio.to_thread(elsewhere)
+    await pool.close()
+
+
+async def test_only_a_pool_can_be_handed_in(admin):
+    with pytest.raises(ConfigurationError, match=r"hand in an asyncpg\.Pool"):
+        open_backend("postgres", client=admin)
+    with pytest.raises(ConfigurationError, match="not object"):
+        open_backend("postgres", client=object())
+
+
+@pytest.mark.parametrize("option", [{"pool_size": 3}, {"synchronous_commit": "off"}, {"pgbouncer": True}])
+async def test_what_a_pool_handed_in_decides_cannot_be_set(url, option):
+    pool = await asyncpg.create_pool(url, min_size=0)
+    with pytest.raises(ConfigurationError, match="leave out"):
+        open_backend("postgres", client=pool, **option)
+    await pool.close()
+
+
+async def test_a_pool_that_was_never_made_ready_is_unavailable_and_says_so(url):
+    pool = asyncpg.create_pool(url, min_size=0)
+    with pytest.raises(Unavailable, match="never made ready"):
+        await open_backend("postgres", client=pool).driver.load(KEY)
