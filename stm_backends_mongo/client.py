@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pymongo import AsyncMongoClient
+from pymongo.common import validate
 from pymongo.errors import PyMongoError
-from pymongo.uri_parser import validate_options
 
 from stm_backends.errors import ConfigurationError
 from stm_backends_mongo.settings import MongoSettings
@@ -23,8 +23,8 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     for name, value in given.items():
         # Left to itself, PyMongo warns of a value that it does not understand, and goes on without it.
         try:
-            validate_options({name: value} if name not in ("username", "password") else {}, warn=False)
-        except (PyMongoError, ValueError, TypeError):
+            validate(name, value)
+        except (PyMongoError, ValueError, TypeError, OSError):
             raise ConfigurationError(f"PyMongo does not take the value of {name}") from None
     chosen: dict[str, Any] = {"appName": "stm-backends", "retryWrites": False}
     beside = {name: value for name, value in chosen.items() if name not in given}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from stm_backends.checks import require_count, require_known, require_seconds
 from stm_backends.driver import DEFAULT_DEADLINE_S
@@ -43,11 +43,14 @@ CLIENT_OPTIONS: Final = (
 
 _CANONICAL: Final = {name.lower(): name for name in CLIENT_OPTIONS}
 
+_CREDENTIALS: Final = ("username", "password")
+
 _NOT_HERE: Final[Mapping[str, str]] = {
     "timeoutms": "how long an operation may take is decided by deadline_s",
     "wtimeoutms": "how long an operation may take is decided by deadline_s",
     "maxstalenessseconds": "nothing is read from a secondary",
     "readpreferencetags": "nothing is read from a secondary",
+    **dict.fromkeys(_CREDENTIALS, "in a URL, user and password stand before the host"),
     "database": "the database is the URL's path, as in mongodb://localhost/database",
     **dict.fromkeys(_FROM_TEXT, "this URL is PyMongo's alone; settings of ours are read by from_url(...)"),
 }
@@ -104,8 +107,10 @@ class MongoSettings:
     @property
     def given_options(self) -> dict[str, Any]:
         """Every option for PyMongo, by its canonical name, wherever it was given."""
-        _, _, query = _parts(self.url)
-        return {**dict(_pairs(query)), **self.client_options}
+        in_url = _options_in(_parts(self.url)[-1])
+        for name in in_url.keys() & self.client_options.keys():
+            raise ConfigurationError(f"the URL and the options both give {name}; leave one of them out")
+        return {**in_url, **self.client_options}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> MongoSettings:
@@ -121,8 +126,7 @@ class MongoSettings:
         given = from_query("&".join(ours), _FROM_TEXT, backend="mongo")
         if database:
             given["database"] = database
-        _pairs("&".join(theirs))
-        rest = f"{address}/{database}" + ("?" if theirs else "") + "&".join(theirs)
+        rest = f"{address}/{quote(database)}?{'&'.join(theirs)}".removesuffix("?")
         return cls.from_options(url=rest, **merged(given, options))
 
     @classmethod
@@ -130,7 +134,8 @@ class MongoSettings:
         """Return the settings that keyword arguments spell out, PyMongo's options among them."""
         ours = {each.name for each in fields(cls)} - {"client_options"}
         theirs = {name: options.pop(name) for name in [*options] if name not in ours}
-        return cls(**options, client_options={_canonical(name): value for name, value in theirs.items()})
+        named = {name if name in _CREDENTIALS else _canonical(name): value for name, value in theirs.items()}
+        return cls(**options, client_options=named)
 
 
 def _parts(url: str) -> tuple[str, str, str]:
@@ -150,22 +155,20 @@ def _parts(url: str) -> tuple[str, str, str]:
     return f"{scheme.lower()}://{hosts}", unquote(database), query
 
 
-def _pairs(query: str) -> list[tuple[str, str]]:
+def _options_in(query: str) -> dict[str, str]:
     """Return PyMongo's options in a query; an unknown one, or one that stands there twice, is refused."""
-    pairs: list[tuple[str, str]] = []
+    found: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
         name = _canonical(unquote(name))
-        if name in dict(pairs):
+        if name in found:
             raise ConfigurationError(f"the URL sets {name} twice")
-        pairs.append((name, unquote(text)))
-    return pairs
+        found[name] = unquote(text)
+    return found
 
 
 def _canonical(name: str) -> str:
     """Return the name of a client's option as MongoDB writes it. Raises, with a near miss, for no option."""
-    if name.lower() in ("username", "password"):
-        return name.lower()
     if name.lower() in _NOT_HERE:
         raise ConfigurationError(f"{name} cannot be given here: {_NOT_HERE[name.lower()]}")
     if name.lower() not in _CANONICAL:
