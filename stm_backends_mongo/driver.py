@@ -42,9 +42,6 @@ T = TypeVar("T")
 Client: TypeAlias = AsyncMongoClient[Any]
 Collection: TypeAlias = AsyncCollection[Document]
 
-_PATIENCE: Final = 0.9
-"""The share of the deadline after which PyMongo gives up, in time to say what it was waiting for."""
-
 _MAX_PAGE: Final = 10_000
 """More names than this, at most 1,000 bytes each, may not fit into one answer."""
 
@@ -76,6 +73,9 @@ class MongoDriver:
             raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
         else:
             self._records = self._collection_of(client)
+        # PyMongo gives up before the edge does, in time to say whether anything was sent. While it looks for
+        # a server it looks at its clock every half second only.
+        self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self.traits = Traits(
             reach="network",
@@ -100,7 +100,7 @@ class MongoDriver:
             self._client = make_client(self._settings) if self._given is None else self._given
         records = self._collection_of(self._client)
         try:
-            with pymongo.timeout(self._settings.deadline_s * _PATIENCE):
+            with pymongo.timeout(self._patience_s):
                 await self._edge.run("open", self._prepare(records))
         except BaseException:
             await self.close()
@@ -273,7 +273,7 @@ class MongoDriver:
         if records is None:
             raise not_open(backend=self.name, operation=operation)
         # PyMongo passes what is left of this on to the server, as maxTimeMS.
-        with pymongo.timeout(self._settings.deadline_s * _PATIENCE):
+        with pymongo.timeout(self._patience_s):
             return await self._edge.run(operation, work(records))
 
     def _record_of(self, found: Document) -> Record:

@@ -41,6 +41,7 @@ _CODES: Final[dict[int, Meaning]] = {
     10107: (Unavailable, _ELSEWHERE),
     13435: (Unavailable, _ELSEWHERE),
     13436: (Unavailable, "this member is starting up or recovering; nothing was done"),
+    123: (Unavailable, "linearizable reads need a replica set, and this server is no member of one"),
     134: (Unavailable, "the replica set does not know yet what a majority of it has"),
     11000: (Unavailable, "another writer created the same record at the same moment; nothing was done"),
     112: (Unavailable, "other writers were faster again and again; nothing was done"),

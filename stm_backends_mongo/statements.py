@@ -65,7 +65,8 @@ APPEND: Final[list[Document]] = [
                         {
                             "expires": _ENDS,
                             "size": {"$add": ["$size", {"$binarySize": "$$entry"}]},
-                            "tail": {"$concatArrays": ["$tail", ["$$entry"]]},
+                            # What is no array is an error, and null would not be: it would swallow the entry.
+                            "tail": {"$concatArrays": [{"$ifNull": ["$tail", False]}, ["$$entry"]]},
                         },
                     ]
                 },

@@ -150,9 +150,9 @@ async def open_on_motor(url: str, **settings: Any) -> Driver:
 class Past:
     """The datastore past the driver."""
 
-    def __init__(self, url: str, database: str, collection: str = "stm_records") -> None:
-        self.client = MongoClient[dict[str, Any]](url)
-        self.records = self.client[database][collection]
+    def __init__(self, client: MongoClient[dict[str, Any]], database: str) -> None:
+        self.client = client
+        self.records = client[database]["stm_records"]
 
     @property
     def server(self) -> str:

@@ -44,24 +44,24 @@ class Place:
 
     url: str
     database: str
+    past: mongod.Past
 
     def options(self, **more: str | float) -> str:
         """Return the URL with more options."""
         return self.url + "".join(f"&{name}={value}" for name, value in more.items())
 
-    @property
-    def past(self) -> mongod.Past:
-        """The same database past the driver."""
-        return mongod.Past(self.url, self.database)
-
 
 def place_in(url: str) -> Iterator[Place]:
-    """Set a new database up, and remove it in the end."""
+    """Set a new database up, and remove it in the end. The URL has options, and no database."""
     database = f"stm_test_{uuid.uuid4().hex[:12]}"
     address, _, query = url.partition("?")
     with MongoClient(url) as client:
         client[database].command(statements.setup("stm_records"))
-        yield Place(url=f"{address.rstrip('/')}/{database}?authSource=admin&{query}", database=database)
+        yield Place(
+            url=f"{address.rstrip('/')}/{database}?{query}",
+            database=database,
+            past=mongod.Past(client, database),
+        )
         client.drop_database(database)
 
 
@@ -85,24 +85,34 @@ def replica_set(program, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def single(program, tmp_path_factory):
-    """A server that is no member of a replica set."""
-    server = mongod.Mongod(program, tmp_path_factory.mktemp("single") / "data")
+    """A server that is no member of a replica set, and removes at once what has expired."""
+    quick = "--setParameter", "ttlMonitorSleepSecs=1"
+    server = mongod.Mongod(program, tmp_path_factory.mktemp("single") / "data", *quick)
     server.start()
     yield server
     server.kill()
 
 
 @pytest.fixture(scope="session")
+def replica_place(replica_set):
+    """A database on the replica set."""
+    yield from place_in(replica_set.url)
+
+
+@pytest.fixture(scope="session")
 def place(request):
     """The database that most tests work in."""
-    url = os.environ.get("STM_TEST_MONGO_URL") or request.getfixturevalue("replica_set").url
-    yield from place_in(url)
+    url = os.environ.get("STM_TEST_MONGO_URL")
+    if url is None:
+        yield request.getfixturevalue("replica_place")
+    else:
+        yield from place_in(url)
 
 
 @pytest.fixture(scope="session")
 def single_place(single):
     """A database on the single server."""
-    yield from place_in(f"mongodb://{single.address}/?")
+    yield from place_in(f"mongodb://{single.address}/?directConnection=true")
 
 
 @pytest.fixture
@@ -126,7 +136,7 @@ def proxied(place, proxy):
     parsed = parse_uri(place.url)["options"]
     kept = "".join(f"&{name}={parsed[name]}" for name in ("authSource",) if name in parsed)
     url = f"{scheme}://{user}127.0.0.1:{proxy.port}/{place.database}?directConnection=true{kept}"
-    return Place(url=url, database=place.database)
+    return Place(url=url, database=place.database, past=place.past)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ class TestMongoDriver(DriverContract):
             await driver.open()
             return HandedIn(driver=driver, is_open=is_open, close=client.close)
 
-        yield Datastore(
+        return Datastore(
             open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S, **SMALL)),
             damage=past.damage,
             peek=past.peek,
@@ -44,7 +44,6 @@ class TestMongoDriver(DriverContract):
             histories=12,
             server=f"{past.server}, a replica set",
         )
-        past.client.close()
 
 
 class TestMongoDriverAsUsersHaveIt(DriverContract):

@@ -16,7 +16,7 @@ from stm_backends_mongo.client import make_client
 from stm_backends_mongo.plugin import schema
 from stm_backends_mongo.settings import CLIENT_OPTIONS
 
-SECRET = "s3cret"
+WORD = "s3cret"
 
 
 def test_a_url_holds_our_settings_among_mongodbs_own():
@@ -63,7 +63,7 @@ def test_our_client_does_not_send_writes_again_unless_it_is_told_to():
 
 def test_options_of_the_connection_may_stand_beside_the_url():
     settings = MongoSettings.from_url(
-        "mongodb://h/chats", maxPoolSize=3, authsource="admin", tls=True, username="u", password=SECRET
+        "mongodb://h/chats", maxPoolSize=3, authsource="admin", tls=True, username="u", password=WORD
     )
     pool = make_client(settings).options.pool_options
     assert pool.max_pool_size == 3
@@ -170,7 +170,7 @@ def test_a_secret_never_shows(url):
     except ConfigurationError as error:
         shown += f"{error!r} {error.__cause__!r}"
     assert "s3cret" not in shown.replace("s3crett", "")
-    assert "s3cret" not in repr(MongoSettings.from_options(password=SECRET))
+    assert "s3cret" not in repr(MongoSettings.from_options(password=WORD))
 
 
 def test_the_options_that_we_pass_on_are_those_that_pymongo_knows():
