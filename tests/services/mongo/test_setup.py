@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import uuid
 from asyncio import subprocess
+from subprocess import run
 from urllib.parse import quote_plus
 
 import pytest
 from pymongo import MongoClient
 
 from stm_backends.driver import ANY, Key, Record
-from stm_backends.errors import ConfigurationError, Denied
+from stm_backends.errors import ConfigurationError, Denied, Unavailable
 from stm_backends_mongo import open_driver
 from tests.services.mongo.test_faults import opened
 from tests.support.mongod import Mongod, until
 
 WORD = "p/s3cret"
+
+NARROW = "find insert update remove listIndexes"
 
 
 @pytest.fixture
@@ -92,30 +96,63 @@ async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(sing
 
 
 @pytest.fixture(scope="module")
-def guarded(program, tmp_path_factory):
-    """A server with users: one who may read and write, and one who may only read."""
-    server = Mongod(program, tmp_path_factory.mktemp("guarded") / "data", "--auth")
+def certificate(unobtainable, tmp_path_factory):
+    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
+    program = shutil.which("openssl")
+    if program is None:
+        unobtainable("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("certificate")
+    request = (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    )
+    run([program, *request.split(), "-keyout", "key", "-out", "certificate"], cwd=folder, check=True)
+    both = folder / "both.pem"
+    both.write_text((folder / "certificate").read_text() + (folder / "key").read_text())
+    return both
+
+
+@pytest.fixture(scope="module")
+def guarded(program, certificate, tmp_path_factory):
+    """A server with users, and with TLS for those who ask for it."""
+    tls = "--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(certificate)
+    server = Mongod(program, tmp_path_factory.mktemp("guarded") / "data", "--auth", *tls)
     server.start()
     with MongoClient(f"mongodb://{server.address}/?directConnection=true") as client:
         roles = [{"role": "root", "db": "admin"}]
         client.admin.command("createUser", "root", pwd=WORD, roles=roles)
     with MongoClient(f"mongodb://root:{quote_plus(WORD)}@{server.address}/?directConnection=true") as client:
-        for name, role in (("writer", "readWrite"), ("reader", "read")):
+        privileges = [
+            {"resource": {"db": "chats", "collection": "stm_records"}, "actions": NARROW.split()},
+        ]
+        client.chats.command("createRole", "narrow", privileges=privileges, roles=[])
+        for name, role in (("writer", "readWrite"), ("reader", "read"), ("narrow", "narrow")):
             client.chats.command("createUser", name, pwd=WORD, roles=[{"role": role, "db": "chats"}])
     yield server
     server.kill()
 
 
 def url_for(server: Mongod, user: str, secret: str = WORD) -> str:
-    return f"mongodb://{user}:{quote_plus(secret)}@{server.address}/chats?deadline_s=5"
+    return f"mongodb://{user}:{quote_plus(secret)}@{server.address}/chats?deadline_s=3"
 
 
-async def test_the_role_read_write_is_all_that_is_needed(guarded):
-    async with opened(url_for(guarded, "writer"), create=True) as driver:
-        assert await driver.append(Key("s", "n"), b"a", birth="v", ttl=None) == 1
-        assert (await driver.scan("s", limit=1)).names == ("n",)
-        assert await driver.replace(Key("s", "n"), b"b", version="w", expect=ANY, ttl=None) is True
-        assert await driver.delete(Key("s", "n")) is True
+@pytest.mark.parametrize("user", ["writer", "narrow"])
+async def test_the_permissions_that_the_readme_names_are_all_that_is_needed(guarded, user):
+    async with opened(url_for(guarded, "writer"), create=True):
+        pass
+    async with opened(url_for(guarded, user)) as driver:
+        assert await driver.append(Key("s", user), b"a", birth="v", ttl=None) == 1
+        assert (await driver.scan("s", limit=1)).names == (user,)
+        assert await driver.replace(Key("s", user), b"b", version="w", expect=ANY, ttl=None) is True
+        assert await driver.delete(Key("s", user)) is True
+
+
+async def test_a_connection_by_tls_is_made_only_with_a_certificate_that_is_trusted(guarded, certificate):
+    url = f"{url_for(guarded, 'writer')}&tls=true"
+    async with opened(f"{url}&tlsCAFile={quote_plus(str(certificate))}", create=True) as driver:
+        assert await driver.load(Key("s", "tls")) is None
+    with pytest.raises(Unavailable):
+        async with opened(url):
+            pass
 
 
 async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
