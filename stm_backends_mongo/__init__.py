@@ -1,1 +1,31 @@
-"""The driver for this datastore: not part of this release yet."""
+"""The MongoDB driver: one document a record, one document an operation touches.
+
+Importing this package imports no client library; its names are looked up when they are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stm_backends_mongo.driver import MongoDriver
+    from stm_backends_mongo.memory import MongoShortTermMemory, MongoStateStore
+    from stm_backends_mongo.plugin import open_driver
+    from stm_backends_mongo.settings import MongoSettings
+
+__all__ = ["MongoDriver", "MongoSettings", "MongoShortTermMemory", "MongoStateStore", "open_driver"]
+
+_HOMES = {
+    "MongoDriver": "driver",
+    "MongoSettings": "settings",
+    "MongoShortTermMemory": "memory",
+    "MongoStateStore": "memory",
+    "open_driver": "plugin",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,305 @@
+"""The MongoDB driver: conversations in one collection of a replica set, a cluster or a single server.
+
+A record is one document, and an operation is one command on it. PyMongo's own `AsyncMongoClient` does the
+work; a Motor client that is handed in works just the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import pymongo
+from bson.codec_options import CodecOptions
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, ReturnDocument
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.errors import OperationFailure
+from pymongo.read_concern import ReadConcern
+from pymongo.write_concern import WriteConcern
+
+from stm_backends.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.driver import (
+    ABSENT,
+    ANY,
+    KEEP,
+    AbsentType,
+    AnyType,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+)
+from stm_backends.edge import Edge
+from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
+from stm_backends_mongo import statements
+from stm_backends_mongo.client import make_client
+from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, meaning
+from stm_backends_mongo.settings import MongoSettings
+from stm_backends_mongo.statements import Document, values
+
+T = TypeVar("T")
+Client: TypeAlias = AsyncMongoClient[Any]
+Collection: TypeAlias = AsyncCollection[Document]
+
+_MAX_PAGE: Final = 10_000
+"""More names than this, at most 1,000 bytes each, may not fit into one answer."""
+
+_LONGEST_TTL_S: Final = 1e11
+"""Some three thousand years; MongoDB's dates end somewhere beyond."""
+
+
+class MongoDriver:
+    """The five operations on one collection.
+
+    `client` is an `AsyncMongoClient` of the caller's, or Motor's `AsyncIOMotorClient`; it is never closed
+    here, and such a driver works without `open()`. A client belongs to one event loop, and so does a driver
+    from when it is opened until it is closed. `create=True`: opening sets the collection up.
+    """
+
+    name = "mongo"
+
+    def __init__(
+        self, settings: MongoSettings, *, client: Client | None = None, create: bool = False
+    ) -> None:
+        self._settings = settings
+        self._create = create
+        self._given = client
+        self._client: Client | None = client
+        self._records: Collection | None = None
+        if client is None:
+            make_client(settings)  # connects nowhere; refuses right here what cannot work
+        elif isinstance(client, MongoClient):
+            raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
+        else:
+            self._records = self._collection_of(client)
+        # PyMongo gives up before the edge does, in time to say whether anything was sent. While it looks for
+        # a server it looks at its clock every half second only.
+        self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
+        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
+        self.traits = Traits(
+            reach="network",
+            clock="server",
+            durability=(
+                "survives the death of any minority of the replica set, and a power cut"
+                if settings.durability == "majority"
+                else "survives a power cut; a failover may undo the last writes"
+            ),
+            max_entry=settings.max_entry_bytes,
+            max_record=settings.max_record_bytes,
+            max_drop=settings.max_record_bytes,
+            deadline=settings.deadline_s,
+        )
+
+    async def open(self) -> None:
+        """Connect, and see that the collection has been set up. Opening twice is harmless.
+
+        Raises `ConfigurationError` for a collection that was never set up, or in another way.
+        """
+        if self._client is None:
+            self._client = make_client(self._settings) if self._given is None else self._given
+        records = self._collection_of(self._client)
+        try:
+            with pymongo.timeout(self._patience_s):
+                await self._edge.run("open", self._prepare(records))
+        except BaseException:
+            await self.close()
+            raise
+        self._records = records
+
+    async def close(self) -> None:
+        """Close the client, if it was made here. Twice is harmless."""
+        client, self._client, self._records = self._client, None, None
+        if client is not None and client is not self._given:
+            await client.close()
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as it is now, or `None` only if it is not there."""
+        query = {**statements.record(*key), "$expr": statements.IS_THERE}
+        found = await self._run("load", lambda records: records.find_one(query, statements.LOADED))
+        return None if found is None else self._record_of(found)
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        """Add one entry at the end; the version stays, the time to live starts anew."""
+        require_ttl(ttl)
+        self._require_fits("append", entry)
+        before = await self._write(
+            "append",
+            statements.record(*key),
+            statements.APPEND,
+            values(entry=entry, birth=birth, ttl=_milliseconds(ttl), limit=self.traits.max_record),
+            answer=statements.BEFORE,
+            upsert=True,
+            when=ReturnDocument.BEFORE,
+        )
+        if before is None:
+            return 1
+        self._require_room("append", before["size"] + len(entry))
+        return int(before["length"]) + 1
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version if the record is what the caller expects."""
+        require_ttl(ttl)
+        require_drop(drop, expect)
+        self._require_fits("replace", body)
+        query = statements.record(*key)
+        keep = ttl is KEEP
+        given = values(body=body, version=version, keep=keep, ttl=None if ttl is KEEP else _milliseconds(ttl))
+        if not isinstance(expect, str):
+            after = await self._write(
+                "replace",
+                query,
+                statements.CREATE if expect is ABSENT else statements.SAVE,
+                given,
+                answer=statements.AFTER,
+                upsert=True,
+            )
+            return after is not None and after["version"] == version
+        after = await self._write(
+            "replace",
+            {**query, "$expr": statements.FOLDABLE},
+            statements.FOLD,
+            {**given, **values(expect=expect, drop=drop, limit=self.traits.max_record)},
+            answer=statements.AFTER_FOLD,
+        )
+        if after is None:
+            return False
+        if after["version"] != version:
+            self._require_room("replace", after["size"])
+        return True
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        query = {**statements.record(*key), "$expr": statements.IS_THERE}
+        if expect is not ANY:
+            query["version"] = expect
+        deleted = await self._run("delete", lambda records: records.delete_one(query))
+        return deleted.deleted_count == 1
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        require_limit(limit)
+        limit = min(limit, _MAX_PAGE)
+        query = statements.names_after(scope, after)
+        found = await self._run(
+            "scan",
+            # The whole page comes in the first answer, so that it is one round trip.
+            lambda records: records.find(
+                query, statements.LISTED, sort=[("_id", 1)], limit=limit + 1, batch_size=limit + 1
+            ).to_list(limit + 1),
+        )
+        names = [document["name"] for document in found]
+        return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+    async def _prepare(self, records: Collection) -> None:
+        """Set the collection up if that is asked for, and look whether it is.
+
+        Commands in their bare form are the same with PyMongo and with Motor.
+        """
+        database = records.database
+        if self._create:
+            await database.command(statements.setup(records.name))
+        try:
+            answer = await database.command({"listIndexes": records.name})
+        except OperationFailure as error:
+            if error.code in NOT_SET_UP:
+                raise _not_set_up("it does not exist") from None
+            raise
+        indexes = answer["cursor"]["firstBatch"]
+        if any("collation" in index for index in indexes if index["key"] == {"_id": 1}):
+            raise ConfigurationError(
+                "the collection has a collation of its own, so different keys may be one to it; "
+                "choose another collection"
+            )
+        expiry = statements.EXPIRY_INDEX
+        if not any(
+            index["key"] == expiry["key"] and index.get("expireAfterSeconds") == 0 for index in indexes
+        ):
+            raise _not_set_up("nothing would remove what has expired")
+
+    def _collection_of(self, client: Client) -> Collection:
+        settings = self._settings
+        majority = settings.durability == "majority"
+        level = "linearizable" if settings.linearizable else "majority" if majority else "local"
+        return client[settings.database].get_collection(
+            settings.collection,
+            # A client handed in may decode to classes of its own.
+            codec_options=cast("CodecOptions[Document]", CodecOptions()),
+            read_preference=ReadPreference.PRIMARY,
+            write_concern=WriteConcern(w="majority" if majority else 1, j=True),
+            # What a majority has can never be undone, so a fold never rests on what a failover took back.
+            read_concern=ReadConcern(level),
+        )
+
+    async def _write(
+        self,
+        operation: str,
+        query: Document,
+        update: list[Document],
+        given: Document,
+        *,
+        answer: Document,
+        upsert: bool = False,
+        when: bool = ReturnDocument.AFTER,
+    ) -> Document | None:
+        """Update one document and return what `answer` asks of it; `None` if there is none to ask."""
+
+        async def work(records: Collection) -> Document | None:
+            try:
+                return await records.find_one_and_update(
+                    query, update, projection=answer, upsert=upsert, return_document=when, let=given
+                )
+            except OperationFailure as error:
+                if error.code not in BEYOND_A_DOCUMENT:
+                    raise
+                # So many entries that their numbers fill the document; by how much is not said.
+                size, limit = statements.LARGEST_DOCUMENT + 1, statements.LARGEST_DOCUMENT
+                where = {"backend": self.name, "operation": operation}
+                raise TooLarge("record", size=size, limit=limit, **where) from error
+
+        return await self._run(operation, work)
+
+    async def _run(self, operation: str, work: Callable[[Collection], Awaitable[T]]) -> T:
+        records = self._records
+        if records is None:
+            raise not_open(backend=self.name, operation=operation)
+        # PyMongo passes what is left of this on to the server, as maxTimeMS.
+        with pymongo.timeout(self._patience_s):
+            return await self._edge.run(operation, work(records))
+
+    def _record_of(self, found: Document) -> Record:
+        version, body, size = found.get("version"), found.get("body"), found.get("size")
+        tail = tuple(cast("list[Any]", found.get("tail") or ()))
+        parts: list[object] = [*tail] if body is None else [body, *tail]
+        sound = isinstance(version, str) and all(isinstance(part, bytes) for part in parts)
+        if not sound or sum(map(len, cast("list[bytes]", parts))) != size:
+            raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
+        return Record(cast("str", version), body, tail)
+
+    def _require_fits(self, operation: str, value: bytes) -> None:
+        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
+        self._require_room(operation, len(value))
+
+    def _require_room(self, operation: str, size: int) -> None:
+        require_fits("record", size, self.traits.max_record, backend=self.name, operation=operation)
+
+
+def _milliseconds(ttl: float | None) -> int | None:
+    """Return a time to live as the server's clock counts it: at least one millisecond."""
+    return None if ttl is None else max(1, int(min(ttl, _LONGEST_TTL_S) * 1000))
+
+
+def _not_set_up(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the collection is not set up ({why}); open it once with create=True, or run what "
+        "`stm-backends schema mongo` prints"
+    )

@@ -1,0 +1,99 @@
+"""What a caller can conclude from each of PyMongo's exceptions and MongoDB's error codes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pymongo.errors import (
+    AutoReconnect,
+    ConfigurationError,
+    ConnectionFailure,
+    InvalidOperation,
+    NetworkTimeout,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+    WriteConcernError,
+)
+
+from stm_backends.edge import Meaning
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
+
+NOT_SET_UP: Final = frozenset({26})
+"""NamespaceNotFound: there is no such collection."""
+
+BEYOND_A_DOCUMENT: Final = frozenset({10334, 17419, 17420})
+"""BSONObjectTooLarge, and an update whose result would be larger than a document can be: not done."""
+
+_ALTERED: Final = "the document was altered by something else, and is no record any more"
+_INTERRUPTED: Final = "the server was shut down or lost its part as primary in the middle of it"
+_ELSEWHERE: Final = "this member is not the primary; nothing was done"
+_LATE: Final = "the server gave up at the deadline"
+
+_CODES: Final[dict[int, Meaning]] = {
+    13: (Denied, "this user may not do that in this database"),
+    18: (Denied, "MongoDB does not accept these credentials"),
+    8000: (Denied, "MongoDB Atlas does not accept these credentials"),
+    50: (OutcomeUnknown, _LATE),
+    262: (OutcomeUnknown, _LATE),
+    10107: (Unavailable, _ELSEWHERE),
+    13435: (Unavailable, _ELSEWHERE),
+    13436: (Unavailable, "this member is starting up or recovering; nothing was done"),
+    123: (Unavailable, "linearizable reads need a replica set, and this server is no member of one"),
+    134: (Unavailable, "the replica set does not know yet what a majority of it has"),
+    11000: (Unavailable, "another writer created the same record at the same moment; nothing was done"),
+    112: (Unavailable, "other writers were faster again and again; nothing was done"),
+    14031: (Unavailable, "the server's disk is full; nothing was written"),
+    91: (OutcomeUnknown, _INTERRUPTED),
+    189: (OutcomeUnknown, _INTERRUPTED),
+    11600: (OutcomeUnknown, _INTERRUPTED),
+    11602: (OutcomeUnknown, _INTERRUPTED),
+    # The expressions of `statements` find another type than they have stored.
+    16554: (Corrupt, _ALTERED),
+    16556: (Corrupt, _ALTERED),
+    17124: (Corrupt, _ALTERED),
+    28664: (Corrupt, _ALTERED),
+    28724: (Corrupt, _ALTERED),
+    51276: (Corrupt, _ALTERED),
+}
+
+_KINDS: Final[dict[type[Exception], Meaning]] = {
+    WriteConcernError: (
+        OutcomeUnknown,
+        "written by the primary, but not acknowledged in time by as many members as the durability asks for",
+    ),
+    ServerSelectionTimeoutError: (Unavailable, "no server that could do this was found within the deadline"),
+    WaitQueueTimeoutError: (Unavailable, "no connection was free within the deadline"),
+    NetworkTimeout: (OutcomeUnknown, "no answer within the deadline"),
+    AutoReconnect: (OutcomeUnknown, "the connection was lost"),
+    ConnectionFailure: (OutcomeUnknown, "the connection was lost"),
+    InvalidOperation: (Unavailable, "the client is closed"),
+    ConfigurationError: (Unavailable, "PyMongo cannot connect as it is configured, or found no DNS record"),
+    PyMongoError: (OutcomeUnknown, "PyMongo failed in a way that this version does not know"),
+}
+
+
+def meaning(error: Exception) -> Meaning | None:
+    """Return what an exception amounts to; `None` for what is no matter of the datastore.
+
+    The server's code decides, except where the primary did write and only the others did not confirm it.
+    """
+    if not isinstance(error, WriteConcernError):
+        code = _code_of(error)
+        if code in _CODES:
+            return _CODES[code]
+        if isinstance(error, OperationFailure):
+            return OutcomeUnknown, f"MongoDB answered with the error code {code}"
+    for kind in type(error).__mro__:
+        if kind in _KINDS:
+            return _KINDS[kind]
+    return None
+
+
+def _code_of(error: Exception) -> int | None:
+    if isinstance(error, NotPrimaryError):
+        details = error.details
+        return details.get("code") if isinstance(details, dict) else None
+    return error.code if isinstance(error, OperationFailure) else None

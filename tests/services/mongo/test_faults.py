@@ -1,0 +1,250 @@
+"""What the MongoDB driver does when a server, the network or a colleague's program is against it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stm_backends.driver import ANY, KEEP, Driver, Key, Record, new_version
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends_mongo import open_driver
+from tests.support.mongod import until
+
+KEY = Key("acme:u1:memory", "chat")
+
+DEADLINE_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **options) -> AsyncIterator[Driver]:
+    driver = open_driver(url, **options)
+    await driver.open()
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+@pytest.fixture
+def key(request):
+    """A key of the test's own."""
+    return Key(f"acme:{request.node.name}:memory", "chat")
+
+
+class Writer:
+    """Appends numbered entries one after the other, and sends again what it has had no good answer to."""
+
+    def __init__(self, driver: Driver, key: Key, label: str) -> None:
+        self.driver, self.key, self.label = driver, key, label
+        self.acknowledged = 0
+        self.resent: set[bytes] = set()
+
+    async def write(self, done: asyncio.Event) -> None:
+        while not done.is_set():
+            entry = b"%s:%d" % (self.label.encode(), self.acknowledged)
+            try:
+                await self.driver.append(self.key, entry, birth=new_version(), ttl=None)
+                self.acknowledged += 1
+            except StorageError:
+                self.resent.add(entry)
+
+    async def reach(self, count: int) -> None:
+        while self.acknowledged < count:  # noqa: ASYNC110 -- a number is no event
+            await asyncio.sleep(0.05)
+
+
+async def fold(driver: Driver, key: Key, done: asyncio.Event) -> int:
+    """Move the oldest entries into the body again and again; returns how often that was done."""
+    folds = 0
+    while not done.is_set():
+        await asyncio.sleep(0.05)
+        with contextlib.suppress(StorageError):
+            record = await driver.load(key)
+            if record is None or len(record.tail) < 3:
+                continue
+            drop, version = len(record.tail) - 2, new_version()
+            body = b" ".join([record.body or b"", *record.tail[:drop]])
+            for _ in range(20):
+                with contextlib.suppress(OutcomeUnknown, Unavailable):
+                    folds += await driver.replace(
+                        key, body, version=version, expect=record.version, drop=drop, ttl=KEEP
+                    )
+                    break
+    return folds
+
+
+def without_repeats(entries: list[bytes]) -> list[bytes]:
+    return list(dict.fromkeys(entries))
+
+
+async def assert_nothing_is_lost(driver: Driver, key: Key, writers: list[Writer]) -> None:
+    record = await driver.load(key)
+    assert record is not None
+    entries = [*(record.body or b"").split(), *record.tail]
+    for writer in writers:
+        mine = [entry for entry in entries if entry.startswith(writer.label.encode() + b":")]
+        numbers = [int(entry.partition(b":")[2]) for entry in without_repeats(mine)]
+        assert numbers == list(range(len(numbers))), "lost, or out of order"
+        assert writer.acknowledged <= len(numbers) <= writer.acknowledged + 1
+        doubled = {entry for entry in mine if mine.count(entry) > 1}
+        assert doubled <= writer.resent, "stored twice although it was sent once"
+
+
+async def test_a_primary_killed_while_writers_write_and_fold_takes_nothing_with_it(
+    replica_set, replica_place, key
+):
+    """The other members elect another primary, and what was acknowledged is there, each writer's in order."""
+    done = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        drivers = [await stack.enter_async_context(opened(replica_place.url)) for _ in range(3)]
+        writers = [Writer(driver, key, f"w{n}") for n, driver in enumerate(drivers)]
+        tasks = [asyncio.ensure_future(writer.write(done)) for writer in writers]
+        folding = asyncio.ensure_future(fold(drivers[0], key, done))
+        await asyncio.sleep(0.7)
+        victim = await asyncio.to_thread(replica_set.primary)
+        before = [writer.acknowledged for writer in writers]
+        victim.kill()
+        try:
+            await asyncio.to_thread(replica_set.primary)
+            async with asyncio.timeout(30):
+                for writer, count in zip(writers, before, strict=True):
+                    await writer.reach(count + 20)
+        finally:
+            done.set()
+            await asyncio.gather(*tasks)
+            folds = await folding
+            await asyncio.to_thread(victim.start)
+        assert folds > 2
+        await assert_nothing_is_lost(drivers[1], key, writers)
+        await asyncio.to_thread(replica_set.settle)
+
+
+async def test_what_a_killed_server_had_acknowledged_is_there_when_it_starts_again(single, single_place, key):
+    done = asyncio.Event()
+    async with opened(single_place.options(deadline_s=DEADLINE_S)) as driver:
+        writers = [Writer(driver, key, f"w{n}") for n in range(3)]
+        tasks = [asyncio.ensure_future(writer.write(done)) for writer in writers]
+        await asyncio.sleep(0.5)
+        single.kill()
+        await asyncio.sleep(0.2)
+        done.set()
+        await asyncio.gather(*tasks)
+        assert all(writer.acknowledged > 5 for writer in writers)
+        await asyncio.to_thread(single.start)
+        await assert_nothing_is_lost(driver, key, writers)
+
+
+async def test_a_write_whose_answer_is_lost_is_unknown_and_sending_it_again_is_harmless(proxy, proxied, key):
+    async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver:
+        await driver.append(key, b"a", birth="v1", ttl=None)
+        proxy.silence("to client")
+        with pytest.raises(OutcomeUnknown):
+            await driver.replace(key, b"a", version="v2", expect="v1", drop=1, ttl=None)
+        proxy.restore()
+        assert await driver.load(key) == Record("v2", b"a", ())
+        await driver.append(key, b"b", birth="v3", ttl=None)
+        assert await driver.replace(key, b"a", version="v2", expect="v1", drop=1, ttl=None) is True
+        assert await driver.load(key) == Record("v2", b"a", (b"b",))
+
+
+async def test_an_append_whose_answer_is_lost_was_done_once_and_not_sent_again_by_the_client(
+    proxy, proxied, key
+):
+    async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver:
+        await driver.append(key, b"a", birth="v1", ttl=None)
+        proxy.silence("to client")
+        with pytest.raises(OutcomeUnknown):
+            await driver.append(key, b"b", birth="v1", ttl=None)
+        proxy.restore()
+        assert await driver.load(key) == Record("v1", None, (b"a", b"b"))
+
+
+async def test_what_never_left_is_unavailable_and_was_not_done(proxied, place, proxy, key):
+    async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver, opened(place.url) as other:
+        await driver.append(key, b"a", birth="v1", ttl=None)
+        async with proxy.outage():
+            with pytest.raises(StorageError):
+                await driver.load(key)
+            with pytest.raises(Unavailable, match="no server that could do this was found"):
+                await driver.append(key, b"b", birth="v1", ttl=None)
+        assert await other.load(key) == Record("v1", None, (b"a",))
+
+
+async def test_a_server_that_hangs_holds_nobody_beyond_the_deadline(single, single_place, key):
+    async with opened(single_place.options(deadline_s=DEADLINE_S)) as driver:
+        await driver.append(key, b"a", birth="v1", ttl=None)
+        single.pause()
+        try:
+            for kind, call in (
+                (Unavailable, driver.load(key)),
+                (StorageError, driver.append(key, b"b", birth="v1", ttl=None)),
+                (StorageError, driver.delete(Key(key.scope, "other"))),
+            ):
+                started = time.monotonic()
+                with pytest.raises(kind):
+                    await call
+                assert time.monotonic() - started < DEADLINE_S + 2
+        finally:
+            single.go_on()
+        async with opened(single_place.url) as patient:
+            record = await patient.load(key)
+            assert record is not None
+            assert record.tail in ((b"a",), (b"a", b"b"))
+
+
+async def test_the_server_is_told_to_give_up_too(single, single_place, key):
+    """A lock that another holds keeps the server from writing; it lets go of the request by itself."""
+    await asyncio.to_thread(single.ask, "fsync", lock=True)
+    try:
+        async with opened(single_place.options(deadline_s=DEADLINE_S)) as driver:
+            with pytest.raises(OutcomeUnknown):
+                await driver.append(key, b"a", birth="v1", ttl=None)
+
+            def is_idle() -> bool:
+                running = single.ask("currentOp", **{"command.findAndModify": "stm_records"})
+                return not running["inprog"]
+
+            await asyncio.to_thread(until, is_idle)
+    finally:
+        await asyncio.to_thread(single.ask, "fsyncUnlock")
+    async with opened(single_place.url) as driver:
+        assert await driver.load(key) is None
+
+
+async def test_cancelled_operations_leave_the_client_usable(place, key):
+    async with opened(place.options(maxPoolSize=2)) as driver:
+        for delay in itertools.islice(itertools.cycle((0, 0.0005, 0.001, 0.002)), 40):
+            task = asyncio.ensure_future(driver.append(key, b"a", birth="v1", ttl=None))
+            await asyncio.sleep(delay)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        assert await driver.replace(key, b"done", version="v2", expect=ANY, ttl=None) is True
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(driver.load(key) for _ in range(20)))
+
+
+async def test_more_callers_than_connections_wait_for_one_another(place, key):
+    async with opened(place.options(maxPoolSize=2)) as driver:
+        lengths = await asyncio.gather(
+            *(driver.append(key, b"%d" % n, birth="v", ttl=None) for n in range(30))
+        )
+    assert sorted(lengths) == list(range(1, 31))
+
+
+def test_a_driver_that_was_closed_can_be_opened_in_another_event_loop(place, key):
+    driver = open_driver(place.url)
+
+    async def use() -> int:
+        await driver.open()
+        try:
+            return await driver.append(key, b"a", birth="v", ttl=None)
+        finally:
+            await driver.close()
+
+    assert [asyncio.run(use()) for _ in range(2)] == [1, 2]

@@ -1,0 +1,86 @@
+"""The MongoDB driver keeps the contract: on a replica set, on a single server, and on Motor."""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from stm_backends.testing import Datastore, DriverContract, HandedIn, PodsContract, memories_on, open_at
+from stm_backends.testing.contract import check_of
+from stm_backends_mongo import MongoDriver
+from tests.support.mongod import COUNTER, open_on_motor
+
+SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
+
+QUICK_S = 1.5
+"""A short deadline, so that an outage does not take long, and long enough for a busy machine."""
+
+
+class TestMongoDriver(DriverContract):
+    @pytest.fixture
+    def datastore(self, place, proxy, proxied, settings_of):
+        past = place.past
+
+        async def handed_in():
+            client = AsyncMongoClient(place.url)
+
+            async def is_open():
+                return (await client.admin.command("ping"))["ok"] == 1
+
+            driver = MongoDriver(settings_of(place), client=client)
+            await driver.open()
+            return HandedIn(driver=driver, is_open=is_open, close=client.close)
+
+        return Datastore(
+            open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S, **SMALL)),
+            damage=past.damage,
+            peek=past.peek,
+            outage=proxy.outage,
+            handed_in=handed_in,
+            round_trips=lambda: COUNTER.count,
+            histories=12,
+            server=f"{past.server}, a replica set",
+        )
+
+
+class TestMongoDriverAsUsersHaveIt(DriverContract):
+    """The whole replica set and the default settings."""
+
+    @pytest.fixture
+    def datastore(self, place):
+        return Datastore(open=functools.partial(open_at, place.url), tick=0.3, histories=6)
+
+
+class TestMongoDriverOnMotorAndASingleServer(DriverContract):
+    opted_out: ClassVar = {
+        **{
+            name: "slow, and asked of the same driver on PyMongo above"
+            for name, check in DriverContract.checks().items()
+            if check_of(check).slow
+        },
+        "test_a_cancelled_append_is_wholly_there_or_not_at_all": (
+            "Motor runs each operation in a thread, which goes on when its caller is cancelled: the entry "
+            "comes wholly or not at all, but perhaps after later ones"
+        ),
+    }
+
+    @pytest.fixture
+    def datastore(self, single, single_place):
+        return Datastore(
+            open=functools.partial(
+                open_on_motor, f"mongodb://{single.address}", database=single_place.database, **SMALL
+            ),
+            histories=3,
+        )
+
+
+class TestDistributedMemoryOnMongo(PodsContract):
+    @pytest.fixture
+    def memories(self, place, proxy, proxied):
+        datastore = Datastore(
+            open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
+        )
+        return memories_on(datastore, deadline_s=QUICK_S)

@@ -1,0 +1,172 @@
+"""How a collection is set up, who may do it, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import uuid
+from asyncio import subprocess
+from subprocess import run
+from urllib.parse import quote_plus
+
+import pytest
+from pymongo import MongoClient
+
+from stm_backends.driver import ANY, Key, Record
+from stm_backends.errors import ConfigurationError, Denied, Unavailable
+from stm_backends_mongo import open_driver
+from tests.services.mongo.test_faults import opened
+from tests.support.mongod import Mongod, until
+
+WORD = "p/s3cret"
+
+NARROW = "find insert update remove listIndexes"
+
+
+@pytest.fixture
+def fresh(place):
+    """The name of a collection that is not there yet."""
+    return f"stm_{uuid.uuid4().hex[:12]}"
+
+
+async def test_a_collection_that_was_not_set_up_is_refused_with_the_remedy(place, fresh):
+    with pytest.raises(ConfigurationError, match="open it once with create=True"):
+        async with opened(place.options(collection=fresh)):
+            pass
+    async with opened(place.options(collection=fresh), create=True):
+        pass
+    async with opened(place.options(collection=fresh)) as driver:
+        assert await driver.append(Key("s", "n"), b"a", birth="v", ttl=None) == 1
+    assert set(place.past.records.database[fresh].index_information()) == {"_id_", "stm_expires"}
+
+
+async def test_a_collection_from_which_nothing_would_be_removed_is_refused(place, fresh):
+    place.past.records.database[fresh].insert_one({"_id": 1})
+    with pytest.raises(ConfigurationError, match="nothing would remove what has expired"):
+        async with opened(place.options(collection=fresh)):
+            pass
+
+
+async def test_a_collection_to_which_different_keys_are_one_is_refused(place, fresh):
+    place.past.records.database.create_collection(fresh, collation={"locale": "en", "strength": 1})
+    with pytest.raises(ConfigurationError, match="a collation of its own"):
+        async with opened(place.options(collection=fresh), create=True):
+            pass
+
+
+async def test_ten_processes_that_set_the_collection_up_at_once_all_succeed(place, fresh):
+    script = """
+import asyncio, sys
+from stm_backends.driver import Key
+from stm_backends_mongo import open_driver
+async def main():
+    driver = open_driver(sys.argv[1], create=True)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await driver.open()
+    await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+    await driver.close()
+asyncio.run(main())
+"""
+    url = place.options(collection=fresh, deadline_s=30)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, **pipes) for _ in range(10)
+    ]
+    for process in processes:
+        assert await process.stdout.readline() == b"ready\n"
+    for process in processes:
+        process.stdin.write(b"go\n")
+    errors = [(await process.communicate())[1] for process in processes]
+    assert errors == [b""] * 10
+    async with opened(url) as driver:
+        assert await driver.load(Key("s", "n")) == Record("v", None, (b"a",) * 10)
+
+
+async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(single_place):
+    records = single_place.past.records
+    records.delete_many({})
+    async with opened(single_place.url) as driver:
+        await driver.append(Key("s", "mortal"), b"a", birth="v", ttl=0.5)
+        await driver.append(Key("s", "lasting"), b"a", birth="v", ttl=None)
+        await driver.append(Key("s", "later"), b"a", birth="v", ttl=3600)
+    await asyncio.to_thread(until, lambda: records.count_documents({}) == 2)
+    assert sorted(record["_id"]["name"] for record in records.find()) == ["lasting", "later"]
+
+
+@pytest.fixture(scope="module")
+def certificate(unobtainable, tmp_path_factory):
+    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
+    program = shutil.which("openssl")
+    if program is None:
+        unobtainable("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("certificate")
+    subject = "-subj", "/CN=server", "-addext", "subjectAltName=IP:127.0.0.1"
+    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    run([*command, "-keyout", "key", "-out", "certificate"], cwd=folder, check=True, capture_output=True)  # noqa: S603 -- found above
+    both = folder / "both.pem"
+    both.write_text((folder / "certificate").read_text() + (folder / "key").read_text())
+    return both
+
+
+@pytest.fixture(scope="module")
+def guarded(program, certificate, tmp_path_factory):
+    """A server with users, and with TLS for those who ask for it."""
+    tls = "--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(certificate)
+    server = Mongod(program, tmp_path_factory.mktemp("guarded") / "data", "--auth", *tls)
+    server.start()
+    with MongoClient(f"mongodb://{server.address}/?directConnection=true") as client:
+        roles = [{"role": "root", "db": "admin"}]
+        client.admin.command("createUser", "root", pwd=WORD, roles=roles)
+    with MongoClient(f"mongodb://root:{quote_plus(WORD)}@{server.address}/?directConnection=true") as client:
+        privileges = [
+            {"resource": {"db": "chats", "collection": "stm_records"}, "actions": NARROW.split()},
+        ]
+        client.chats.command("createRole", "narrow", privileges=privileges, roles=[])
+        for name, role in (("writer", "readWrite"), ("reader", "read"), ("narrow", "narrow")):
+            client.chats.command("createUser", name, pwd=WORD, roles=[{"role": role, "db": "chats"}])
+    yield server
+    server.kill()
+
+
+def url_for(server: Mongod, user: str, secret: str = WORD) -> str:
+    return f"mongodb://{user}:{quote_plus(secret)}@{server.address}/chats?deadline_s=3"
+
+
+@pytest.mark.parametrize("user", ["writer", "narrow"])
+async def test_the_permissions_that_the_readme_names_are_all_that_is_needed(guarded, user):
+    async with opened(url_for(guarded, "writer"), create=True):
+        pass
+    async with opened(url_for(guarded, user)) as driver:
+        assert await driver.append(Key("s", user), b"a", birth="v", ttl=None) == 1
+        assert (await driver.scan("s", limit=1)).names == (user,)
+        assert await driver.replace(Key("s", user), b"b", version="w", expect=ANY, ttl=None) is True
+        assert await driver.delete(Key("s", user)) is True
+
+
+async def test_a_connection_by_tls_is_made_only_with_a_certificate_that_is_trusted(guarded, certificate):
+    url = f"{url_for(guarded, 'writer')}&tls=true"
+    async with opened(f"{url}&tlsCAFile={quote_plus(str(certificate))}", create=True) as driver:
+        assert await driver.load(Key("s", "tls")) is None
+    with pytest.raises(Unavailable):
+        async with opened(url):
+            pass
+
+
+async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
+    async with opened(url_for(guarded, "writer"), create=True) as driver:
+        await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+    async with opened(url_for(guarded, "reader")) as driver:
+        assert await driver.load(Key("s", "n")) is not None
+        with pytest.raises(Denied, match=r"mongo\.append: this user may not do that"):
+            await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+        with pytest.raises(Denied):
+            await driver.delete(Key("s", "n"))
+    driver = open_driver(url_for(guarded, "writer", "wr0ng"))
+    with pytest.raises(Denied, match=r"mongo\.open: MongoDB does not accept these credentials") as caught:
+        await driver.open()
+    assert "wr0ng" not in f"{caught.value!r} {caught.value.__cause__!r}"
+    with pytest.raises(Denied):
+        async with opened(f"mongodb://{guarded.address}/chats"):
+            pass

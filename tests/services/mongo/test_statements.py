@@ -1,0 +1,268 @@
+"""What is sent to MongoDB: constants, literal values, one instant, and the concerns that are promised."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import bson
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, monitoring
+from pymongo.errors import (
+    AutoReconnect,
+    ConfigurationError,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    InvalidOperation,
+    NetworkTimeout,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+    WriteConcernError,
+    WTimeoutError,
+)
+
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends_mongo import MongoShortTermMemory, MongoStateStore, open_driver, statements
+from stm_backends_mongo.errors import meaning
+from tests.services.mongo.test_faults import opened
+
+EXPRESSIONS = (
+    "$expires",
+    "$version",
+    "$$version",
+    "$$NOW",
+    "$$ROOT",
+    "$_id",
+    "$",
+    "$$",
+    "$$REMOVE",
+    "a.$b",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", [text for text in EXPRESSIONS if text])
+async def test_text_that_looks_like_an_expression_is_text(place, text):
+    key = Key(f"{text}:{text}", text)
+    async with opened(place.url) as driver:
+        assert await driver.append(key, text.encode(), birth=text, ttl=60) == 1
+        assert await driver.load(key) == Record(text, None, (text.encode(),))
+        assert await driver.scan(key.scope, after="", limit=5) == ((text,), None)
+        assert await driver.replace(key, b"x", version="other", expect=f"{text}x", drop=1, ttl=None) is False
+        assert await driver.replace(key, b"x", version=f"{text}2", expect=text, drop=1, ttl=KEEP) is True
+        assert await driver.load(key) == Record(f"{text}2", b"x", ())
+        assert await driver.delete(key, expect=text) is False
+        assert await driver.delete(key, expect=f"{text}2") is True
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+async def test_a_version_that_looks_like_an_expression_is_never_the_one_that_is_stored(place, text):
+    key = Key("acme:versions:memory", "chat")
+    async with opened(place.url) as driver:
+        await driver.replace(key, b"body", version="stored", expect=ANY, ttl=None)
+        assert await driver.replace(key, b"x", version="new", expect=text, ttl=None) is False
+        assert await driver.delete(key, expect=text) is False
+        assert await driver.replace(key, b"x", version=text, expect=ABSENT, ttl=None) is False
+        assert await driver.load(key) == Record("stored", b"body", ())
+
+
+def test_now_is_one_instant_in_a_command_however_long_it_takes(place):
+    """The answer of an append judges expiry once more, after the update, and must judge it alike."""
+    records = place.past.records.database.slow
+    waits = {"$function": {"body": "function() { sleep(50); return 1; }", "args": [], "lang": "js"}}
+    records.insert_one({"_id": 1})
+    answer = records.find_one_and_update(
+        {"_id": 1},
+        [{"$set": {"early": "$$NOW"}}, {"$set": {"waited": waits}}, {"$set": {"late": "$$NOW"}}],
+        projection={"early": 1, "late": 1, "answered": "$$NOW"},
+        return_document=True,
+    )
+    assert answer["early"] == answer["late"] == answer["answered"]
+
+
+TRUNCATION = ShortTermMemoryConfig(strategy="truncation")
+
+
+class Commands(monitoring.CommandListener):
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        self.sent.append(dict(event.command))
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "write", "read"),
+    [
+        ({}, {"w": "majority", "j": True}, {"level": "majority"}),
+        ({"linearizable": True}, {"w": "majority", "j": True}, {"level": "linearizable"}),
+        ({"durability": "primary"}, {"w": 1, "j": True}, {"level": "local"}),
+    ],
+)
+async def test_each_operation_carries_its_concern_and_its_deadline(place, settings, write, read):
+    commands, key = Commands(), Key("acme:concerns:memory", "chat")
+    async with AsyncMongoClient(place.url, event_listeners=[commands]) as client:
+        driver = open_driver(None, client=client, database=place.database, deadline_s=3.0, **settings)
+        assert await driver.append(key, b"a", birth="v", ttl=None) == 1
+        assert await driver.load(key) == Record("v", None, (b"a",))
+        assert (await driver.scan(key.scope, limit=1)).names == ("chat",)
+        assert await driver.replace(key, b"b", version="w", expect="v", drop=1, ttl=None) is True
+        assert await driver.delete(key) is True
+    sent = [command for command in commands.sent if "endSessions" not in command]
+    assert [next(iter(command)) for command in sent] == [
+        *("findAndModify", "find", "find", "findAndModify", "delete"),
+    ]
+    for command in sent:
+        assert 0 < command["maxTimeMS"] <= 3000
+        assert command.get("writeConcern", write) == write
+        assert command.get("readConcern", read) == read
+        assert "writeConcern" in command or "readConcern" in command
+
+
+async def test_linearizable_reads_on_a_single_server_are_refused_and_not_weakened(single_place):
+    async with opened(single_place.options(linearizable="true")) as driver:
+        with pytest.raises(Unavailable, match="need a replica set"):
+            await driver.load(Key("s", "n"))
+
+
+async def test_a_page_is_one_answer_however_long_it_is(place):
+    scope = "acme:pages:memory"
+    place.past.records.insert_many(
+        {"_id": {"scope": scope, "name": f"{n:04}{'x' * 900}"}, "expires": None} for n in range(3000)
+    )
+    commands = Commands()
+    async with AsyncMongoClient(place.url, event_listeners=[commands]) as client:
+        driver = open_driver(None, client=client, database=place.database)
+        page = await driver.scan(scope, limit=2500)
+        assert (len(page.names), page.after) == (2500, page.names[-1])
+        assert [next(iter(command)) for command in commands.sent] == ["find"]
+        assert len((await driver.scan(scope, after=page.after, limit=2500)).names) == 500
+
+
+async def test_a_listing_reads_a_range_of_the_index_and_nothing_else(place):
+    scope = "acme:range:memory"
+    async with opened(place.url) as driver:
+        for name, other in itertools.product(("a", "b", "c"), ("", "x")):
+            await driver.append(Key(scope + other, name), b"a", birth="v", ttl=None)
+    plan = place.past.records.find(statements.names_after(scope, "a"), statements.LISTED).sort("_id", 1)
+    stats = plan.explain()["executionStats"]
+    assert (stats["totalKeysExamined"], stats["totalDocsExamined"], stats["nReturned"]) == (2, 2, 2)
+
+
+async def test_a_document_full_of_entries_without_bytes_is_too_large_before_anything_is_written(place):
+    key = Key("acme:full:memory", "chat")
+    document = {
+        "_id": key._asdict(),
+        "version": "v",
+        "expires": None,
+        "size": 0,
+        "body": None,
+        "tail": [b""] * 1_190_000,
+    }
+    room = statements.LARGEST_DOCUMENT - len(bson.encode(document))
+    assert room > 0
+    place.past.records.insert_one(document)
+    async with opened(place.options(deadline_s=20)) as driver:
+        with pytest.raises(TooLarge, match=r"mongo\.append: the record") as caught:
+            await driver.append(key, b"x" * room, birth="v", ttl=None)
+        assert caught.value.what == "record"
+        assert (await driver.scan(key.scope, limit=1)).names == ("chat",)
+        assert await driver.append(key, b"x", birth="v", ttl=None) == 1_190_001
+
+
+@pytest.mark.parametrize(
+    "damage", [{"tail": "text"}, {"tail": None}, {"tail": ["text"]}, {"size": 7}, {"version": 5}, {"body": 5}]
+)
+async def test_a_document_that_something_else_altered_is_corrupt_and_stays_as_it_is(place, damage):
+    key = Key("acme:altered:memory", "chat")
+    async with opened(place.url) as driver:
+        await driver.delete(key)
+        await driver.append(key, b"a", birth="v", ttl=None)
+        place.past.records.update_one({"_id": key._asdict()}, {"$set": damage})
+        before = place.past.records.find_one({"_id": key._asdict()})
+        with pytest.raises(Corrupt):
+            await driver.load(key)
+        if damage.get("tail", []) in ("text", None):
+            with pytest.raises(Corrupt):
+                await driver.append(key, b"b", birth="v", ttl=None)
+            with pytest.raises(Corrupt):
+                await driver.replace(key, b"b", version="w", expect="v", drop=1, ttl=None)
+        assert place.past.records.find_one({"_id": key._asdict()}) == before
+        assert await driver.delete(key) is True
+
+
+@pytest.mark.parametrize("ttl", [0.0001, 0.001, 1e12, 1e300])
+async def test_a_time_to_live_of_any_length_is_kept_or_cut_to_what_a_date_holds(place, ttl):
+    key = Key("acme:ttl:memory", "chat")
+    async with opened(place.url) as driver:
+        await driver.append(key, b"a", birth="v", ttl=ttl)
+        await asyncio.sleep(0.01)
+        assert (await driver.load(key) is not None) is (ttl > 1)
+        await driver.delete(key)
+
+
+@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient], ids=["pymongo", "motor"])
+async def test_what_is_wired_by_hand_works_on_a_client_of_ones_own(place, make):
+    client = make(place.url, document_class=bson.SON, retryWrites=True)
+    key = MemoryKey("acme", "u1", f"by-hand-{make.__name__}")
+    memory = MongoShortTermMemory(client, TRUNCATION, key=key, database=place.database)
+    await memory.add_turn(ConversationTurn("hello", "hi"))
+    again = MongoShortTermMemory(client, TRUNCATION, key=key, database=place.database)
+    assert [turn.user_message for turn in await again.turns()] == ["hello"]
+    await memory.close()
+    store = MongoStateStore(client, database=place.database)
+    await store.save_memory_state("state", {"a": [1, None]})
+    assert await store.load_memory_state("state") == {"a": [1, None]}
+    closing = client.close()
+    if closing is not None:
+        await closing
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ServerSelectionTimeoutError("x"), Unavailable),
+        (WaitQueueTimeoutError("x"), Unavailable),
+        (NetworkTimeout("x"), OutcomeUnknown),
+        (AutoReconnect("x"), OutcomeUnknown),
+        (NotPrimaryError("x", {"code": 10107}), Unavailable),
+        (NotPrimaryError("x", {"code": 13435}), Unavailable),
+        (NotPrimaryError("x", {"code": 189}), OutcomeUnknown),
+        (NotPrimaryError("x", {"code": 11600}), OutcomeUnknown),
+        (NotPrimaryError("x", {"code": 91}), OutcomeUnknown),
+        (NotPrimaryError("x"), OutcomeUnknown),
+        (WriteConcernError("x", 64), OutcomeUnknown),
+        (WTimeoutError("x", 50), OutcomeUnknown),
+        (WriteConcernError("x", 10107), OutcomeUnknown),
+        (ExecutionTimeout("x", 50), OutcomeUnknown),
+        (OperationFailure("x", 13), Denied),
+        (OperationFailure("x", 18), Denied),
+        (OperationFailure("x", 14031), Unavailable),
+        (OperationFailure("x", 17124), Corrupt),
+        (DuplicateKeyError("x", 11000), Unavailable),
+        (OperationFailure("x", 999), OutcomeUnknown),
+        (InvalidOperation("x"), Unavailable),
+        (ConfigurationError("x"), Unavailable),
+        (PyMongoError("x"), OutcomeUnknown),
+    ],
+    ids=repr,
+)
+def test_each_error_of_pymongo_means_what_the_table_says(error, kind):
+    found = meaning(error)
+    assert found is not None
+    assert found[0] is kind
+
+
+def test_a_mistake_in_the_program_is_no_matter_of_the_datastore():
+    assert meaning(TypeError("x")) is None
+    assert meaning(RuntimeError("another event loop")) is None

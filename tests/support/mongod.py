@@ -1,0 +1,169 @@
+"""MongoDB servers of the tests, and ways to them past the driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import MongoClient, monitoring
+from pymongo.errors import PyMongoError
+
+from stm_backends.driver import Driver, Key, Record
+from stm_backends_mongo import MongoDriver, MongoSettings
+from tests.support.servers import START_S, Server, free_port
+
+LEAN = ("--wiredTigerCacheSizeGB", "0.25", "--setParameter", "diagnosticDataCollectionEnabled=false")
+
+
+def binary() -> Path | None:
+    """Return the server that the package index has, if it is installed and runs here."""
+    spec = importlib.util.find_spec("fiftyone")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / "db" / "bin" / "mongod"
+        if path.exists():
+            path.chmod(0o755)
+            return path
+    return None
+
+
+class Mongod(Server):
+    """One `mongod` on a port of its own, with the journal that it always has."""
+
+    def __init__(self, program: Path, directory: Path, *options: str) -> None:
+        directory.mkdir()
+        self.address = f"127.0.0.1:{(port := free_port())}"
+        command = [program, "--dbpath", directory, "--port", str(port), "--bind_ip", "127.0.0.1"]
+        super().__init__([*command, *LEAN, *options], directory, self.hello)
+
+    def hello(self) -> dict[str, Any]:
+        """Ask what this member is, past any replica set."""
+        return self.ask("hello")
+
+    def ask(self, command: str, value: object = 1, **more: object) -> dict[str, Any]:
+        """Send this member one command."""
+        url = f"mongodb://{self.address}/?directConnection=true&serverSelectionTimeoutMS=2000"
+        with MongoClient[dict[str, Any]](url) as client:
+            return client.admin.command(command, value, **more)
+
+
+class ReplicaSet:
+    """Three members that elect another primary soon after one has died."""
+
+    def __init__(self, program: Path, directory: Path) -> None:
+        self.members = [
+            Mongod(program, directory / f"member{n}", "--replSet", "stm", "--oplogSize", "64")
+            for n in range(3)
+        ]
+
+    @property
+    def url(self) -> str:
+        """Where the set is, without a database."""
+        hosts = ",".join(member.address for member in self.members)
+        return f"mongodb://{hosts}/?replicaSet=stm"
+
+    def start(self) -> None:
+        """Start and join the members."""
+        for member in self.members:
+            member.start()
+        config = {
+            "_id": "stm",
+            "members": [{"_id": n, "host": member.address} for n, member in enumerate(self.members)],
+            "settings": {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500},
+        }
+        self.members[0].ask("replSetInitiate", config)
+        self.settle()
+
+    def stop(self) -> None:
+        """Stop all members."""
+        for member in self.members:
+            member.kill()
+
+    def primary(self) -> Mongod:
+        """Return the member that is the primary, once there is one."""
+        return until(lambda: next((one for one in self.members if is_primary(one)), None))
+
+    def settle(self) -> None:
+        """Wait until there is a primary, and the others follow it."""
+        primary = self.primary()
+
+        def settled() -> bool:
+            states = [member["state"] for member in primary.ask("replSetGetStatus")["members"]]
+            return sorted(states) == [1, 2, 2]
+
+        until(settled)
+
+
+def is_primary(member: Mongod) -> bool:
+    """Return whether a member says that it is the primary; one that is dead does not."""
+    try:
+        return bool(member.hello()["isWritablePrimary"])
+    except PyMongoError:
+        return False
+
+
+def until(ask: Callable[[], Any]) -> Any:
+    """Return what a question is answered, once that is a yes."""
+    give_up_at = time.monotonic() + START_S
+    while not (answer := ask()):
+        assert time.monotonic() < give_up_at, "it never came to pass"
+        time.sleep(0.1)
+    return answer
+
+
+class Counter(monitoring.CommandListener):
+    """Counts the commands that this process sends to servers."""
+
+    count = 0
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        self.count += event.command_name not in ("endSessions", "hello")
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+COUNTER = Counter()
+monitoring.register(COUNTER)
+
+
+class OnMotor(MongoDriver):
+    """A driver on a Motor client, which is closed with it because nobody else does."""
+
+    async def close(self) -> None:
+        await super().close()
+        assert self._given is not None
+        self._given.close()
+
+
+async def open_on_motor(url: str, **settings: Any) -> Driver:
+    """Return an open driver on a Motor client that was handed in."""
+    client: Any = AsyncIOMotorClient(url)
+    driver = OnMotor(MongoSettings.from_options(**settings), client=client)
+    await driver.open()
+    return driver
+
+
+class Past:
+    """The datastore past the driver."""
+
+    def __init__(self, client: MongoClient[dict[str, Any]], database: str) -> None:
+        self.client = client
+        self.records = client[database]["stm_records"]
+
+    @property
+    def server(self) -> str:
+        """Say which server this is."""
+        return f"MongoDB {self.client.server_info()['version']}"
+
+    async def damage(self, key: Key) -> None:
+        """Lose the last entry of a record, as no driver would."""
+        self.records.update_one({"_id": key._asdict()}, {"$pop": {"tail": 1}})
+
+    async def peek(self, key: Key) -> Record | None:
+        """Read a record as it stands there."""
+        found = self.records.find_one({"_id": key._asdict()})
+        return found and Record(found["version"], found["body"], tuple(found["tail"]))
