@@ -9,6 +9,7 @@ from stm_backends.driver import Driver
 from stm_backends.errors import ConfigurationError
 from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends_dynamo.settings import DynamoSettings
+from stm_backends_dynamo.statements import commands
 
 _OF_A_CLIENT: Final = frozenset(
     {
@@ -44,8 +45,6 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
 
 def schema(url: str | None, *, create: bool = False, **options: Any) -> str:
     """Return the commands that set up what `create=True` would; with `open_driver`'s arguments."""
-    from stm_backends_dynamo.table import commands  # noqa: PLC0415 -- wanted once in a while
-
     del create
     own = {name: value for name, value in options.items() if name not in ("client", "clock")}
     return commands(DynamoSettings.from_url(url, **own) if url else DynamoSettings.from_options(**own))

@@ -14,11 +14,13 @@ whole second after that, for DynamoDB's own reaper, which comes by hours later.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.driver import KEEP, KeepType, Key
 from stm_backends_dynamo.items import Item, attribute, key_of, life, number, text
+from stm_backends_dynamo.settings import DynamoSettings
 
 MAX_DROP: Final = 250
 """How many entries one FOLD removes. An expression may take 4,096 bytes, and each is named in it."""
@@ -200,6 +202,31 @@ ENABLE_TIME_TO_LIVE: Final = Statement(
     "update_time_to_live",
     {"TimeToLiveSpecification": {"Enabled": True, "AttributeName": TIME_TO_LIVE}},
 )
+
+
+def commands(settings: DynamoSettings) -> str:
+    """Return the commands of AWS's command line that set up the table."""
+    place = [
+        f"{option} {shlex.quote(value)}"
+        for option, value in (
+            ("--table-name", settings.table),
+            ("--region", settings.region),
+            ("--endpoint-url", settings.endpoint_url),
+            ("--profile", settings.profile),
+        )
+        if value is not None
+    ]
+    where = " ".join(place)
+    pk, sk = (f"AttributeName={name}" for name in KEYS)
+    return (
+        f"aws dynamodb create-table {where} \\\n"
+        f"  --attribute-definitions {pk},AttributeType=S {sk},AttributeType=S \\\n"
+        f"  --key-schema {pk},KeyType=HASH {sk},KeyType=RANGE \\\n"
+        f"  --billing-mode PAY_PER_REQUEST\n"
+        f"aws dynamodb wait table-exists {where}\n"
+        f"aws dynamodb update-time-to-live {where} \\\n"
+        f"  --time-to-live-specification Enabled=true,AttributeName={TIME_TO_LIVE}\n"
+    )
 
 
 def _put(key: Key, item: Item, *, condition: str, values: Item) -> Statement:

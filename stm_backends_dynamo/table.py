@@ -1,16 +1,14 @@
-"""The table: created if it is missing, by as many as like at once; or the commands that would do so."""
+"""The table: created if it is missing, by as many as like at once."""
 
 from __future__ import annotations
 
 import asyncio
-import shlex
 from typing import Any, Final
 
 from stm_backends.edge import Edge
 from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.client import Requests
 from stm_backends_dynamo.errors import INVALID, ClientError, code_of, meaning
-from stm_backends_dynamo.settings import DynamoSettings
 from stm_backends_dynamo.statements import (
     CREATE_TABLE,
     DESCRIBE_TABLE,
@@ -36,31 +34,6 @@ async def prepare(client: Any, table: str, *, backend: str) -> None:
     requests = Requests(client, table, until=until)
     edge = Edge(backend=backend, deadline_s=PATIENCE_S, meaning=meaning)
     await edge.run("open", _prepare(requests))
-
-
-def commands(settings: DynamoSettings) -> str:
-    """Return the commands of AWS's command line that set up what `prepare` would."""
-    place = [
-        f"{option} {shlex.quote(value)}"
-        for option, value in (
-            ("--table-name", settings.table),
-            ("--region", settings.region),
-            ("--endpoint-url", settings.endpoint_url),
-            ("--profile", settings.profile),
-        )
-        if value is not None
-    ]
-    where = " ".join(place)
-    pk, sk = (f"AttributeName={name}" for name in KEYS)
-    return (
-        f"aws dynamodb create-table {where} \\\n"
-        f"  --attribute-definitions {pk},AttributeType=S {sk},AttributeType=S \\\n"
-        f"  --key-schema {pk},KeyType=HASH {sk},KeyType=RANGE \\\n"
-        f"  --billing-mode PAY_PER_REQUEST\n"
-        f"aws dynamodb wait table-exists {where}\n"
-        f"aws dynamodb update-time-to-live {where} \\\n"
-        f"  --time-to-live-specification Enabled=true,AttributeName={TIME_TO_LIVE}\n"
-    )
 
 
 async def _prepare(requests: Requests) -> None:

