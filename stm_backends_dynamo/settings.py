@@ -51,8 +51,7 @@ class DynamoSettings:
     session_token: str | None = field(default=None, repr=False)
     pool_size: int = 50
     deadline_s: float = DEFAULT_DEADLINE_S
-    # Half of a record: the largest body leaves room for the largest entry.
-    max_entry_bytes: int = MAX_RECORD // 2
+    max_entry_bytes: int = MAX_RECORD
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, str) or not _TABLE.fullmatch(self.table):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed

@@ -9,13 +9,16 @@ from aiobotocore.session import get_session
 
 from stm_backends.driver import Record
 from stm_backends.testing import (
+    Bench,
     Datastore,
     DriverContract,
     FakeClock,
     HandedIn,
     PodsContract,
+    StoreContract,
     memories_on,
     open_at,
+    stores_on,
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 
@@ -60,6 +63,7 @@ class TestDynamoDriver(DriverContract):
             open=functools.partial(open_at, behind.url, clock=clock, **SMALL, **place.credentials),
             pass_time=clock.pass_time,
             tick=60.0,
+            histories=15,
             damage=damage,
             peek=peek,
             outage=proxy.outage,
@@ -77,7 +81,7 @@ class TestDynamoDriverAsUsersHaveIt(DriverContract):
         return Datastore(
             open=functools.partial(open_at, place.url, **place.credentials),
             tick=1.0,
-            histories=10,
+            histories=5,
             server=place.version,
         )
 
@@ -89,15 +93,20 @@ async def open_on_boto3(table, **aws):
     return driver
 
 
-class TestDynamoDriverOnAClientOfBoto3(DriverContract):
-    @pytest.fixture
-    def datastore(self, place):
-        return Datastore(
-            open=functools.partial(open_on_boto3, place.table, **place.aws),
-            tick=1.0,
-            histories=5,
-            server=place.version,
-        )
+@pytest.mark.parametrize(
+    "check",
+    [
+        "test_what_went_in_comes_out_byte_for_byte",
+        "test_folds_never_lose_an_append_and_loads_never_see_half_a_fold",
+        "test_a_cancelled_append_is_wholly_there_or_not_at_all",
+        "test_closing_while_operations_run_ends_each_of_them_one_way_or_the_other",
+        "test_any_history_without_expiry_has_the_answers_of_the_model",
+    ],
+)
+def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):
+    """Not the whole suite: only what may come out otherwise where calls block in threads."""
+    opening = functools.partial(open_on_boto3, place.table, **place.aws)
+    getattr(DriverContract(), check)(Bench(Datastore(open=opening, histories=5)))
 
 
 class TestDistributedMemoryInATable(PodsContract):
@@ -106,3 +115,9 @@ class TestDistributedMemoryInATable(PodsContract):
         url = f"{behind.url}&deadline_s={QUICK_S}"
         datastore = Datastore(open=functools.partial(open_at, url, **place.credentials), outage=proxy.outage)
         return memories_on(datastore, deadline_s=QUICK_S)
+
+
+class TestStateStoreInATable(StoreContract):
+    @pytest.fixture
+    def stores(self, place):
+        return stores_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))
