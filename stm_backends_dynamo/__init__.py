@@ -1,1 +1,31 @@
-"""The driver for this datastore: not part of this release yet."""
+"""The DynamoDB driver: conversations in one table, an item each.
+
+Importing this package imports no client library; opening a backend does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from stm_backends_dynamo.driver import DynamoDriver
+    from stm_backends_dynamo.memory import DynamoShortTermMemory, DynamoStateStore
+    from stm_backends_dynamo.plugin import open_driver
+    from stm_backends_dynamo.settings import DynamoSettings
+
+__all__ = ["DynamoDriver", "DynamoSettings", "DynamoShortTermMemory", "DynamoStateStore", "open_driver"]
+
+_HOMES: Final = {
+    "DynamoDriver": "driver",
+    "DynamoSettings": "settings",
+    "DynamoShortTermMemory": "memory",
+    "DynamoStateStore": "memory",
+    "open_driver": "plugin",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

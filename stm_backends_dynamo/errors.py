@@ -1,0 +1,118 @@
+"""What a caller can conclude from each error of DynamoDB and of its client libraries."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final, cast
+
+from botocore import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
+from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[reportMissingTypeStubs]
+from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
+
+from stm_backends.edge import Meaning
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
+
+REFUSED: Final = "ConditionalCheckFailedException"
+"""Not an error: the answer of a write whose condition does not hold."""
+
+INVALID: Final = "ValidationException"
+"""What a record that grows too large is refused with, among others."""
+
+THROTTLED: Final = frozenset(
+    {
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+    }
+)
+"""Refused before anything was done, for a moment; these alone are sent again."""
+
+_THROTTLED: Final[Meaning] = (Unavailable, "throttled until the deadline; raise the table's throughput")
+_CONFLICT: Final[Meaning] = (Unavailable, "the item is part of a transaction, or of a write elsewhere")
+_NO_TABLE: Final[Meaning] = (
+    Unavailable,
+    "there is no such table in this region; create=True creates it, `stm-backends schema dynamo` shows how",
+)
+_DENIED: Final[Meaning] = (Denied, "these credentials may not do that, or are not valid (any more)")
+_NO_CREDENTIALS: Final[Meaning] = (
+    Denied,
+    "no credentials were found, or they could not be had, where AWS programs look for them",
+)
+_CLOCK: Final[Meaning] = (
+    Denied,
+    "the signature is not valid: a wrong secret key, or the host's clock is off",
+)
+_ALTERED: Final[Meaning] = (
+    Corrupt,
+    "the request does not fit the table or the record: it has other keys, or was altered by something else",
+)
+_FAILED: Final[Meaning] = (OutcomeUnknown, "the server failed")
+_NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection could be made")
+_LOST: Final[Meaning] = (OutcomeUnknown, "the connection was lost before the answer came")
+
+_BY_CODE: Final[dict[str, Meaning]] = {
+    **dict.fromkeys(THROTTLED, _THROTTLED),
+    "AccessDeniedException": _DENIED,
+    "ExpiredTokenException": _DENIED,
+    "IncompleteSignatureException": _DENIED,
+    "InternalServerError": _FAILED,
+    "InvalidClientTokenId": _DENIED,
+    "InvalidSignatureException": _CLOCK,
+    "MissingAuthenticationTokenException": _DENIED,
+    "NotAuthorized": _DENIED,
+    "OptInRequired": _DENIED,
+    "ReplicatedWriteConflictException": _CONFLICT,
+    "ResourceNotFoundException": _NO_TABLE,
+    "TransactionConflictException": _CONFLICT,
+    "UnrecognizedClientException": _DENIED,
+    INVALID: _ALTERED,
+}
+
+_BY_CLASS: Final[dict[type[Exception], Meaning]] = {
+    exceptions.EndpointConnectionError: _NO_CONNECTION,
+    exceptions.ConnectTimeoutError: _NO_CONNECTION,
+    exceptions.ProxyConnectionError: _NO_CONNECTION,
+    exceptions.SSLError: (Unavailable, "no connection could be made that is safe (TLS)"),
+    exceptions.NoCredentialsError: _NO_CREDENTIALS,
+    exceptions.PartialCredentialsError: _NO_CREDENTIALS,
+    exceptions.CredentialRetrievalError: _NO_CREDENTIALS,
+    exceptions.TokenRetrievalError: _NO_CREDENTIALS,
+    exceptions.SSOError: _NO_CREDENTIALS,
+    exceptions.HTTPClientError: _LOST,
+    exceptions.ChecksumError: _LOST,
+    ResponseParserError: (OutcomeUnknown, "the answer could not be read"),
+}
+
+
+def code_of(error: ClientError) -> str:
+    """Return what DynamoDB calls an error."""
+    return cast("dict[str, Any]", error.response).get("Error", {}).get("Code", "")
+
+
+def found_by(error: ClientError) -> dict[str, Any]:
+    """Return the item that a refused write has met; `{}` if there is none, or the server does not say."""
+    return cast("dict[str, Any]", error.response).get("Item", {})
+
+
+def meaning(error: Exception) -> Meaning | None:
+    """Return what an error amounts to; nothing of its own text, which may quote a key."""
+    if isinstance(error, ClientError):
+        return _BY_CODE.get(code_of(error), (OutcomeUnknown, "DynamoDB answered an error that is not known"))
+    if isinstance(error, exceptions.EndpointConnectionError) and _was_connected(error):
+        return _LOST
+    for kind in type(error).__mro__:
+        if kind in _BY_CLASS:
+            return _BY_CLASS[kind]
+    return None
+
+
+def _was_connected(error: BotoCoreError) -> bool:
+    """Return whether a connection had been there: aiobotocore says of both that there could be none."""
+    cause: object = cast("Any", error).kwargs.get("error")
+    aiohttp = sys.modules.get("aiohttp")
+    return (
+        aiohttp is not None
+        and isinstance(cause, aiohttp.ClientConnectionError)
+        and not isinstance(cause, aiohttp.ClientConnectorError)
+    )

@@ -1,0 +1,123 @@
+"""The DynamoDB driver keeps the contract, on the engine that Amazon gives away for tests."""
+
+import functools
+import time
+
+import boto3
+import pytest
+from aiobotocore.session import get_session
+
+from stm_backends.driver import Record
+from stm_backends.testing import (
+    Bench,
+    Datastore,
+    DriverContract,
+    FakeClock,
+    HandedIn,
+    PodsContract,
+    StoreContract,
+    memories_on,
+    open_at,
+    stores_on,
+)
+from stm_backends_dynamo import DynamoDriver, DynamoSettings
+
+SMALL = {"max_entry_bytes": 50_000, "deadline_s": 2.0}
+
+QUICK_S = 0.5
+"""A short deadline, so that the lease of a killed pod does not stand long."""
+
+
+class TestDynamoDriver(DriverContract):
+    @pytest.fixture
+    def datastore(self, place, behind, proxy):
+        # From today on, because DynamoDB's own reaper has a clock of its own.
+        clock, client = FakeClock(time.time()), place.client()
+
+        def at(key):
+            return {"TableName": place.table, "Key": {"pk": {"S": key.scope}, "sk": {"S": key.name}}}
+
+        async def damage(key):
+            client.update_item(**at(key), UpdateExpression="REMOVE tail[0]")
+
+        async def peek(key):
+            item = client.get_item(**at(key), ConsistentRead=True).get("Item")
+            return item and Record(
+                item["version"]["S"], item["body"].get("B"), tuple(entry["B"] for entry in item["tail"]["L"])
+            )
+
+        async def handed_in():
+            entered = get_session().create_client("dynamodb", **place.aws)
+            theirs = await entered.__aenter__()
+
+            async def is_open():
+                return "Table" in await theirs.describe_table(TableName=place.table)
+
+            async def close():
+                await entered.__aexit__(None, None, None)
+
+            driver = DynamoDriver(DynamoSettings(table=place.table), client=theirs)
+            return HandedIn(driver=driver, is_open=is_open, close=close)
+
+        yield Datastore(
+            open=functools.partial(open_at, behind.url, clock=clock, **SMALL, **place.credentials),
+            pass_time=clock.pass_time,
+            tick=60.0,
+            histories=15,
+            damage=damage,
+            peek=peek,
+            outage=proxy.outage,
+            handed_in=handed_in,
+            server=place.version,
+        )
+        client.close()
+
+
+class TestDynamoDriverAsUsersHaveIt(DriverContract):
+    """The real clock and the default settings."""
+
+    @pytest.fixture
+    def datastore(self, place):
+        return Datastore(
+            open=functools.partial(open_at, place.url, **place.credentials),
+            tick=1.0,
+            histories=5,
+            server=place.version,
+        )
+
+
+async def open_on_boto3(table, **aws):
+    """Return a driver on a client of boto3, whose calls block and are made in threads."""
+    driver = DynamoDriver(DynamoSettings(table=table), client=boto3.client("dynamodb", **aws))
+    await driver.open()
+    return driver
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "test_what_went_in_comes_out_byte_for_byte",
+        "test_folds_never_lose_an_append_and_loads_never_see_half_a_fold",
+        "test_a_cancelled_append_is_wholly_there_or_not_at_all",
+        "test_closing_while_operations_run_ends_each_of_them_one_way_or_the_other",
+        "test_any_history_without_expiry_has_the_answers_of_the_model",
+    ],
+)
+def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):
+    """Not the whole suite: only what may come out otherwise where calls block in threads."""
+    opening = functools.partial(open_on_boto3, place.table, **place.aws)
+    getattr(DriverContract(), check)(Bench(Datastore(open=opening, histories=5)))
+
+
+class TestDistributedMemoryInATable(PodsContract):
+    @pytest.fixture
+    def memories(self, place, behind, proxy):
+        url = f"{behind.url}&deadline_s={QUICK_S}"
+        datastore = Datastore(open=functools.partial(open_at, url, **place.credentials), outage=proxy.outage)
+        return memories_on(datastore, deadline_s=QUICK_S)
+
+
+class TestStateStoreInATable(StoreContract):
+    @pytest.fixture
+    def stores(self, place):
+        return stores_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))

@@ -1,0 +1,306 @@
+"""How many requests an operation takes, what is sent again and what is not, and what errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import threading
+import time
+
+import boto3
+import pytest
+from aiohttp import ClientSession, web
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock
+from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from tests.services.dynamo.conftest import PRETENDED
+
+KEY = Key("acme:u1:memory", "chat")
+
+
+class Requests:
+    """A DynamoDB that notes what it is asked, and first gives the answers that it was told to give."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self.asked: list[str] = []
+        self.script: list[tuple[int, str]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.asked.append(request.headers["X-Amz-Target"].partition(".")[2])
+        if self.script:
+            status, code = self.script.pop(0)
+            text = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"})
+            return web.Response(status=status, text=text, content_type="application/x-amz-json-1.0")
+        headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
+        async with (
+            ClientSession(auto_decompress=False) as session,
+            session.post(self._upstream, data=body, headers=headers) as response,
+        ):
+            passed = {"Content-Type", "x-amz-crc32", "x-amzn-RequestId"}
+            return web.Response(
+                status=response.status,
+                body=await response.read(),
+                headers={name: value for name, value in response.headers.items() if name in passed},
+            )
+
+
+@contextlib.asynccontextmanager
+async def noted(upstream):
+    requests = Requests(upstream)
+    application = web.Application()
+    application.router.add_post("/", requests.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    requests.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield requests
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(scope="module")
+def moto():
+    """A server that answers as DynamoDB does today; it is not atomic unless it does one thing at a time."""
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@contextlib.asynccontextmanager
+async def opened(requests, *, clock=time.time, **settings):
+    options = {"table": "stm_requests", "region": "eu-west-1", **PRETENDED, **settings}
+    driver = DynamoDriver(DynamoSettings(endpoint_url=requests.url, **options), create=True, clock=clock)
+    await driver.open()
+    requests.asked.clear()
+    try:
+        yield driver
+    finally:
+        await driver.delete(KEY)
+        await driver.close()
+
+
+@pytest.fixture
+def local(place):
+    """A server of 2020, by its URL."""
+    if place.credentials != PRETENDED:
+        pytest.skip("asks DynamoDB Local")
+    return place.endpoint_url
+
+
+@pytest.fixture
+async def old(local):
+    async with noted(local) as requests:
+        yield requests
+
+
+def client_of_boto3(url):
+    """A client of the caller's own, which sends again what failed, as boto3 does unless told otherwise."""
+    keys = {f"aws_{name}": value for name, value in PRETENDED.items()}
+    return boto3.client("dynamodb", region_name="eu-west-1", endpoint_url=url, **keys)
+
+
+# how many ------------------------------------------------------------------------------------------------
+
+
+def test_one_operation_is_one_request_to_a_server_of_today(moto):
+    client = client_of_boto3(moto)
+    counted = []
+    client.meta.events.register("before-send.dynamodb", lambda **_: counted.append(1))
+
+    async def open_counted():
+        driver = DynamoDriver(DynamoSettings(table="stm_counted"), client=client, create=True)
+        await driver.open()
+        return driver
+
+    datastore = Datastore(open=open_counted, round_trips=lambda: len(counted))
+    DriverContract().test_one_operation_is_one_round_trip(Bench(datastore))
+    assert counted
+    client.close()
+
+
+@pytest.mark.parametrize(("server", "lost"), [("moto", 1), ("local", 2)])
+def test_only_a_birth_takes_two_requests_and_on_old_servers_a_lost_replace(server, lost, request):
+    asyncio.run(count_all(request.getfixturevalue(server), lost))
+
+
+async def count_all(url, lost):
+    clock = FakeClock(time.time())
+    async with noted(url) as requests, opened(requests, clock=clock) as driver:
+
+        async def count(work):
+            requests.asked.clear()
+            await work
+            return len(requests.asked)
+
+        append = functools.partial(driver.append, KEY, b"a", birth="v1")
+        replace = functools.partial(driver.replace, KEY, b"body")
+        assert await count(driver.load(KEY)) == 1
+        assert await count(append(ttl=60)) == 2
+        assert await count(append(ttl=60)) == 1
+        clock.now += 61
+        assert await count(append(ttl=60)) == 2, "reborn in the place of an expired record"
+        assert await count(append(ttl=None)) == 1
+        assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == 1
+        assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == lost, "sent again"
+        assert await count(replace(version="v3", expect="v1", drop=1, ttl=KEEP)) == lost
+        assert await count(replace(version="v3", expect=ABSENT, ttl=60)) == lost
+        assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1
+        assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1, "sent again"
+        assert await count(replace(version="v4", expect=ANY, ttl=KEEP)) == 1
+        assert await count(driver.scan(KEY.scope, limit=10)) == 1
+        assert await count(driver.delete(KEY, expect="v1")) == 1
+        assert await count(driver.delete(KEY)) == 1
+        assert await count(driver.delete(KEY)) == 1
+        assert await count(replace(version="v5", expect=ABSENT, ttl=60)) == 1
+        await driver.delete(KEY)
+        assert await count(replace(version="v6", expect=ANY, ttl=KEEP)) == 2
+
+
+async def test_a_record_that_grows_too_large_is_read_once_to_say_so(old):
+    async with opened(old) as driver:
+        entry = b"x" * 200_000
+        for _ in range(2):
+            await driver.append(KEY, entry, birth="v1", ttl=None)
+        old.asked.clear()
+        with pytest.raises(TooLarge, match="the record would take 600,") as caught:
+            await driver.append(KEY, entry, birth="v1", ttl=None)
+        assert (caught.value.what, caught.value.limit) == ("record", 409_600)
+        assert old.asked == ["UpdateItem", "GetItem"]
+
+
+# what is sent again --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ProvisionedThroughputExceededException",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+    ],
+)
+async def test_what_was_throttled_is_sent_again_and_done_once(old, code):
+    async with opened(old) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        old.asked.clear()
+        old.script = [(400, code)] * 3
+        assert await driver.append(KEY, b"b", birth="v1", ttl=None) == 2
+        assert old.asked == ["UpdateItem"] * 4
+        assert await driver.load(KEY) == Record("v1", None, (b"a", b"b"))
+
+
+async def test_what_is_throttled_until_the_deadline_was_not_done(old):
+    async with opened(old, deadline_s=0.6) as driver:
+        old.script = [(400, "ThrottlingException")] * 1000
+        start = time.monotonic()
+        with pytest.raises(Unavailable, match="throttled"):
+            await driver.append(KEY, b"a", birth="v1", ttl=None)
+        assert time.monotonic() - start < 5
+        assert 2 <= len(old.asked) < 100, "sent in a busy loop, or never again"
+        old.script = []
+        assert await driver.load(KEY) is None
+
+
+async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ours(old):
+    async with opened(old) as driver:
+        old.script = [(500, "InternalServerError")]
+        with pytest.raises(OutcomeUnknown, match="the server failed"):
+            await driver.append(KEY, b"a", birth="v1", ttl=None)
+        assert old.asked == ["UpdateItem"]
+
+
+async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
+    client = client_of_boto3(old.url)
+    async with opened(old):
+        driver = DynamoDriver(DynamoSettings(table="stm_requests"), client=client)
+        old.script = [(500, "InternalServerError")]
+        assert await driver.append(KEY, b"0", birth="v0", ttl=None) == 1
+        assert old.asked == ["UpdateItem", "UpdateItem", "PutItem"]
+        lengths = await asyncio.gather(
+            *(driver.append(KEY, b"%d" % n, birth=f"v{n}", ttl=None) for n in range(1, 9))
+        )
+        assert sorted(lengths) == list(range(2, 10))
+        await driver.close()
+        with pytest.raises(Unavailable, match="not open"):
+            await driver.load(KEY)
+    client.close()
+
+
+# what errors mean ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "AccessDeniedException", Denied),
+        (400, "UnrecognizedClientException", Denied),
+        (400, "ExpiredTokenException", Denied),
+        (400, "InvalidSignatureException", Denied),
+        (400, "ResourceNotFoundException", Unavailable),
+        (400, "TransactionConflictException", Unavailable),
+        (400, "ValidationException", Corrupt),
+        (500, "InternalServerError", OutcomeUnknown),
+        (503, "ServiceUnavailable", OutcomeUnknown),
+        (400, "SomethingNewException", OutcomeUnknown),
+    ],
+)
+async def test_an_error_of_dynamodb_is_one_of_ours_and_shows_nothing_of_the_key(old, status, code, kind):
+    async with opened(old) as driver:
+        for write in (
+            lambda: driver.append(KEY, b"a", birth="v1", ttl=None),
+            lambda: driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None),
+            lambda: driver.delete(KEY),
+        ):
+            old.script = [(status, code)]
+            with pytest.raises(kind) as caught:
+                await write()
+            assert KEY.scope not in str(caught.value)
+        old.script = [(status, code)]
+        with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
+            await driver.load(KEY)
+
+
+async def test_a_table_that_is_not_there_is_unavailable_and_says_how_to_have_it(place):
+    driver = DynamoDriver(
+        DynamoSettings(
+            table="stm_not_there", region=place.region, endpoint_url=place.endpoint_url, **place.credentials
+        )
+    )
+    await driver.open()
+    try:
+        with pytest.raises(Unavailable, match="create=True creates it"):
+            await driver.load(KEY)
+    finally:
+        await driver.close()
+
+
+async def test_nobodys_credentials_are_denied(place, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    driver = DynamoDriver(
+        DynamoSettings(table=place.table, region=place.region, endpoint_url=place.endpoint_url)
+    )
+    await driver.open()
+    try:
+        with pytest.raises(Denied, match="no credentials"):
+            await driver.append(KEY, b"a", birth="v1", ttl=None)
+    finally:
+        await driver.close()

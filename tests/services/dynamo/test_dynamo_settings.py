@@ -1,0 +1,178 @@
+"""What a DynamoDB URL says, and what it cannot say; none of this needs a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stm_backends_dynamo
+from stm_backends import open_backend, plugins
+from stm_backends.errors import ConfigurationError, MissingExtra
+from stm_backends_dynamo import DynamoSettings, open_driver, statements
+from stm_backends_dynamo.plugin import schema, stm_backend
+
+SECRETS = {"access_key_id": "AKIAHUSH", "secret_access_key": "hush-secret", "session_token": "hush-token"}
+
+README = Path(stm_backends_dynamo.__file__).with_name("README.md").read_text("utf-8")
+
+
+def test_a_url_names_a_table_and_settings_follow_as_parameters():
+    settings = DynamoSettings.from_url(
+        "dynamodb://My.Table_1?region=eu-west-1&endpoint_url=http://127.0.0.1:8000&profile=dev"
+        "&pool_size=7&deadline_s=2.5&max_entry_bytes=1000"
+    )
+    assert settings == DynamoSettings(
+        table="My.Table_1",
+        region="eu-west-1",
+        endpoint_url="http://127.0.0.1:8000",
+        profile="dev",
+        pool_size=7,
+        deadline_s=2.5,
+        max_entry_bytes=1000,
+    )
+
+
+def test_a_table_and_a_place_have_defaults():
+    assert DynamoSettings.from_url("dynamodb://?region=eu-west-1").table == "stm_backends"
+    assert open_driver("dynamodb://table").traits.max_record == 405_504
+    assert open_driver(None, table="table", deadline_s=1.0).traits.deadline == 1.0
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mysql://table", "begins with dynamodb://"),
+        ("dynamodb://AKIAHUSH:hush-secret@table", "holds no credentials"),
+        ("dynamodb://127.0.0.1:8000", "endpoint_url=http://HOST:PORT"),
+        ("dynamodb://table/other", "nothing below it"),
+        ("dynamodb://table#other", "nothing below it"),
+        ("dynamodb://ab", "3 to 255"),
+        ("dynamodb://a%20table", "3 to 255"),
+        ("dynamodb://table?regoin=eu-west-1", "did you mean 'region'"),
+        ("dynamodb://table?secret_access_key=hush-secret", "no setting 'secret_access_key'"),
+        ("dynamodb://table?region=", "region is a string"),
+        ("dynamodb://table?region=a&region=b", "twice"),
+        ("dynamodb://table?endpoint_url=127.0.0.1:8000", "endpoint_url is a URL"),
+        ("dynamodb://table?endpoint_url=http://u:hush-secret@h", "no user"),
+        ("dynamodb://table?pool_size=0", "pool_size is between"),
+        ("dynamodb://table?pool_size=many", "not a number"),
+        ("dynamodb://table?deadline_s=0", "positive"),
+        ("dynamodb://table?max_entry_bytes=405505", "max_entry_bytes is between"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_remedy_and_without_a_secret(url, says):
+    with pytest.raises(ConfigurationError) as caught:
+        DynamoSettings.from_url(url)
+    assert says in str(caught.value)
+    assert "hush-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tabel": "x"}, "did you mean 'table'"),
+        ({"table": 5}, "table is"),
+        ({"access_key_id": "a"}, "given together"),
+        ({"secret_access_key": "hush-secret"}, "given together"),
+        ({"session_token": "hush-secret"}, "goes with"),
+        ({"region": 5}, "region is a string"),
+        ({"endpoint_url": 5}, "endpoint_url is a URL"),
+        ({"clock": 5}, "clock is a function"),
+        ({"client": object()}, "boto3.client('dynamodb')"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused(options, says):
+    with pytest.raises(ConfigurationError) as caught:
+        open_driver("dynamodb://", **options)
+    assert says in str(caught.value)
+    assert "hush-secret" not in str(caught.value)
+
+
+def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
+    with pytest.raises(ConfigurationError, match="give table differently"):
+        open_driver("dynamodb://table", table="other")
+
+
+def test_secrets_are_shown_by_nothing():
+    settings = DynamoSettings(**SECRETS)
+    driver = open_driver("dynamodb://table", **SECRETS)
+    shown = f"{settings!r} {settings} {driver!r} {schema('dynamodb://table', **SECRETS)}"
+    assert "hush" not in shown.lower()
+
+
+def test_a_client_brings_its_own_place_and_credentials():
+    boto3 = pytest.importorskip("boto3")
+    client = boto3.client("dynamodb", region_name="eu-west-1")
+    for name, value in {"region": "eu-west-1", "pool_size": 3}.items():
+        with pytest.raises(ConfigurationError, match=f"has a {name} of its own"):
+            open_driver("dynamodb://table", client=client, **{name: value})
+    with pytest.raises(ConfigurationError, match="not S3"):
+        open_driver("dynamodb://table", client=boto3.client("s3", region_name="eu-west-1"))
+    client.close()
+
+
+async def test_a_place_that_nobody_has_named_is_a_mistake_in_the_configuration(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for options, says in (({}, "region"), ({"profile": "nobody", "region": "eu-west-1"}, "nobody")):
+        driver = open_driver("dynamodb://table", **SECRETS, **options)
+        with pytest.raises(ConfigurationError, match=says):
+            await driver.open()
+
+
+def test_the_schema_is_what_a_command_line_of_aws_would_be_told():
+    text = schema("dynamodb://talks?region=eu-west-1&endpoint_url=http://127.0.0.1:8000", create=True)
+    assert text.count("--table-name talks --region eu-west-1 --endpoint-url http://127.0.0.1:8000") == 3
+    for part in ("create-table", "PAY_PER_REQUEST", "AttributeName=pk,KeyType=HASH", "AttributeName=reap_at"):
+        assert part in text
+
+
+def test_importing_the_package_imports_no_client_library():
+    program = (
+        "import json, sys, stm_backends_dynamo.plugin, stm_backends_dynamo as d; d.DynamoSettings; "
+        "d.plugin.schema('dynamodb://table'); print(json.dumps(sorted(sys.modules)))"
+    )
+    ran = subprocess.run(  # noqa: S603 -- this interpreter, on the text above
+        [sys.executable, "-c", program],
+        env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    loaded = set(json.loads(ran.stdout))
+    assert not loaded & {"boto3", "botocore", "aiobotocore", "aiohttp"}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = stm_backends_dynamo.nothing
+
+
+def test_without_its_extra_opening_says_the_line_that_installs_it(monkeypatch):
+    find = plugins.importlib.util.find_spec
+    monkeypatch.setattr(
+        plugins.importlib.util, "find_spec", lambda name: None if name == "aiobotocore" else find(name)
+    )
+    with pytest.raises(MissingExtra, match=re.escape('pip install "stm-backends[dynamo]"')):
+        open_backend("dynamodb://table")
+    assert stm_backend().requires == ("aiobotocore",)
+
+
+def test_the_policy_in_the_readme_allows_what_the_driver_does_and_no_more():
+    (policy,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    (statement,) = json.loads(policy)["Statement"]
+    asked = set(re.findall(r'Statement\(\s*"(\w+_item|query)"', Path(statements.__file__).read_text()))
+    assert {f"dynamodb:{''.join(map(str.title, call.split('_')))}" for call in asked} == set(
+        statement["Action"]
+    )
+    assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["acme:*"]}}
+
+
+def test_the_readme_lists_every_setting():
+    for name in DynamoSettings.__dataclass_fields__:
+        assert f"`{name}`" in README
