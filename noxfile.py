@@ -1,7 +1,7 @@
 """Everything that is checked, built and shown: `nox` runs the checks, `nox -s demo` the main job.
 
-Needs Python, the package index, and nothing else: no other interpreter, no server, no root. The checks take
-about six minutes on two cores.
+Needs Python, the package index, and nothing else: no other interpreter, no root. The servers that the tests
+talk to come from package indexes too; DynamoDB Local needs Java and npm.
 """
 
 import os
@@ -68,10 +68,10 @@ def tests_all(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session) -> None:
-    """Run pytest on the tree, with PenguiFlow beside it for the exchange of states."""
-    install_group(session, "test", "penguiflow")
+    """Run pytest on the tree, on real servers, with PenguiFlow beside it for the exchange of states."""
+    install_group(session, "test", "services", "penguiflow")
     session.install("--no-deps", PENGUIFLOW)
-    session.install("-e", ".[cli]")
+    session.install("-e", ".[all,mongo-motor]")
     if session.posargs:
         session.run("python", "-m", "pytest", *session.posargs)
         return

@@ -44,7 +44,7 @@ def cli(*arguments: str) -> Result:
 
 def process(*arguments: str) -> subprocess.Popen[str]:
     """Start the command in a process of its own."""
-    return subprocess.Popen(  # noqa: S603 -- this interpreter, on arguments of these tests
+    return subprocess.Popen(
         [sys.executable, "-W", "error", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -51,7 +51,7 @@ class Server:
     def start(self) -> None:
         """Start the process and wait until the server answers."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 -- a server that the tests chose
+            self._process = subprocess.Popen(
                 self._command,
                 cwd=self._directory,
                 stdout=log,

@@ -437,7 +437,7 @@ def test_a_fresh_process_finds_a_plugin_installed_beside_a_broken_one(
         "try: open_backend('acme')\n"
         "except ValueError as error: print(error)\n"
     )
-    ran = subprocess.run(  # noqa: S603 -- this interpreter, on the text above
+    ran = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(tmp_path), "PATH": ""},
         capture_output=True,

