@@ -53,8 +53,9 @@ class Connected:
             for _ in range(self._places):
                 await self._free.acquire()
         finally:
-            for close in self._close:
-                await close()
+            async with contextlib.AsyncExitStack() as stack:
+                for close in self._close:
+                    stack.push_async_callback(close)
 
 
 def borrowed(client: object, settings: RedisSettings) -> Connected:

@@ -96,15 +96,13 @@ def meaning(error: BaseException) -> Meaning | None:
     if isinstance(error, NotConnected):
         why = error.__cause__ and meaning(error.__cause__)
         return why if why and why[0] is not OutcomeUnknown else _NO_CONNECTION
-    if isinstance(error, client.ConnectionError | client.TimeoutError):
+    found = next((_CLASSES[kind] for kind in type(error).__mro__ if kind in _CLASSES), None)
+    if found is _LOST:
         if _NOT_SENT.search(str(error)):
             return _NO_CONNECTION
         if isinstance(error.__context__, client.ReadOnlyError):  # so says a connection that sentinels manage
             return _REPLICA
-    for kind in type(error).__mro__:
-        if kind in _CLASSES:
-            return _CLASSES[kind]
-    if isinstance(error, client.ResponseError):
-        found = _IN_SCRIPT.search(str(error))
-        return _UNEXPECTED if found is None else _CODES.get(found[1], _FORBIDDEN)
-    return None
+    if found is None and isinstance(error, client.ResponseError):
+        code = _IN_SCRIPT.search(str(error))
+        return _UNEXPECTED if code is None else _CODES.get(code[1], _FORBIDDEN)
+    return found

@@ -95,6 +95,14 @@ def proxy(redis_url: str) -> Iterator[Proxy]:
     proxy.stop()
 
 
+@pytest.fixture(scope="session")
+def proxied_url(redis_url: str, proxy: Proxy) -> str:
+    """The shared server's URL, by way of the proxy."""
+    parts = urlsplit(redis_url)
+    user, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}{at}127.0.0.1:{proxy.port}").geturl()
+
+
 @pytest.fixture
 def start(binary: str, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """What starts a server that is the test's own, to be killed, stopped or filled."""

@@ -41,9 +41,8 @@ def place_of(key: Key) -> str:
 
 class TestRedisDriver(DriverContract):
     @pytest.fixture
-    def datastore(self, redis_url, proxy):
+    def datastore(self, redis_url, proxied_url, proxy):
         server = redis.Redis.from_url(redis_url)
-        through_proxy = f"redis://127.0.0.1:{proxy.port}"
 
         async def damage(key):
             server.rpop(place_of(key))
@@ -58,7 +57,7 @@ class TestRedisDriver(DriverContract):
             return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
 
         yield Datastore(
-            open=functools.partial(open_at, through_proxy, deadline_s=2.0, **SMALL),
+            open=functools.partial(open_at, proxied_url, deadline_s=2.0, **SMALL),
             histories=15,
             damage=damage,
             peek=peek,
@@ -81,12 +80,12 @@ class TestRedisDriverAsUsersHaveIt(DriverContract):
 class TestPodsOnRedis(PodsContract):
     @pytest.fixture
     def memories(self, redis_url):
-        url = f"{redis_url}?deadline_s={QUICK_S}"
-        return memories_on(Datastore(open=functools.partial(open_at, url)), deadline_s=QUICK_S)
+        opening = functools.partial(open_at, redis_url, deadline_s=QUICK_S)
+        return memories_on(Datastore(open=opening), deadline_s=QUICK_S)
 
 
 class TestStoresOnRedis(StoreContract):
     @pytest.fixture
-    def stores(self, proxy):
-        url = f"redis://127.0.0.1:{proxy.port}?deadline_s=2"
-        return stores_on(Datastore(open=functools.partial(open_at, url), outage=proxy.outage))
+    def stores(self, proxied_url, proxy):
+        opening = functools.partial(open_at, proxied_url, deadline_s=2.0)
+        return stores_on(Datastore(open=opening, outage=proxy.outage))

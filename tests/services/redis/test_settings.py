@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import redis
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from stm_backends import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_redis import RedisSettings, open_driver
+from stm_backends_redis.clients import connect
 from stm_backends_redis.plugin import schema
 
 SECRET = "correct" + "-horse"
@@ -200,3 +201,10 @@ def test_without_the_client_library_opening_says_what_to_install(monkeypatch):
     )
     with pytest.raises(MissingExtra, match=r'pip install "stm-backends\[redis\]"'):
         plugins.open_driver("redis://h")
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis+cluster://h", "redis+sentinel://h/service"])
+def test_the_clients_that_we_make_send_nothing_twice(url):
+    client = connect(RedisSettings.from_url(url)).client
+    retry = client.retry if isinstance(client, RedisCluster) else client.get_retry()
+    assert retry.get_retries() == 0
