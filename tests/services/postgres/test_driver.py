@@ -77,7 +77,8 @@ class TestPostgresDriver(DriverContract):
 
         return Datastore(
             open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=3.0, **SMALL),
-            tick=0.5,
+            tick=1.0,
+            histories=20,
             damage=damage,
             peek=peek,
             outage=proxy.outage,
@@ -92,7 +93,7 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, url, tables):
-        return Datastore(open=functools.partial(open_at, url, schema=tables), tick=0.5)
+        return Datastore(open=functools.partial(open_at, url, schema=tables), histories=12)
 
 
 class TestMemoriesOnPostgres(PodsContract):
