@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import uuid
 
 import asyncpg
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from stm_backends.driver import Record
 from stm_backends.testing import Datastore, DriverContract, HandedIn, PodsContract, memories_on, open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from tests.services.postgres.support import run, warm
+from tests.services.postgres.support import drop, fresh_schema, run, warm
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -26,20 +25,14 @@ DAMAGE = """
 @pytest.fixture(scope="module")
 def tables(url):
     """A schema in which the tables are."""
-    schema = "stm_test_" + uuid.uuid4().hex[:12]
+    schema = fresh_schema()
     run(_create(url, schema))
     yield schema
-    run(_drop(url, schema))
+    run(drop(url, schema))
 
 
 async def _create(url, schema):
     await (await open_at(url, schema=schema, create=True)).close()
-
-
-async def _drop(url, schema):
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"DROP SCHEMA {schema} CASCADE")
-    await connection.close()
 
 
 async def open_warm(url, **options):
