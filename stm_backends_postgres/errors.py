@@ -6,6 +6,8 @@ only what became of a statement whose answer never came, or that met a fault of 
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Mapping
 from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -71,6 +73,18 @@ _CLIENT: Final[dict[type[Exception], Meaning]] = {
     OSError: (OutcomeUnknown, _LOST),
 }
 
+_CONNECTING: Final[dict[type[Exception], Meaning]] = {
+    FileNotFoundError: (Unavailable, "there is no such socket, or no such file as the settings name"),
+    ssl.SSLError: (
+        Unavailable,
+        "TLS was not agreed on; perhaps the server's certificate is not trusted here",
+    ),
+    TimeoutError: (Unavailable, "no connection was free, or could be made, within half of the deadline"),
+    OSError: (Unavailable, "the server cannot be reached"),
+    # How a pooler refuses what it cannot keep.
+    exceptions.ProtocolViolationError: (Unavailable, f"the connection was refused; {_POOLER}"),
+}
+
 
 def meaning(error: Exception) -> Meaning | None:
     """Return what an exception amounts to; `None` for what is no matter of the datastore."""
@@ -80,25 +94,19 @@ def meaning(error: Exception) -> Meaning | None:
         return _STATES.get(state) or _STATES.get(state[:2]) or unexpected
     if isinstance(error, exceptions.ClientConfigurationError):
         return None
-    return next((found for kind, found in _CLIENT.items() if isinstance(error, kind)), None)
+    return _look_up(_CLIENT, error)
 
 
 def unsent(error: Exception, operation: str) -> StorageError | None:
     """Return the error for a connection that could not be had: whatever it was, nothing had been sent."""
-    if isinstance(error, FileNotFoundError):
-        found = Unavailable, "there is no such socket, or no such file as the settings name"
-    elif isinstance(error, exceptions.ProtocolViolationError):
-        # How a pooler refuses what it cannot keep.
-        found = Unavailable, f"the connection was refused; {_POOLER}"
-    elif isinstance(error, TimeoutError):
-        found = Unavailable, "no connection was free, or could be made, within half of the deadline"
-    elif isinstance(error, OSError):
-        found = Unavailable, "the server cannot be reached"
-    else:
-        found = meaning(error)
+    found = _look_up(_CONNECTING, error) or meaning(error)
     if found is None:
         return None
     kind, message = found
     if kind is OutcomeUnknown:
         kind = Unavailable
     return kind(message, backend="postgres", operation=operation)
+
+
+def _look_up(table: Mapping[type[Exception], Meaning], error: Exception) -> Meaning | None:
+    return next((found for kind, found in table.items() if isinstance(error, kind)), None)

@@ -47,8 +47,9 @@ def require_pool(client: object) -> Pool:
 
 def require_same_loop(pool: Pool) -> None:
     """Raise `ConfigurationError` in another event loop than the pool's, where it would hang or break."""
-    # asyncpg has no public way to ask.
-    if getattr(pool, "_loop", None) is not asyncio.get_running_loop():
+    running = asyncio.get_running_loop()
+    # asyncpg has no public way to ask; should the name change, its own errors must do.
+    if getattr(pool, "_loop", running) is not running:
         raise ConfigurationError(
             "an asyncpg pool belongs to the event loop that it was made in; open a backend in each loop"
         )

@@ -13,8 +13,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import asyncpg
-
 from tests.support.servers import Proxy, Server, free_port
 
 
@@ -88,13 +86,9 @@ class Postgres(Server):
             extra_groups=[] if user else None,
         )
 
-    def _answers(self) -> None:
-        asyncio.run(_connect_once(self.url))
-
-
-async def _connect_once(url: str) -> None:
-    connection = await asyncpg.connect(url, timeout=5)
-    await connection.close()
+    def _answers(self) -> bool:
+        command = [self._binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(command, check=False).returncode == 0  # noqa: S603 -- as above
 
 
 def run_as() -> str | None:

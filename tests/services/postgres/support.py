@@ -1,8 +1,11 @@
 """What tests of PostgreSQL do on their way."""
 
 import asyncio
+import uuid
 from unittest import mock
 from urllib.parse import urlsplit
+
+import asyncpg
 
 from stm_backends.driver import ANY, Key
 
@@ -10,6 +13,20 @@ from stm_backends.driver import ANY, Key
 def run(work):
     """Run something from a fixture that is not asynchronous."""
     return asyncio.run(work)
+
+
+def fresh_schema():
+    """Return a name that no schema has."""
+    return f"stm_test_{uuid.uuid4().hex[:12]}"
+
+
+async def drop(url, schema):
+    """Remove a schema and what is in it."""
+    connection = await asyncpg.connect(url, statement_cache_size=0)
+    try:
+        await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+    finally:
+        await connection.close()
 
 
 async def warm(driver):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import uuid
 
 import asyncpg
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from stm_backends.driver import Record
 from stm_backends.testing import Datastore, DriverContract, HandedIn, PodsContract, memories_on, open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from tests.services.postgres.support import run, warm
+from tests.services.postgres.support import drop, fresh_schema, run, warm
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -26,20 +25,14 @@ DAMAGE = """
 @pytest.fixture(scope="module")
 def tables(url):
     """A schema in which the tables are."""
-    schema = "stm_test_" + uuid.uuid4().hex[:12]
+    schema = fresh_schema()
     run(_create(url, schema))
     yield schema
-    run(_drop(url, schema))
+    run(drop(url, schema))
 
 
 async def _create(url, schema):
     await (await open_at(url, schema=schema, create=True)).close()
-
-
-async def _drop(url, schema):
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"DROP SCHEMA {schema} CASCADE")
-    await connection.close()
 
 
 async def open_warm(url, **options):
@@ -77,7 +70,8 @@ class TestPostgresDriver(DriverContract):
 
         return Datastore(
             open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=3.0, **SMALL),
-            tick=0.5,
+            tick=1.0,
+            histories=20,
             damage=damage,
             peek=peek,
             outage=proxy.outage,
@@ -92,7 +86,7 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, url, tables):
-        return Datastore(open=functools.partial(open_at, url, schema=tables), tick=0.5)
+        return Datastore(open=functools.partial(open_at, url, schema=tables), histories=12)
 
 
 class TestMemoriesOnPostgres(PodsContract):

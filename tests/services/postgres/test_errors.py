@@ -1,5 +1,7 @@
 """What a caller can conclude from what PostgreSQL and asyncpg raise."""
 
+import ssl
+
 import pytest
 from asyncpg import exceptions
 
@@ -51,6 +53,12 @@ def test_an_exception_amounts_to(error, kind):
     assert found is not None
     assert found[0] is kind
     assert not isinstance(unsent(error, "append"), OutcomeUnknown), "nothing was sent"
+
+
+def test_a_certificate_that_is_not_trusted_is_called_by_its_name():
+    error = unsent(ssl.SSLCertVerificationError(1, "certificate verify failed"), "open")
+    assert isinstance(error, Unavailable)
+    assert "certificate" in str(error)
 
 
 def test_a_mistake_is_no_matter_of_the_datastore():

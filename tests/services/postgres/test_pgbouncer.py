@@ -13,6 +13,7 @@ from stm_backends.driver import Key
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.postgres.postgresql import run_as
+from tests.services.postgres.support import drop, fresh_schema, run
 from tests.support.servers import Server, free_port
 
 KEY = Key("scope", "name")
@@ -74,12 +75,14 @@ async def _ask(url):
 @pytest.fixture(scope="module")
 def tables(pooled):
     """The tables, set up through the pooler."""
-    asyncio.run(_set_up(pooled))
-    return "stm_test_pooled"
+    schema = fresh_schema()
+    run(_set_up(pooled, schema))
+    yield schema
+    run(drop(pooled, schema))
 
 
-async def _set_up(pooled):
-    await (await open_at(pooled, schema="stm_test_pooled", pgbouncer=True, create=True)).close()
+async def _set_up(pooled, schema):
+    await (await open_at(pooled, schema=schema, pgbouncer=True, create=True)).close()
 
 
 class TestPostgresDriverBehindPgBouncer(DriverContract):

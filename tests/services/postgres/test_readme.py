@@ -10,31 +10,32 @@ import pytest
 
 import stm_backends_postgres
 from stm_backends_postgres import PostgresSettings
+from tests.services.postgres.support import drop, fresh_schema, run
 
 README = Path(stm_backends_postgres.__file__).with_name("README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def database(url):
-    """The examples in order, on the database of the tests: the first sets up what the second uses."""
+@pytest.fixture
+def placed(url):
+    """Returns an example, in a schema of the tests on their database."""
+    schema = fresh_schema()
 
-    def placed(program):
-        place, changes = re.subn(r"postgresql://app@localhost:5432/agents", url, program)
+    def place(program):
+        placed, changes = re.subn(r"postgresql://app@localhost:5432/agents", url, program)
         assert changes == 1
-        return place.replace("schema=memory", "schema=stm_test_readme").replace(
-            'schema="memory"', 'schema="stm_test_readme"'
-        )
+        return re.sub(r"schema=(\"?)memory\b", rf"schema=\1{schema}", placed)
 
-    return placed
+    yield place
+    run(drop(url, schema))
 
 
-def test_the_examples_run_as_printed(database, tmp_path):
+def test_the_examples_run_as_printed_one_on_the_tables_of_the_other(placed, tmp_path):
     assert len(EXAMPLES) == 2
     for program in EXAMPLES:
         path = tmp_path / "example.py"
-        path.write_text(database(program), "utf-8")
-        done = subprocess.run(
+        path.write_text(placed(program), "utf-8")
+        done = subprocess.run(  # noqa: S603 -- what the README prints
             [sys.executable, "-W", "error", path], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from stm_backends.driver import Key
 from stm_backends.errors import ConfigurationError, Denied, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
-from tests.services.postgres.support import as_user
+from tests.services.postgres.support import as_user, drop, fresh_schema
 
 KEY = Key("scope", "name")
 
@@ -56,13 +56,13 @@ async def test_what_schema_prints_is_what_create_does(url, schema, admin):
         assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == 1
 
 
-async def test_a_schema_with_capitals_is_quoted(url, admin):
-    name = "Stm_Test_Quoted"
+async def test_a_schema_with_capitals_is_quoted(url):
+    name = fresh_schema().upper()
     try:
         async with open_backend(url, schema=name, create=True) as backend:
             assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == 1
     finally:
-        await admin.execute(f'DROP SCHEMA "{name}" CASCADE')
+        await drop(url, name)
 
 
 async def test_tables_of_another_version_are_left_as_they_are(url, schema, driver, admin):
@@ -128,7 +128,7 @@ async def test_a_read_only_server_denies_writes_and_answers_reads(url, schema, d
 
 
 async def test_a_database_that_is_not_utf8_is_refused(url, admin):
-    name = "stm_test_latin1"
+    name = fresh_schema()
     await admin.execute(f"CREATE DATABASE {name} ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
     try:
         with pytest.raises(ConfigurationError, match="LATIN1"):
