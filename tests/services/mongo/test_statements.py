@@ -109,10 +109,10 @@ class Commands(monitoring.CommandListener):
         ({"durability": "primary"}, {"w": 1, "j": True}, {"level": "local"}),
     ],
 )
-async def test_each_operation_carries_its_concern_and_its_deadline(place, settings, write, read):
+async def test_each_operation_carries_its_concern_and_its_deadline(replica_place, settings, write, read):
     commands, key = Commands(), Key("acme:concerns:memory", "chat")
-    async with AsyncMongoClient(place.url, event_listeners=[commands]) as client:
-        driver = open_driver(None, client=client, database=place.database, deadline_s=3.0, **settings)
+    async with AsyncMongoClient(replica_place.url, event_listeners=[commands]) as client:
+        driver = open_driver(None, client=client, database=replica_place.database, deadline_s=3.0, **settings)
         assert await driver.append(key, b"a", birth="v", ttl=None) == 1
         assert await driver.load(key) == Record("v", None, (b"a",))
         assert (await driver.scan(key.scope, limit=1)).names == ("chat",)
