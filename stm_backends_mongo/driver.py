@@ -108,10 +108,11 @@ class MongoDriver:
         self._records = records
 
     async def close(self) -> None:
-        """Close the client, if it was made here. Twice is harmless."""
+        """Close the client, if it was made here, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
         if client is not None and client is not self._given:
-            await client.close()
+            with pymongo.timeout(self._patience_s):
+                await client.close()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""

@@ -222,6 +222,20 @@ async def test_a_server_that_hangs_holds_nobody_beyond_the_deadline(single, sing
             assert record.tail in ((b"a",), (b"a", b"b"))
 
 
+async def test_closing_takes_no_longer_than_a_deadline_when_the_server_hangs(single, single_place, key):
+    """PyMongo says good-bye to the server, and would wait half a minute for one to say it to."""
+    driver = open_driver(single_place.options(deadline_s=DEADLINE_S))
+    await driver.open()
+    await driver.append(key, b"a", birth="v1", ttl=None)
+    single.pause()
+    try:
+        started = time.monotonic()
+        await driver.close()
+        assert time.monotonic() - started < DEADLINE_S + 2
+    finally:
+        single.go_on()
+
+
 async def test_the_server_is_told_to_give_up_too(single, single_place, key):
     """A lock that another holds keeps the server from writing; it lets go of the request by itself."""
     await asyncio.to_thread(single.ask, "fsync", lock=True)
