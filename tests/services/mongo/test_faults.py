@@ -161,7 +161,8 @@ async def test_what_a_killed_server_had_acknowledged_is_there_when_it_starts_aga
         await asyncio.gather(*tasks)
         assert all(writer.acknowledged > 5 for writer in writers)
         await asyncio.to_thread(single.start)
-        await assert_nothing_is_lost(driver, key, writers)
+    async with opened(single_place.url) as patient:
+        await assert_nothing_is_lost(patient, key, writers)
 
 
 async def test_a_write_whose_answer_is_lost_is_unknown_and_sending_it_again_is_harmless(proxy, proxied, key):
