@@ -108,10 +108,11 @@ class MongoDriver:
         self._records = records
 
     async def close(self) -> None:
-        """Close the client, if it was made here. Twice is harmless."""
+        """Close the client, if it was made here, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
         if client is not None and client is not self._given:
-            await client.close()
+            with pymongo.timeout(self._patience_s):
+                await client.close()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
@@ -277,13 +278,13 @@ class MongoDriver:
             return await self._edge.run(operation, work(records))
 
     def _record_of(self, found: Document) -> Record:
-        version, body, size = found.get("version"), found.get("body"), found.get("size")
-        tail = tuple(cast("list[Any]", found.get("tail") or ()))
-        parts: list[object] = [*tail] if body is None else [body, *tail]
-        sound = isinstance(version, str) and all(isinstance(part, bytes) for part in parts)
-        if not sound or sum(map(len, cast("list[bytes]", parts))) != size:
-            raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
-        return Record(cast("str", version), body, tail)
+        version, body, tail, size = (found.get(name, ...) for name in ("version", "body", "tail", "size"))
+        if isinstance(version, str) and isinstance(tail, list):
+            entries = tuple(cast("list[bytes]", tail))
+            parts = entries if body is None else (body, *entries)
+            if all(type(part) is bytes for part in parts) and sum(map(len, parts)) == size:
+                return Record(version, body, entries)
+        raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
 
     def _require_fits(self, operation: str, value: bytes) -> None:
         require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)

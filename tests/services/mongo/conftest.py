@@ -52,13 +52,17 @@ class Place:
 
 
 def place_in(url: str) -> Iterator[Place]:
-    """Set a new database up, and remove it in the end. The URL has options, and no database."""
+    """Set a new database up, and remove it in the end."""
     database = f"stm_test_{uuid.uuid4().hex[:12]}"
     address, _, query = url.partition("?")
+    scheme, _, address = address.partition("://")
+    hosts, _, source = address.partition("/")
+    if "authSource" not in query:
+        query += f"&authSource={source or 'admin'}"
     with MongoClient(url) as client:
         client[database].command(statements.setup("stm_records"))
         yield Place(
-            url=f"{address.rstrip('/')}/{database}?{query}",
+            url=f"{scheme}://{hosts}/{database}?{query.removeprefix('&')}",
             database=database,
             past=mongod.Past(client, database),
         )

@@ -124,6 +124,31 @@ async def test_a_primary_killed_while_writers_write_and_fold_takes_nothing_with_
         await asyncio.to_thread(replica_set.settle)
 
 
+async def test_a_write_that_no_majority_has_confirmed_is_unknown_and_is_not_read_yet(
+    replica_set, replica_place, key
+):
+    """What only the primary has may still be undone, so nobody may build on it."""
+    primary = await asyncio.to_thread(replica_set.primary)
+    others = [member for member in replica_set.members if member is not primary]
+    async with opened(replica_place.options(deadline_s=DEADLINE_S)) as driver:
+        await driver.append(key, b"a", birth="v1", ttl=None)
+        for member in others:
+            member.pause()
+        try:
+            with pytest.raises(OutcomeUnknown):
+                await driver.append(key, b"b", birth="v1", ttl=None)
+            # It may have noticed by now that it is alone, and have stepped down.
+            with contextlib.suppress(Unavailable):
+                assert await driver.load(key) == Record("v1", None, (b"a",))
+        finally:
+            for member in others:
+                member.go_on()
+        await asyncio.to_thread(replica_set.settle)
+        record = await driver.load(key)
+        assert record is not None
+        assert record.tail in ((b"a",), (b"a", b"b"))
+
+
 async def test_what_a_killed_server_had_acknowledged_is_there_when_it_starts_again(single, single_place, key):
     done = asyncio.Event()
     async with opened(single_place.options(deadline_s=DEADLINE_S)) as driver:
@@ -136,7 +161,8 @@ async def test_what_a_killed_server_had_acknowledged_is_there_when_it_starts_aga
         await asyncio.gather(*tasks)
         assert all(writer.acknowledged > 5 for writer in writers)
         await asyncio.to_thread(single.start)
-        await assert_nothing_is_lost(driver, key, writers)
+    async with opened(single_place.url) as patient:
+        await assert_nothing_is_lost(patient, key, writers)
 
 
 async def test_a_write_whose_answer_is_lost_is_unknown_and_sending_it_again_is_harmless(proxy, proxied, key):
@@ -195,6 +221,20 @@ async def test_a_server_that_hangs_holds_nobody_beyond_the_deadline(single, sing
             record = await patient.load(key)
             assert record is not None
             assert record.tail in ((b"a",), (b"a", b"b"))
+
+
+async def test_closing_takes_no_longer_than_a_deadline_when_the_server_hangs(single, single_place, key):
+    """PyMongo says good-bye to the server, and would wait half a minute for one to say it to."""
+    driver = open_driver(single_place.options(deadline_s=DEADLINE_S))
+    await driver.open()
+    await driver.append(key, b"a", birth="v1", ttl=None)
+    single.pause()
+    try:
+        started = time.monotonic()
+        await driver.close()
+        assert time.monotonic() - started < DEADLINE_S + 2
+    finally:
+        single.go_on()
 
 
 async def test_the_server_is_told_to_give_up_too(single, single_place, key):

@@ -8,8 +8,17 @@ from typing import ClassVar
 import pytest
 from pymongo import AsyncMongoClient
 
-from stm_backends.testing import Datastore, DriverContract, HandedIn, PodsContract, memories_on, open_at
+from stm_backends.testing import (
+    Datastore,
+    DriverContract,
+    HandedIn,
+    PodsContract,
+    StoreContract,
+    memories_on,
+    open_at,
+)
 from stm_backends.testing.contract import check_of
+from stm_backends.testing.stores import stores_on
 from stm_backends_mongo import MongoDriver
 from tests.support.mongod import COUNTER, open_on_motor
 
@@ -84,3 +93,13 @@ class TestDistributedMemoryOnMongo(PodsContract):
             open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
         )
         return memories_on(datastore, deadline_s=QUICK_S)
+
+
+class TestStateStoreOnMongo(StoreContract):
+    @pytest.fixture
+    def stores(self, proxy, proxied):
+        return stores_on(
+            Datastore(
+                open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
+            )
+        )

@@ -109,10 +109,10 @@ class Commands(monitoring.CommandListener):
         ({"durability": "primary"}, {"w": 1, "j": True}, {"level": "local"}),
     ],
 )
-async def test_each_operation_carries_its_concern_and_its_deadline(place, settings, write, read):
+async def test_each_operation_carries_its_concern_and_its_deadline(replica_place, settings, write, read):
     commands, key = Commands(), Key("acme:concerns:memory", "chat")
-    async with AsyncMongoClient(place.url, event_listeners=[commands]) as client:
-        driver = open_driver(None, client=client, database=place.database, deadline_s=3.0, **settings)
+    async with AsyncMongoClient(replica_place.url, event_listeners=[commands]) as client:
+        driver = open_driver(None, client=client, database=replica_place.database, deadline_s=3.0, **settings)
         assert await driver.append(key, b"a", birth="v", ttl=None) == 1
         assert await driver.load(key) == Record("v", None, (b"a",))
         assert (await driver.scan(key.scope, limit=1)).names == ("chat",)
@@ -181,23 +181,45 @@ async def test_a_document_full_of_entries_without_bytes_is_too_large_before_anyt
 
 
 @pytest.mark.parametrize(
-    "damage", [{"tail": "text"}, {"tail": None}, {"tail": ["text"]}, {"size": 7}, {"version": 5}, {"body": 5}]
+    "damage", [{"$set": {"tail": "text"}}, {"$set": {"tail": None}}, {"$unset": {"tail": 1}}]
 )
-async def test_a_document_that_something_else_altered_is_corrupt_and_stays_as_it_is(place, damage):
-    key = Key("acme:altered:memory", "chat")
+async def test_nothing_is_written_to_a_document_whose_tail_is_none(place, damage):
+    key = Key("acme:tailless:memory", "chat")
     async with opened(place.url) as driver:
         await driver.delete(key)
         await driver.append(key, b"a", birth="v", ttl=None)
-        place.past.records.update_one({"_id": key._asdict()}, {"$set": damage})
+        place.past.records.update_one({"_id": key._asdict()}, damage)
         before = place.past.records.find_one({"_id": key._asdict()})
         with pytest.raises(Corrupt):
             await driver.load(key)
-        if damage.get("tail", []) in ("text", None):
-            with pytest.raises(Corrupt):
-                await driver.append(key, b"b", birth="v", ttl=None)
-            with pytest.raises(Corrupt):
-                await driver.replace(key, b"b", version="w", expect="v", drop=1, ttl=None)
+        with pytest.raises(Corrupt):
+            await driver.append(key, b"b", birth="v", ttl=None)
+        with pytest.raises(Corrupt):
+            await driver.replace(key, b"b", version="w", expect="v", drop=1, ttl=None)
         assert place.past.records.find_one({"_id": key._asdict()}) == before
+        assert await driver.delete(key) is True
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(
+            {"$set": {"tail": ["text"]}},
+            {"$set": {"size": 7}},
+            {"$set": {"version": 5}},
+            {"$set": {"body": 5}},
+        ),
+        *({"$unset": {"size": 1}}, {"$unset": {"version": 1}}, {"$unset": {"body": 1}}),
+    ],
+    ids=repr,
+)
+async def test_a_document_that_something_else_altered_is_corrupt_and_can_be_erased(place, damage):
+    key = Key("acme:altered:memory", "chat")
+    async with opened(place.url) as driver:
+        await driver.replace(key, b"", version="v", expect=ANY, ttl=None)
+        place.past.records.update_one({"_id": key._asdict()}, damage)
+        with pytest.raises(Corrupt):
+            await driver.load(key)
         assert await driver.delete(key) is True
 
 
