@@ -111,7 +111,7 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
 
     config = request.config
     quick = bool(config.getoption("stm_quick"))
-    backend = config.getoption("stm_backend")
+    backend: Any = config.getoption("stm_backend")
     options: dict[str, Any] = {"url": config.getoption("stm_url")}
     if config.getoption("stm_create"):
         options["create"] = True
