@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import itertools
 import random
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
@@ -55,16 +54,17 @@ class Requests:
         call = functools.partial(
             getattr(self._client, statement.call), TableName=self._table, **statement.arguments
         )
-        for attempt in itertools.count():
+        longest = _FIRST_PAUSE_S
+        while True:
             try:
                 # One of boto3 blocks; cancelling the caller leaves its request to end in its thread.
                 return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
             except ClientError as error:
-                pause = random.uniform(0, min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S))
+                pause = random.uniform(0, longest)
                 if code_of(error) not in THROTTLED or loop.time() + pause >= self._until:
                     raise
             await asyncio.sleep(pause)
-        raise AssertionError("unreachable")
+            longest = min(2 * longest, _LONGEST_PAUSE_S)
 
     async def attempt(self, statement: Statement) -> Answer:
         """Send a conditional write; that it is refused on its condition is an answer, too."""

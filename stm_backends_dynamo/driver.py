@@ -85,8 +85,8 @@ class DynamoDriver:
             max_entry=settings.max_entry_bytes,
             max_record=MAX_RECORD,
             max_drop=statements.MAX_DROP,
-            # Hosts whose clocks differ by a second agree that such a record lives for a second at least.
-            min_ttl=2.0,
+            # Hosts whose clocks differ by half a second agree for half a second that such a record lives.
+            min_ttl=1.0,
             deadline=settings.deadline_s,
         )
 

@@ -66,7 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stm-tick",
         type=float,
         metavar="SECONDS",
-        help=f"A time to live that no single operation outlasts (default: {TICK_S}, quick: {QUICK_TICK_S}).",
+        help=f"A time to live that no single operation outlasts (default: {TICK_S}, quick: {QUICK_TICK_S}; "
+        "at least what the driver honours).",
     )
     group.addoption(
         "--stm-create", action="store_true", help="Set up what the datastore needs first, such as tables."
@@ -172,16 +173,20 @@ def stm_suite_properties(
 @pytest.fixture
 def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     """The datastore that the options name."""
+    from stm_backends.plugins import open_driver  # noqa: PLC0415 -- as above
     from stm_backends.testing.bench import Datastore, open_at  # noqa: PLC0415 -- as above
 
     config = request.config
     quick = bool(config.getoption("stm_quick"))
+    backend: Any = config.getoption("stm_backend")
     options: dict[str, Any] = {"url": config.getoption("stm_url")}
     if config.getoption("stm_create"):
         options["create"] = True
+    # A shorter time to live than the driver honours would show nothing but that.
+    shortest = open_driver(backend, **options).traits.min_ttl
     return Datastore(
-        open=functools.partial(open_at, config.getoption("stm_backend"), **options),
-        tick=config.getoption("stm_tick") or (QUICK_TICK_S if quick else TICK_S),
+        open=functools.partial(open_at, backend, **options),
+        tick=config.getoption("stm_tick") or max(QUICK_TICK_S if quick else TICK_S, shortest),
         server=config.getoption("stm_server") or "",
     )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record, new_version
+from stm_backends.driver import ABSENT, ANY, KEEP, Key, Page, Record, new_version
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -22,6 +22,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.testing import FakeClock, open_at
+from stm_backends.testing.bench import names_in
 from stm_backends.testing.processes import Task, Worker, ledger
 from stm_backends_dynamo import DynamoDriver, DynamoSettings, DynamoShortTermMemory, DynamoStateStore
 from tests.services.dynamo.conftest import Local
@@ -169,16 +170,16 @@ async def test_what_was_acknowledged_is_there_after_the_server_was_killed_and_st
 # clocks --------------------------------------------------------------------------------------------------
 
 
-async def test_hosts_a_second_apart_agree_for_a_second_about_the_shortest_time_to_live(place, key):
+async def test_hosts_half_a_second_apart_agree_for_half_a_second_about_the_shortest_time_to_live(place, key):
     now = time.time()
-    slow, fast = FakeClock(now), FakeClock(now + 1)
+    slow, fast = FakeClock(now), FakeClock(now + 0.5)
     async with opened(place, clock=slow) as one, opened(place, clock=fast) as two:
         ttl = one.traits.min_ttl
         assert one.traits.clock == "client"
         for holder, other in ((one, two), (two, one)):
             assert await holder.replace(key, b"", version="v1", expect=ABSENT, ttl=ttl) is True
             for clock in (slow, fast):
-                clock.now += 0.99
+                clock.now += 0.49
             assert await other.replace(key, b"", version="v2", expect=ABSENT, ttl=ttl) is False
             for clock in (slow, fast):
                 clock.now += ttl + 0.02
@@ -197,6 +198,34 @@ async def test_dynamodbs_own_reaper_never_comes_before_the_end(place, key):
         client.close()
         assert item["expires"] == {"N": "1900000000.75"}
         assert item["reap_at"] == {"N": "1900000001"}
+
+
+# listings ------------------------------------------------------------------------------------------------
+
+
+async def test_a_page_of_expired_names_is_empty_and_not_the_last(place, key):
+    clock = FakeClock(time.time())
+    async with opened(place, clock=clock) as driver:
+        for number in range(4):
+            await driver.append(Key(key.scope, f"{number}"), b"a", birth="v", ttl=60)
+        await driver.append(Key(key.scope, "9"), b"a", birth="v", ttl=None)
+        clock.now += 61
+        assert await driver.scan(key.scope, limit=2) == Page((), "1")
+        assert await driver.scan(key.scope, after="1", limit=2) == Page((), "3")
+        assert await names_in(driver, key.scope, limit=2) == ["9"]
+
+
+async def test_a_listing_goes_on_after_the_megabyte_that_a_page_ends_at(place, key):
+    async with opened(place) as driver:
+        names = [f"{number}" for number in range(5)]
+        for name in names:
+            await driver.append(Key(key.scope, name), b"x" * 300_000, birth="v", ttl=None)
+        page = await driver.scan(key.scope, limit=100)
+        assert 0 < len(page.names) < 5
+        assert page.after == page.names[-1]
+        assert await names_in(driver, key.scope) == names
+        for name in names:
+            await driver.delete(Key(key.scope, name))
 
 
 # limits --------------------------------------------------------------------------------------------------
