@@ -207,6 +207,8 @@ class Sessions:
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in records.names(self._driver, scope):
+                if kind == "planner":
+                    erased += await self._driver.delete(keys.Key(keys.PAUSED_RUNS, name))
                 erased += await self._driver.delete(keys.Key(scope, name))
         await self._directory.forget(tenant, user)
         # Whoever gives birth to a conversation lists its user once more after the append, which covers
