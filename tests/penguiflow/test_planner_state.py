@@ -123,6 +123,14 @@ async def test_what_a_tool_keeps_is_there_on_another_pod_for_the_same_session_al
         assert "eggs" in await noted(two, "milk", OTHER)
 
 
+async def test_a_large_value_that_a_tool_keeps_needs_an_artifact_store(datastore: str) -> None:
+    # As docs/penguiflow.md says: PenguiFlow hands our store a reference, and nobody has the value.
+    async with pod(datastore) as one:
+        await one.run(f"note: {'x' * 9000}")
+        await one.run("note: milk")
+        assert '"text": "None"' in one.model.prompts[-1].since[-1]
+
+
 async def test_what_a_tool_keeps_is_neither_a_conversation_nor_a_state_of_one(datastore: str) -> None:
     async with pod(datastore, memory=own()) as one:
         await one.planner.run("note: milk", tool_context=tool_context(KEY))
