@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from stm_backends import Backend, MemoryBudget, MemoryKey, ShortTermMemoryConfig, open_backend
 
 KEY = MemoryKey("acme", "u", "chat")
+OTHER = MemoryKey("acme", "v", "other chat")
 ROLLING = ShortTermMemoryConfig(
     strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2), fold_batch_turns=1
 )
@@ -52,11 +53,17 @@ async def ask(args: Text, ctx: ToolContext) -> Text:
     raise AssertionError("a pause ends the run")
 
 
+@tool(desc="Have the same planner run another user's conversation", side_effects="external")
+async def delegate(args: Text, ctx: ToolContext) -> Text:
+    await ctx.tool_context["pod"].run(args.text, OTHER)
+    return Text(text="done")
+
+
 def tools() -> Sequence[NodeSpec]:
-    registry = ModelRegistry()
-    for name in ("note", "ask"):
+    registry, functions = ModelRegistry(), {"note": note, "ask": ask, "delegate": delegate}
+    for name in functions:
         registry.register(name, Text, Text)
-    return build_catalog([Node(note, name="note"), Node(ask, name="ask")], registry)
+    return build_catalog([Node(function, name=name) for name, function in functions.items()], registry)
 
 
 # The model
@@ -135,7 +142,7 @@ class Pod:
     async def run(self, query: str, key: Any = KEY) -> Prompt:
         """Run a query to its end and return what the model was shown at first."""
         seen = len(self.model.prompts)
-        await self.planner.run(query, memory_key=key, tool_context=tool_context(key))
+        await self.planner.run(query, memory_key=key, tool_context={**tool_context(key), "pod": self})
         return self.model.prompts[seen]
 
     async def pause(self, query: str, key: MemoryKey = KEY) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import penguiflow.planner.memory as pf
 import pytest
 
-from stm_backends import MemoryKey, ShortTermMemoryConfig
+from stm_backends import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 from tests.penguiflow import planning
-from tests.penguiflow.planning import KEY, ROLLING, Pod, pod
+from tests.penguiflow.planning import KEY, OTHER, ROLLING, Pod, pod
 
 TRUNCATION = ShortTermMemoryConfig(strategy="truncation")
 
@@ -76,7 +76,7 @@ async def test_concurrent_runs_of_one_conversation_on_two_pods_lose_no_turn(data
         for number in range(5):
             await one.run(f"{name}{number}")
 
-    config = ShortTermMemoryConfig(strategy="truncation", budget=pf.MemoryBudget(full_zone_turns=10))  # type: ignore[arg-type]
+    config = ShortTermMemoryConfig(strategy="truncation", budget=MemoryBudget(full_zone_turns=10))
     async with pod(datastore, config=config) as one, pod(datastore, config=config) as two:
         await asyncio.gather(talk(one, "a"), talk(two, "b"))
         stored = await queries(one)
@@ -128,31 +128,42 @@ def test_a_run_paused_in_a_process_that_is_killed_is_resumed_in_another(datastor
 
 
 async def test_other_conversations_run_while_one_is_paused_and_each_gets_its_own_turn(datastore: str) -> None:
-    other = MemoryKey("acme", "v", "chat")
     async with pod(datastore) as one:
         await one.run("q0")
         token = await one.pause("ask: may I?")
         assert await queries(one) == ["q0"]
-        assert (await one.run("theirs", other)).known == []
+        assert (await one.run("theirs", OTHER)).known == []
         await one.planner.resume(token, "yes", memory_key=KEY)
-        assert (await one.run("more", other)).known == ["theirs"]
+        assert (await one.run("more", OTHER)).known == ["theirs"]
         assert await queries(one) == ["q0", "ask: may I?"]
-        assert await queries(one, other) == ["theirs", "more"]
+        assert await queries(one, OTHER) == ["theirs", "more"]
+
+
+async def test_a_conversation_that_runs_inside_a_tool_of_another_keeps_its_turns_apart(
+    datastore: str,
+) -> None:
+    async with pod(datastore) as one:
+        for number in range(2):
+            await one.run(f"delegate: theirs {number}")
+        assert await queries(one) == ["delegate: theirs 0", "delegate: theirs 1"]
+        assert await queries(one, OTHER) == ["theirs 0", "theirs 1"]
+        shown = {prompt.query: prompt.known for prompt in one.model.prompts}
+        assert shown["theirs 1"] == ["theirs 0"]
+        assert shown["delegate: theirs 1"] == ["delegate: theirs 0"]
 
 
 async def test_a_run_that_fails_stores_nothing_and_leaves_nothing_bound(datastore: str) -> None:
     def broken(_: object) -> dict[str, Any]:
         raise RuntimeError("the model is gone")
 
-    other = MemoryKey("acme", "v", "chat")
     async with pod(datastore) as one:
         script, one.model.script = one.model.script, broken
         with pytest.raises(RuntimeError, match="gone"):
             await one.run("q0")
         one.model.script = script
-        await one.run("theirs", other)
+        await one.run("theirs", OTHER)
         assert await queries(one) == []
-        assert await queries(one, other) == ["theirs"]
+        assert await queries(one, OTHER) == ["theirs"]
 
 
 async def test_without_a_key_nothing_is_shown_and_nothing_stored(datastore: str) -> None:

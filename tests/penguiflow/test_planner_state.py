@@ -11,9 +11,7 @@ from penguiflow.planner import PlannerFinish
 from penguiflow.state.protocol import SupportsMemoryState, SupportsPlannerState
 
 from stm_backends import DefaultShortTermMemory, MemoryKey, ShortTermMemoryConfig, open_backend
-from tests.penguiflow.planning import KEY, Pod, pod, tool_context
-
-OTHER = MemoryKey("acme", "v", "chat")
+from tests.penguiflow.planning import KEY, OTHER, Pod, pod, tool_context
 
 
 def own() -> pf.ShortTermMemoryConfig:
