@@ -246,18 +246,8 @@ def test_there_is_no_message_when_there_is_nothing_to_show(patch: dict[str, Any]
     assert render_memory_message(patch) == ""
 
 
-TAGS = st.sampled_from(
-    [
-        "</read_only_conversation_memory_json>",
-        "</read_only_conversation_memory>",
-        "<",
-        "</",
-        ">",
-        "\\",
-        '"',
-        "\n",
-    ]
-)
+DELIMITERS = ("</read_only_conversation_memory_json>", "</read_only_conversation_memory>")
+TAGS = st.sampled_from([*DELIMITERS, "<", "</", ">", "\\", '"', "\n", "\ud83d", "\ude00"])
 STORED = st.lists(TAGS | st.text(st.characters(codec=None), max_size=5), max_size=8).map("".join)
 
 

@@ -497,17 +497,20 @@ async def test_a_run_that_is_paused_again_under_its_token_is_handed_out_anew(sto
         assert await store.load_planner_state("token") == RUN | {"reason": reason}
 
 
-async def test_a_run_waits_for_an_hour(driver: Driver, store: StateStore, monkeypatch: Any) -> None:
+async def test_a_run_and_the_note_of_whose_it_is_wait_for_an_hour(
+    driver: Driver, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ttls: list[Any] = []
     replace = driver.replace
 
     async def replacing(key: keys.Key, body: bytes, **options: Any) -> bool:
-        ttls.append(options["ttl"])
+        if key.scope.endswith("planner"):
+            ttls.append(options["ttl"])
         return await replace(key, body, **options)
 
     monkeypatch.setattr(driver, "replace", replacing)
-    await store.save_planner_state("token", RUN)
-    assert ttls == [3600]
+    await store.save_planner_state("token", OWNED)
+    assert ttls == [3600, 3600]
     monkeypatch.setattr("stm_backends.state_store.PLANNER_STATE_TTL_S", 0.05)
     await store.save_planner_state("token", RUN)
     await asyncio.sleep(0.1)
