@@ -19,9 +19,6 @@ nox.options.error_on_missing_interpreters = False
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
 
-# The reference for names, shapes and states. Without its dependencies: see the group `penguiflow`.
-PENGUIFLOW = "penguiflow==3.11.2"
-
 
 def install_group(session: nox.Session, *groups: str) -> None:
     """Install dependency groups of pyproject.toml, with whatever pip there is."""
@@ -68,9 +65,8 @@ def tests_all(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session) -> None:
-    """Run pytest on the tree, on real servers, with PenguiFlow beside it for the exchange of states."""
+    """Run pytest on the tree, on real servers, with PenguiFlow beside it."""
     install_group(session, "test", "services", "penguiflow")
-    session.install("--no-deps", PENGUIFLOW)
     session.install("-e", ".[all,mongo-motor]")
     if session.posargs:
         session.run("python", "-m", "pytest", *session.posargs)

@@ -59,7 +59,7 @@ class DistributedShortTermMemory:
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._owner = (key.tenant_id, key.user_id)
-        self._background = Background()
+        self._background = Background(self)
         self._shared = SharedConversation(driver, key, self._config, self._codec, clock)
         self._upkeep = Upkeep(
             self._shared,

@@ -22,12 +22,15 @@ from stm_backends.errors import InvalidKey
 from stm_backends.types import MemoryKey
 
 Kind: TypeAlias = Literal["memory", "lease", "blob", "planner"]
-"""What a record is: a conversation, a lease on one, a saved state, a paused planner."""
+"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 OTHER_BLOBS: Final = "::blob"
 """The scope of saved states whose key names no tenant and user. No tenant is empty, so it is nobody's."""
+
+PAUSED_RUNS: Final = "::planner"
+"""The scope of paused runs. A token names no tenant and user; a note in the user's scope does."""
 
 RESERVED_PREFIX: Final = "kv:v1:"
 
@@ -84,6 +87,16 @@ def blob_key(key: str) -> Key:
     """
     owner = blob_owner(key)
     return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key))
+
+
+def planner_key(token: str) -> Key:
+    """Return where the paused run of a token lives."""
+    return Key(PAUSED_RUNS, name(token))
+
+
+def planner_note_key(tenant_id: str, user_id: str, token: str) -> Key:
+    """Return where it is written down that a paused run is this user's, so that erasing them finds it."""
+    return Key(scope(tenant_id, user_id, "planner"), name(token))
 
 
 def blob_owner(key: str) -> tuple[str, str] | None:

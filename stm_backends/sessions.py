@@ -185,7 +185,7 @@ class Sessions:
 
         That is its record and lease, the state saved under its composite, and its `kv:v1:` states. Of the
         last, whose parts nobody escapes, only those that are this conversation's beyond doubt: with a ':'
-        in its own key it has none that could not be another's.
+        in its own key it has none that could not be another's. A paused run goes with its user or its hour.
         """
         # All of them first: a key that cannot be used is refused before anything is erased.
         conversation, lease = keys.memory_key(key), keys.lease_key(key)
@@ -207,6 +207,8 @@ class Sessions:
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in records.names(self._driver, scope):
+                if kind == "planner":
+                    erased += await self._driver.delete(keys.Key(keys.PAUSED_RUNS, name))
                 erased += await self._driver.delete(keys.Key(scope, name))
         await self._directory.forget(tenant, user)
         # Whoever gives birth to a conversation lists its user once more after the append, which covers

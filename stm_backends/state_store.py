@@ -1,15 +1,16 @@
-"""Saved states under string keys (Layer 1), each read and replaced as a whole."""
+"""Saved states under string keys (Layer 1), each read and replaced as a whole, and paused runs."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, cast
 
 from stm_backends import keys, records
 from stm_backends.codec import Codec, require_json
 from stm_backends.directory import Directory
-from stm_backends.driver import ABSENT, ANY, AbsentType, AnyType, Driver, new_version
+from stm_backends.driver import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record, new_version
 from stm_backends.errors import (
     Corrupt,
     InvalidState,
@@ -21,9 +22,12 @@ from stm_backends.errors import (
 REMEMBERED_VERSIONS: Final = 10_000
 """For how many states a store remembers the version that it has loaded or saved last."""
 
+PLANNER_STATE_TTL_S: Final = 3600.0
+"""How long a paused run waits to be resumed, in seconds."""
+
 
 class StateStore:
-    """JSON objects under any string; satisfies `SupportsMemoryState`.
+    """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
 
     What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and
     tuples become lists. A key that names a tenant and a user (`MemoryKey.composite()`, or
@@ -48,7 +52,8 @@ class StateStore:
         Otherwise it may be a birth, so the owner that the key names is listed once more afterwards: no
         state stands there for somebody whom `erase_tenant` would miss.
         """
-        send, owner, version = self._writer(key, state, ttl=ttl), keys.blob_owner(key), new_version()
+        send = self._writer(keys.blob_key(key), state, ttl=ttl)
+        owner, version = keys.blob_owner(key), new_version()
 
         async def write(known: str | None) -> bool:
             """Save; returns whether this may have been a birth."""
@@ -73,10 +78,7 @@ class StateStore:
         record = await self._driver.load(keys.blob_key(key))
         if record is None:
             return None, None
-        with located(self._driver.name, "load_memory_state"):
-            if record.body is None or record.tail:
-                raise Corrupt("the record under this key is not a saved state")
-            state = self._codec.open("state", record.body)
+        state = self._read(record, "load_memory_state")
         self._remember(key, record.version)
         return state, record.version
 
@@ -88,7 +90,8 @@ class StateStore:
         `False` is a lost race and changed nothing. Raises `OutcomeUnknown` only if the datastore cannot
         be asked what became of the write.
         """
-        send, owner, version = self._writer(key, state, ttl=ttl), keys.blob_owner(key), new_version()
+        send = self._writer(keys.blob_key(key), state, ttl=ttl)
+        owner, version = keys.blob_owner(key), new_version()
 
         async def write() -> bool:
             condition = ABSENT if expect is None else expect
@@ -122,14 +125,70 @@ class StateStore:
         """Erase what stands under a key; returns whether anything did."""
         return await self._driver.delete(keys.blob_key(key))
 
+    # Paused runs of a planner
+
+    async def save_planner_state(self, token: str, payload: dict[str, Any]) -> None:
+        """Keep a paused run under the token that resumes it, for an hour, in any process.
+
+        If its `tool_context` names a `tenant_id` and a `user_id`, it is erased with that user. Raises
+        `InvalidState`, naming the path, for what is not JSON.
+        """
+        send, owner = self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S), _owner(payload)
+
+        async def write() -> None:
+            version = new_version()
+            await records.resent(lambda: send(version, ANY))
+            if owner is not None:
+                # After the run itself: whoever erases the user later finds both.
+                note = self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
+                await records.resent(lambda: note(version, ANY))
+
+        if owner is None:
+            await write()
+        else:
+            await self._directory.write_for(owner, write, is_birth=lambda _: True)
+
+    async def load_planner_state(self, token: str) -> dict[str, Any] | None:
+        """Hand out a paused run and forget it: to one caller, however many ask, and to nobody again.
+
+        `None` if nothing waits under the token: it was never saved, its hour is over, or somebody has it.
+        Two round trips. Raises `OutcomeUnknown` if nobody can tell who has it; then it is lost, because
+        a run that is resumed twice does everything twice.
+        """
+        where = keys.planner_key(token)
+        record = await self._driver.load(where)
+        if record is None:
+            return None
+        payload = self._read(record, "load_planner_state")
+        return payload if await self._taken(where, record.version) else None
+
+    async def _taken(self, where: Key, version: str) -> bool:
+        """Delete what was loaded; returns whether it was us who did, and not another."""
+        try:
+            return await self._driver.delete(where, expect=version)
+        except OutcomeUnknown:
+            # If it is still there, the first attempt did nothing. If not, either may have taken it.
+            with suppress(StorageError):
+                if await self._driver.delete(where, expect=version):
+                    return True
+            raise
+
+    # States as records
+
+    def _read(self, record: Record, operation: str) -> dict[str, Any]:
+        with located(self._driver.name, operation):
+            if record.body is None or record.tail:
+                raise Corrupt("the record under this key is not a saved state")
+            return self._codec.open("state", record.body)
+
     def _writer(
-        self, key: str, state: dict[str, Any], *, ttl: float | None
+        self, where: Key, state: dict[str, Any], *, ttl: float | None
     ) -> Callable[[str, str | AbsentType | AnyType], Awaitable[bool]]:
         """Check and seal a state; returns what sends it as a version, on a condition."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"a state is a dict, not {type(state).__name__}")
         require_json(state, "state")
-        where, body = keys.blob_key(key), self._codec.seal("state", state)
+        body = self._codec.seal("state", state)
         return lambda version, expect: self._driver.replace(
             where, body, version=version, expect=expect, ttl=ttl
         )
@@ -139,3 +198,13 @@ class StateStore:
         self._versions.move_to_end(key)
         if len(self._versions) > REMEMBERED_VERSIONS:
             self._versions.popitem(last=False)
+
+
+def _owner(payload: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the tenant and user that a paused run's tool context names, or `None` if it names none."""
+    context: object = payload.get("tool_context")
+    if not isinstance(context, dict):
+        return None
+    named = cast("dict[str, object]", context)
+    tenant, user = (str(named.get(name) or "").strip() for name in ("tenant_id", "user_id"))
+    return (tenant, user) if tenant and user else None

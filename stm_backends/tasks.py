@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 logger = logging.getLogger("stm_backends")
@@ -19,18 +21,23 @@ _T = TypeVar("_T")
 class Background:
     """The running tasks of one owner.
 
-    An event loop keeps weak references only, so a task that nobody holds may vanish in the middle.
+    An event loop keeps weak references only, so a task that nobody holds may vanish in the middle. A task
+    keeps its owner, so that whoever knows the owner weakly can still end what runs; nothing else here does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._owner = None if owner is None else weakref.ref(owner)
 
     def start(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
         """Run `work` as a task of ours."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, self._owner and self._owner()))
         return task
+
+    def _ended(self, _: object | None, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
 
     def call_back(self, callback: Callable[..., object] | None, *args: object) -> None:
         """Call a user's callback in a task of its own; what it raises is logged and forgotten."""

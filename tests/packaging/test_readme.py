@@ -16,12 +16,17 @@ from stm_backends.sqlite.settings import SqliteSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+PENGUIFLOW = (ROOT / "docs" / "penguiflow.md").read_text("utf-8")
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
-EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", README, re.DOTALL)
+EXAMPLES = [
+    example
+    for page in (README, PENGUIFLOW)
+    for example in re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", page, re.DOTALL)
+]
 COMMANDS = sorted(set(re.findall(r"^stm-backends ([a-z]+)", README, re.MULTILINE)))
 
 

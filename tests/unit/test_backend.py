@@ -334,7 +334,7 @@ def shared_driver(tmp_path: Path, kind: str) -> tuple[Driver, Driver]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("through", ["memory", "router"])
+@pytest.mark.parametrize("through", ["memory", "router", "a memory that is let go"])
 async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kind: str, through: str) -> None:
     ours, theirs = shared_driver(tmp_path, kind)
     gate = Gate()
@@ -342,6 +342,9 @@ async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kin
         if through == "memory":
             memory = backend.memory(KEY, ROLLING, summarizer=gate)
             await fill(memory)
+        elif through == "a memory that is let go":
+            await fill(backend.memory(KEY, ROLLING, summarizer=gate))
+            gc.collect()
         else:
             router = backend.router(ROLLING, summarizer=gate)
             with router.bound(KEY):

@@ -130,6 +130,11 @@ def test_only_the_command_line_imports_the_command_line() -> None:
     assert not breaches(outside(command), lambda one: is_within(one, command))
 
 
+def test_nothing_else_imports_what_joins_memories_to_agents() -> None:
+    joint = "stm_backends.integration"
+    assert not breaches(outside(joint), lambda one: is_within(one, joint))
+
+
 def test_the_only_dependency_is_pluggy() -> None:
     extras = {
         # The command `conformance` runs the suite by pytest, once it has seen that it is there.
@@ -162,6 +167,9 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("records", {"driver", "errors"}),
         ("lease", {"driver"}),
         ("tasks", set[str]()),
+        ("integration.resolving", {"types"}),
+        ("integration.prompt", {"protocols"}),
+        ("integration.turns", {"types"}),
     ],
 )
 def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: set[str]) -> None:
@@ -237,5 +245,7 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     loaded = set(json.loads(ran.stdout))
     assert "stm_backends.backend" in loaded
     unwanted = {*DRIVER_MODULES, "sqlite3", "typer", "rich", "pytest", "hypothesis", "importlib.metadata"}
-    unwanted |= {"stm_backends.cli", "stm_backends.testing"} | DRIVER_PACKAGES | CLIENTS
+    unwanted |= (
+        {"stm_backends.cli", "stm_backends.testing", "stm_backends.integration"} | DRIVER_PACKAGES | CLIENTS
+    )
     assert not loaded & unwanted

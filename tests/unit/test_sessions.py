@@ -577,7 +577,7 @@ async def everything_of(backend: Backend, key: MemoryKey) -> list[Key]:
     await backend.state_store.save_memory_state(key.composite(), {})
     owner = (key.tenant_id, key.user_id)
     places = [keys.memory_key(key), keys.blob_key(key.composite()), keys.lease_key(key)]
-    places.append(Key(keys.scope(*owner, "planner"), "p"))
+    places.append(keys.planner_note_key(*owner, "p"))
     for place in places[2:]:
         await backend.driver.replace(place, b"x", version="v", expect=ANY, ttl=60)
     return places

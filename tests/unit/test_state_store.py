@@ -456,6 +456,119 @@ async def test_an_outcome_that_cannot_be_looked_up_stays_unknown(
         await store.save_if("k", {}, expect=None)
 
 
+# Paused runs
+
+RUN = {"trajectory": {"query": "q", "steps": []}, "reason": "approval_required", "tool_context": None}
+OWNED = RUN | {"tool_context": {"tenant_id": "acme", "user_id": " u ", "session_id": "s"}}
+
+
+async def test_a_paused_run_is_handed_out_in_another_process_and_only_once(driver: Driver) -> None:
+    await store_on(driver).save_planner_state("token", RUN)
+    elsewhere = store_on(driver)
+    assert await elsewhere.load_planner_state("token") == RUN
+    assert await elsewhere.load_planner_state("token") is None
+    assert await elsewhere.load_planner_state("never saved") is None
+
+
+async def test_of_many_who_resume_at_once_one_gets_the_run(driver: Driver) -> None:
+    await store_on(driver).save_planner_state("token", RUN)
+    loading = [store_on(driver).load_planner_state("token") for _ in range(10)]
+    assert sorted(map(str, await asyncio.gather(*loading))) == sorted([str(RUN), *["None"] * 9])
+
+
+async def test_a_run_whose_loading_is_overtaken_after_its_load_is_not_handed_out(
+    driver: Driver, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.save_planner_state("token", RUN)
+    delete, elsewhere = driver.delete, store_on(driver)
+
+    async def overtaken(*args: Any, **options: Any) -> bool:
+        monkeypatch.undo()
+        assert await elsewhere.load_planner_state("token") == RUN
+        return await delete(*args, **options)
+
+    monkeypatch.setattr(driver, "delete", overtaken)
+    assert await store.load_planner_state("token") is None
+
+
+async def test_a_run_that_is_paused_again_under_its_token_is_handed_out_anew(store: StateStore) -> None:
+    for reason in ("await_input", "approval_required"):
+        await store.save_planner_state("token", RUN | {"reason": reason})
+        assert await store.load_planner_state("token") == RUN | {"reason": reason}
+
+
+async def test_a_run_and_the_note_of_whose_it_is_wait_for_an_hour(
+    driver: Driver, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ttls: list[Any] = []
+    replace = driver.replace
+
+    async def replacing(key: keys.Key, body: bytes, **options: Any) -> bool:
+        if key.scope.endswith("planner"):
+            ttls.append(options["ttl"])
+        return await replace(key, body, **options)
+
+    monkeypatch.setattr(driver, "replace", replacing)
+    await store.save_planner_state("token", OWNED)
+    assert ttls == [3600, 3600]
+    monkeypatch.setattr("stm_backends.state_store.PLANNER_STATE_TTL_S", 0.05)
+    await store.save_planner_state("token", RUN)
+    await asyncio.sleep(0.1)
+    assert await store.load_planner_state("token") is None
+
+
+async def test_a_token_and_a_key_of_the_same_text_are_two(store: StateStore) -> None:
+    for key in DIFFICULT_KEYS:
+        await store.save_memory_state(key, {"a": key})
+        await store.save_planner_state(key, RUN | {"of": key})
+    for key in DIFFICULT_KEYS:
+        assert await store.load_planner_state(key) == RUN | {"of": key}
+        assert await store.load_memory_state(key) == {"a": key}
+
+
+async def test_a_run_is_erased_with_the_user_that_its_tool_context_names(
+    driver: Driver, store: StateStore
+) -> None:
+    await store.save_planner_state("mine", OWNED)
+    await store.save_planner_state("nobody's", RUN)
+    sessions = Backend(driver).sessions
+    assert [user async for user in sessions.users("acme")] == ["u"]
+    assert await sessions.erase_tenant("acme") == 2
+    assert await store.load_planner_state("mine") is None
+    assert await store.load_planner_state("nobody's") == RUN
+
+
+@pytest.mark.parametrize(
+    "context", [None, {}, {"tenant_id": "acme"}, {"tenant_id": "acme", "user_id": " "}, 7]
+)
+async def test_a_run_that_names_no_user_is_kept_all_the_same(store: StateStore, context: Any) -> None:
+    await store.save_planner_state("token", RUN | {"tool_context": context})
+    assert await store.load_planner_state("token") == RUN | {"tool_context": context}
+
+
+async def test_a_run_that_is_not_json_is_refused_and_not_kept(store: StateStore) -> None:
+    with pytest.raises(InvalidState, match=r"state\.payload"):
+        await store.save_planner_state("token", RUN | {"payload": object()})
+    assert await store.load_planner_state("token") is None
+
+
+async def test_a_run_that_was_not_taken_after_all_is_taken_when_the_answer_was_lost(
+    store: StateStore, lose: Any
+) -> None:
+    await store.save_planner_state("token", RUN)
+    lose("delete", done=False)
+    assert await store.load_planner_state("token") == RUN
+    assert await store.load_planner_state("token") is None
+
+
+async def test_a_run_that_perhaps_another_took_is_handed_out_to_nobody(store: StateStore, lose: Any) -> None:
+    await store.save_planner_state("token", RUN)
+    lose("delete", done=True)
+    with pytest.raises(OutcomeUnknown):
+        await store.load_planner_state("token")
+    assert await store.load_planner_state("token") is None
+
+
 # What cannot be read
 
 

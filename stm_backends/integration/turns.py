@@ -1,0 +1,76 @@
+"""What is kept of one call of an agent: the two messages, and in short what the tools did."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, cast
+
+from stm_backends.types import ConversationTurn, TrajectoryDigest
+
+OBSERVED_CHARACTERS: Final = 400
+"""How much of what a tool returned is remembered."""
+
+
+class ToolStep(NamedTuple):
+    """One call of a tool. It succeeded if it has an observation and no error."""
+
+    name: str
+    observation: object = None
+    error: object = None
+
+
+def build_turn(
+    query: str,
+    answer: object,
+    steps: Iterable[ToolStep] = (),
+    *,
+    reasoning: str | None = None,
+    artifacts_shown: Mapping[str, Any] | None = None,
+    artifacts_hidden_refs: Iterable[str] = (),
+    ts: float | None = None,
+) -> ConversationTurn:
+    """Return the turn of a query and its answer, with a digest of the tools that succeeded, if any did.
+
+    An `answer` that is no text is kept as JSON; of a mapping with the text `raw_answer`, that text. Each
+    tool's observation becomes one line of at most `OBSERVED_CHARACTERS` characters and an ellipsis.
+    `reasoning` says in a line why the tools were called, and is kept with them. `ts` is in seconds since
+    1970, and is now unless given.
+    """
+    succeeded = [step for step in steps if step.error is None and step.observation is not None]
+    digest = TrajectoryDigest(
+        tools_invoked=[step.name for step in succeeded],
+        observations_summary="\n".join(f"- {step.name}: {_line(step.observation)}" for step in succeeded),
+        reasoning_summary=reasoning,
+    )
+    return ConversationTurn(
+        query,
+        _answer(answer),
+        digest if succeeded else None,
+        artifacts_shown=dict(artifacts_shown or {}),
+        artifacts_hidden_refs=list(artifacts_hidden_refs),
+        ts=time.time() if ts is None else ts,
+    )
+
+
+def _answer(answer: object) -> str:
+    if isinstance(answer, Mapping):
+        raw = cast("Mapping[str, object]", answer).get("raw_answer")
+        answer = raw if isinstance(raw, str) else cast("object", answer)
+    return "" if answer is None else _text(answer)
+
+
+def _line(observation: object) -> str:
+    """Return an observation on one line, so that none can pass for that of another tool."""
+    text = " ".join(_text(observation).split())
+    return text if len(text) <= OBSERVED_CHARACTERS else f"{text[:OBSERVED_CHARACTERS]}…"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
