@@ -100,7 +100,7 @@ async def test_a_summary_written_in_the_background_by_one_pod_is_in_the_next_pro
 
 def run_and_die(url: str, *arguments: str) -> dict[str, Any]:
     """Run one pod as an operating system process that is killed when it has answered."""
-    done = subprocess.run(  # noqa: S603 -- this interpreter, on the helper of these tests
+    done = subprocess.run(
         [sys.executable, "-W", "error", planning.__file__, url, *arguments],
         capture_output=True,
         text=True,

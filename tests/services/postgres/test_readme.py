@@ -35,7 +35,7 @@ def test_the_examples_run_as_printed_one_on_the_tables_of_the_other(placed, tmp_
     for program in EXAMPLES:
         path = tmp_path / "example.py"
         path.write_text(placed(program), "utf-8")
-        done = subprocess.run(  # noqa: S603 -- what the README prints
+        done = subprocess.run(
             [sys.executable, "-W", "error", path], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
