@@ -118,6 +118,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
+        self._delay_s = 0.0
         self._flowing = {"to server": asyncio.Event(), "to client": asyncio.Event()}
         self.port = 0
 
@@ -140,6 +141,10 @@ class Proxy:
     def silence(self, *directions: str) -> None:
         """Hold back what passes in the named directions (`to server`, `to client`); none means both."""
         self._call(self._set(cut=False, silent=directions or tuple(self._flowing)))
+
+    def slow_down(self, delay_s: float) -> None:
+        """Let everything pass so much later."""
+        self._call(self._set(cut=False, delay_s=delay_s))
 
     def restore(self) -> None:
         """Let everything pass again, what was held back included."""
@@ -171,8 +176,8 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _set(self, *, cut: bool, silent: Sequence[str] = ()) -> None:
-        self._is_cut = cut
+    async def _set(self, *, cut: bool, silent: Sequence[str] = (), delay_s: float = 0.0) -> None:
+        self._is_cut, self._delay_s = cut, delay_s
         if cut:
             self._abort_all()
         for direction, event in self._flowing.items():
@@ -213,6 +218,7 @@ class Proxy:
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, direction: str) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                await asyncio.sleep(self._delay_s)
                 await self._flowing[direction].wait()
                 target.write(data)
                 await target.drain()
