@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.support.places import Place
 from tests.support.servers import Proxy
@@ -24,3 +27,35 @@ def proxied(place_on: Callable[[str], Place]) -> Iterator[Callable[[str], tuple[
     yield make
     for proxy in started:
         proxy.stop()
+
+
+@pytest.fixture(scope="session")
+def _authority():
+    """An authority of the tests' own, which vouches for `localhost` and for no address."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def server_tls(_authority) -> ssl.SSLContext:
+    """What a server needs for TLS: a certificate of that authority."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _authority.issue_cert("localhost").configure_cert(context)
+    return context
+
+
+@pytest.fixture(scope="session")
+def authority(_authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of that authority, for clients that trust it."""
+    return _written(_authority, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of another authority, which has vouched for nobody."""
+    return _written(trustme.CA(), tmp_path_factory)
+
+
+def _written(authority: trustme.CA, folder: pytest.TempPathFactory) -> Path:
+    path = folder.mktemp("authority") / "authority.pem"
+    authority.cert_pem.write_to_path(path)
+    return path

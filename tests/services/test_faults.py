@@ -1,4 +1,4 @@
-"""The same faults on each datastore of many hosts: a typed error in time or the right answer, never "no data".
+"""The same faults on each datastore of many hosts: a typed error in time, or what is right; never "no data".
 
 What is a datastore's own affair (passwords, databases, replicas, tables) is tested in its directory.
 """

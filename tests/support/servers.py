@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -109,11 +110,13 @@ class Server:
 class Proxy:
     """A TCP proxy on the loopback that can be cut off, and can fall silent in the middle of an answer.
 
-    It runs in a thread with a loop of its own, because every check of a suite has another loop.
+    It runs in a thread with a loop of its own, because every check of a suite has another loop. With `tls` it
+    speaks TLS to clients, for servers that were built without.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._upstream = host, port
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -165,8 +168,11 @@ class Proxy:
     async def _start(self) -> None:
         for event in self._flowing.values():
             event.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await self._listen()
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
 
     async def _stop(self) -> None:
         self._server.close()
@@ -210,6 +216,10 @@ class Proxy:
             for task in passing:
                 task.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
+        except asyncio.CancelledError:
+            # By `stop`; asyncio's streams would log it as an error.
+            for task in passing:
+                task.cancel()
         finally:
             self._writers -= pair
             for one in pair:
