@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final, TypeAlias, TypeVar
 
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -17,6 +18,36 @@ _LATE: Final[Meaning] = (OutcomeUnknown, "no answer within the deadline")
 
 _READS: Final = frozenset({"open", "load", "scan"})
 """Operations that may be tried again whatever became of them."""
+
+
+class Places:
+    """Lets so many operations of a driver through to its client at once; the others wait for a place.
+
+    What waited in vain was never sent, which clients that have a queue of their own cannot always tell.
+    """
+
+    def __init__(self, count: int, *, patience_s: float) -> None:
+        self._count = count
+        self._patience_s = patience_s
+        self._free = asyncio.Semaphore(count)
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None]:
+        """Hold a place; raises `Unavailable` if none becomes free in time."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Unavailable("more operations are under way than pool_size allows") from None
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    async def drain(self) -> None:
+        """Wait until nothing is under way, and let nothing through any more."""
+        for _ in range(self._count):
+            await self._free.acquire()
 
 
 class Edge:

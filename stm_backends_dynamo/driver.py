@@ -15,6 +15,7 @@ Exceptions to one request an operation, each because a condition can say no more
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -30,8 +31,8 @@ from stm_backends.checks import (
     require_ttl,
 )
 from stm_backends.driver import ABSENT, ANY, KEEP, AbsentType, AnyType, KeepType, Key, Page, Record, Traits
-from stm_backends.edge import Edge
-from stm_backends.errors import Corrupt, TooLarge, Unavailable
+from stm_backends.edge import Edge, Places
+from stm_backends.errors import Corrupt, TooLarge, Unavailable, located
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, made, require_client
 from stm_backends_dynamo.errors import INVALID, ClientError, code_of, meaning
@@ -74,6 +75,8 @@ class DynamoDriver:
         self._client = client
         self._create = create
         self._clock = clock
+        # Of a client that is handed in its owner decides how much it does at once.
+        self._places: Places | None = None
         self._closing = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
@@ -98,6 +101,9 @@ class DynamoDriver:
                     self._client = self._given or await self._edge.run(
                         "open", self._closing.enter_async_context(made(self._settings))
                     )
+                    if self._given is None:
+                        patience_s = self._settings.deadline_s / 2
+                        self._places = Places(self._settings.pool_size, patience_s=patience_s)
                 if self._create:
                     await table.prepare(self._client, self._settings.table, backend=self.name)
                     self._create = False
@@ -220,10 +226,16 @@ class DynamoDriver:
             raise not_open(backend=self.name, operation=operation)
         loop = asyncio.get_running_loop()
         requests = Requests(self._client, self._settings.table, until=loop.time() + self._settings.deadline_s)
+
+        async def in_turn() -> T:
+            async with self._places.turn() if self._places else contextlib.nullcontext():
+                return await work(requests, round(self._clock(), 6))
+
         ended: asyncio.Future[None] = loop.create_future()
         self._running.add(ended)
         try:
-            return await self._edge.run(operation, work(requests, round(self._clock(), 6)))
+            with located(self.name, operation):
+                return await self._edge.run(operation, in_turn())
         finally:
             self._running.discard(ended)
             ended.set_result(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -13,7 +13,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.edge import Places
+from stm_backends.errors import ConfigurationError
 from stm_backends_redis.errors import NotConnected
 from stm_backends_redis.settings import NO_WAIT_IN_A_CLUSTER, RedisSettings
 
@@ -24,34 +25,25 @@ class Connected:
     """A client in use; one that is ours is closed with it, and takes only so many operations at once."""
 
     def __init__(
-        self, client: Client, *, places: int = 0, close: Sequence[Callable[[], Awaitable[None]]] = ()
+        self,
+        client: Client,
+        *,
+        places: Places | None = None,
+        close: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         self.client = client
         self._places = places
-        self._free = asyncio.Semaphore(places)
         self._close = close
 
-    @contextlib.asynccontextmanager
-    async def turn(self, patience: float) -> AsyncGenerator[None]:
+    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold a place among the operations under way; raises `Unavailable` if none becomes free."""
-        if not self._places:
-            yield
-            return
-        try:
-            async with asyncio.timeout(patience):
-                await self._free.acquire()
-        except TimeoutError:
-            raise Unavailable("more operations are under way than pool_size allows") from None
-        try:
-            yield
-        finally:
-            self._free.release()
+        return contextlib.nullcontext() if self._places is None else self._places.turn()
 
     async def close(self) -> None:
         """Wait until nothing is under way, as the deadline sees to, and close what is ours."""
         try:
-            for _ in range(self._places):
-                await self._free.acquire()
+            if self._places is not None:
+                await self._places.drain()
         finally:
             async with contextlib.AsyncExitStack() as stack:
                 for close in self._close:
@@ -72,11 +64,12 @@ def borrowed(client: object, settings: RedisSettings) -> Connected:
 
 def connect(settings: RedisSettings) -> Connected:
     """Return a client for these settings; it connects when it is first used."""
-    common, places = _common(settings), settings.pool_size
+    common = _common(settings)
+    places = Places(settings.pool_size, patience_s=settings.deadline_s / 2)
     if settings.mode == "cluster":
         cluster = RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in settings.hosts],
-            max_connections=places,
+            max_connections=settings.pool_size,
             # Else every fifth redirection closes all connections, those with a write under way too.
             reinitialize_steps=0,
             **common,

@@ -172,7 +172,7 @@ class RedisDriver:
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._settings.deadline_s * 0.8
         command = statement.command
-        async with connected.turn(self._settings.deadline_s / 2):
+        async with connected.turn():
             while True:
                 try:
                     return await send(connected.client, *command, *arguments)

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.command_line import cli, generated, replay
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "conversations.jsonl"
 BACKENDS = Path(__file__).parent / "backends"
-
-
-def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stm_backends.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "COLUMNS": "120", **environment},
-    )
-
-
-def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
-    """Run a replay; returns its exit status and its numbers."""
-    numbers = tmp_path / "numbers.json"
-    done = cli("replay", file, "--json", numbers, *options, **environment)
-    assert numbers.exists(), done.stderr
-    return done.returncode, json.loads(numbers.read_text())
-
-
-def generated(tmp_path: Path, *, conversations: int, turns: int) -> Path:
-    path = tmp_path / "generated.jsonl"
-    with path.open("w") as out:
-        for session in range(conversations):
-            said = [
-                {
-                    "user": f"I want number {place} of conversation {session}, please.",
-                    "assistant": f"Booked {place}.",
-                    "tools": [{"name": "book", "arguments": {"n": place}, "results": ["ok"]}] * (place % 2),
-                }
-                for place in range(turns)
-            ]
-            out.write(json.dumps({"session": f"session-{session}", "turns": said}) + "\n")
-    return path
 
 
 def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Path):

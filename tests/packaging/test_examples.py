@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,13 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import free_port
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def test_the_examples_were_found() -> None:
     names = {path.stem for path in EXAMPLES}
-    assert names >= {"basic", "truncation", "persistence", "callbacks", "custom_memory", "planner"}
+    embedded = {"basic", "truncation", "persistence", "callbacks", "custom_memory", "planner"}
+    assert names >= embedded | {"on_redis"}
+
+
+def run(example: Path, folder: Path, **environment: str) -> list[str]:
+    """Run an example to a good end, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -25,16 +44,16 @@ def test_an_example_begins_with_the_command_that_runs_it(example: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_prints_what_stands_at_its_end(example: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+def test_an_example_runs_and_prints_what_stands_at_its_end(
+    example: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    needed = {"REDIS_URL": request.getfixturevalue("redis_url")} if example.stem == "on_redis" else {}
     end = example.read_text("utf-8").rpartition("\n\n")[2]
     assert end.startswith("# ")
-    assert done.stdout.splitlines() == [line.removeprefix("# ") for line in end.splitlines()]
+    assert run(example, tmp_path, **needed) == [line.removeprefix("# ") for line in end.splitlines()]
+
+
+def test_where_no_redis_answers_its_example_says_what_to_start(tmp_path: Path) -> None:
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    (line,) = run(ROOT / "examples" / "on_redis.py", tmp_path, REDIS_URL=nowhere)
+    assert line == "no Redis answers: start one with `redis-server`, or name yours in REDIS_URL"

@@ -1,16 +1,15 @@
-"""Where the planners of these tests keep their memory. A datastore more is a row more."""
+"""Where the planners of these tests keep their memory: each datastore in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-DATASTORES: dict[str, Callable[[Path], str]] = {"sqlite": lambda folder: f"sqlite:///{folder}/stm.db"}
+from tests.support.places import EACH, Place
 
 
-@pytest.fixture(params=DATASTORES)
-def datastore(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", *EACH])
+def datastore(request: pytest.FixtureRequest, place_on: Callable[[str], Place]) -> str:
     """The URL of a datastore that several pods open, each for itself."""
-    return DATASTORES[request.param](tmp_path)
+    return place_on(request.param).url

@@ -1,20 +1,61 @@
-"""Where the servers come from: one of the user's own, or one that the tests start, or an honest refusal."""
+"""What tests of a driver on a place of its own have in common."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import trustme
+
+from tests.support.places import Place
+from tests.support.servers import Proxy
+
+
+@pytest.fixture
+def proxied(place_on: Callable[[str], Place]) -> Iterator[Callable[[str], tuple[Place, Proxy]]]:
+    """What makes an empty place on a datastore, and a proxy before it that the place is reached through."""
+    started: list[Proxy] = []
+
+    def make(datastore: str) -> tuple[Place, Proxy]:
+        place = place_on(datastore)
+        started.append(Proxy(*place.address))
+        started[-1].start()
+        return place.by_way_of(started[-1].port), started[-1]
+
+    yield make
+    for proxy in started:
+        proxy.stop()
 
 
 @pytest.fixture(scope="session")
-def unobtainable() -> Callable[[str], None]:
-    """What a fixture calls whose server cannot be had: skips, and with `CI=true` fails."""
+def _authority():
+    """An authority of the tests' own, which vouches for `localhost` and for no address."""
+    return trustme.CA()
 
-    def refuse(reason: str) -> None:
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(f"{reason}; with CI=true nothing is skipped", pytrace=False)
-        pytest.skip(reason)
 
-    return refuse
+@pytest.fixture(scope="session")
+def server_tls(_authority) -> ssl.SSLContext:
+    """What a server needs for TLS: a certificate of that authority."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _authority.issue_cert("localhost").configure_cert(context)
+    return context
+
+
+@pytest.fixture(scope="session")
+def authority(_authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of that authority, for clients that trust it."""
+    return _written(_authority, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of another authority, which has vouched for nobody."""
+    return _written(trustme.CA(), tmp_path_factory)
+
+
+def _written(authority: trustme.CA, folder: pytest.TempPathFactory) -> Path:
+    path = folder.mktemp("authority") / "authority.pem"
+    authority.cert_pem.write_to_path(path)
+    return path

@@ -11,6 +11,7 @@ from typing import Any
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import MongoClient, monitoring
 from pymongo.errors import PyMongoError
+from pymongo.uri_parser import parse_uri
 
 from stm_backends.driver import Driver, Key, Record
 from stm_backends_mongo import MongoDriver, MongoSettings
@@ -28,6 +29,22 @@ def binary() -> Path | None:
             path.chmod(0o755)
             return path
     return None
+
+
+def in_database(url: str, database: str, *, port: int | None = None) -> str:
+    """Return the URL of a database on the same servers, for the same user; with `port`, by way of a proxy.
+
+    A proxy is all that a client then sees of a replica set.
+    """
+    address, _, query = url.partition("?")
+    scheme, _, rest = address.partition("://")
+    hosts, _, path = rest.partition("/")
+    source = parse_uri(url)["options"].get("authSource", path or "admin")
+    options = [pair for pair in query.split("&") if pair and not pair.startswith("authSource=")]
+    if port is not None:
+        user, at, _ = hosts.rpartition("@")
+        hosts, options = f"{user}{at}127.0.0.1:{port}", ["directConnection=true"]
+    return f"{scheme}://{hosts}/{database}?{'&'.join([*options, f'authSource={source}'])}"
 
 
 class Mongod(Server):

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -109,15 +110,18 @@ class Server:
 class Proxy:
     """A TCP proxy on the loopback that can be cut off, and can fall silent in the middle of an answer.
 
-    It runs in a thread with a loop of its own, because every check of a suite has another loop.
+    It runs in a thread with a loop of its own, because every check of a suite has another loop. With `tls` it
+    speaks TLS to clients, for servers that were built without.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._upstream = host, port
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_cut = False
+        self._delay_s = 0.0
         self._flowing = {"to server": asyncio.Event(), "to client": asyncio.Event()}
         self.port = 0
 
@@ -141,6 +145,10 @@ class Proxy:
         """Hold back what passes in the named directions (`to server`, `to client`); none means both."""
         self._call(self._set(cut=False, silent=directions or tuple(self._flowing)))
 
+    def slow_down(self, delay_s: float) -> None:
+        """Let everything pass so much later."""
+        self._call(self._set(cut=False, delay_s=delay_s))
+
     def restore(self) -> None:
         """Let everything pass again, what was held back included."""
         self._call(self._set(cut=False))
@@ -160,8 +168,11 @@ class Proxy:
     async def _start(self) -> None:
         for event in self._flowing.values():
             event.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await self._listen()
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
 
     async def _stop(self) -> None:
         self._server.close()
@@ -171,8 +182,8 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _set(self, *, cut: bool, silent: Sequence[str] = ()) -> None:
-        self._is_cut = cut
+    async def _set(self, *, cut: bool, silent: Sequence[str] = (), delay_s: float = 0.0) -> None:
+        self._is_cut, self._delay_s = cut, delay_s
         if cut:
             self._abort_all()
         for direction, event in self._flowing.items():
@@ -205,6 +216,10 @@ class Proxy:
             for task in passing:
                 task.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
+        except asyncio.CancelledError:
+            # By `stop`; asyncio's streams would log it as an error.
+            for task in passing:
+                task.cancel()
         finally:
             self._writers -= pair
             for one in pair:
@@ -213,6 +228,7 @@ class Proxy:
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, direction: str) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                await asyncio.sleep(self._delay_s)
                 await self._flowing[direction].wait()
                 target.write(data)
                 await target.drain()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stm_backends.edge import Edge, Meaning
+from stm_backends.edge import Edge, Meaning, Places
 from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
 
 
@@ -77,3 +77,41 @@ async def test_cancellation_passes_as_it_is(edge: Edge) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_more_operations_than_places_wait_for_one_another():
+    places = Places(2, patience_s=5)
+    under_way = most = 0
+
+    async def work() -> None:
+        nonlocal under_way, most
+        async with places.turn():
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+
+    await asyncio.gather(*(work() for _ in range(10)))
+    assert most == 2
+
+
+async def test_who_waits_for_a_place_in_vain_is_told_that_nothing_was_done():
+    places = Places(1, patience_s=0.02)
+    async with places.turn():
+        with pytest.raises(Unavailable, match="more operations are under way than pool_size allows"):
+            async with places.turn():
+                pass
+    async with places.turn():
+        pass
+
+
+async def test_draining_waits_for_what_is_under_way():
+    places = Places(2, patience_s=0.01)
+    async with places.turn():
+        draining = asyncio.ensure_future(places.drain())
+        await asyncio.sleep(0.02)
+        assert not draining.done()
+    await draining
+    with pytest.raises(Unavailable):
+        async with places.turn():
+            pass

@@ -25,7 +25,7 @@ from stm_backends.testing import FakeClock, open_at
 from stm_backends.testing.bench import names_in
 from stm_backends.testing.processes import Task, Worker, ledger
 from stm_backends_dynamo import DynamoDriver, DynamoSettings, DynamoShortTermMemory, DynamoStateStore
-from tests.services.dynamo.conftest import Local
+from tests.support.dynamodb import Local
 from tests.support.servers import free_port
 
 
@@ -116,8 +116,8 @@ async def test_cancelling_many_in_the_middle_leaves_the_pool_usable(behind, prox
 
 
 @pytest.fixture
-def server(jar, tmp_path):
-    server = Local(jar, tmp_path, on_disk=True)
+def server(dynamodb_jar, tmp_path):
+    server = Local(dynamodb_jar, tmp_path, on_disk=True)
     server.start()
     yield server
     server.stop()

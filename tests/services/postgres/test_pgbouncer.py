@@ -12,21 +12,21 @@ from stm_backends import open_backend
 from stm_backends.driver import Key
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
-from tests.services.postgres.postgresql import run_as
 from tests.services.postgres.support import drop, fresh_schema, run
+from tests.support.postgresql import run_as
 from tests.support.servers import Server, free_port
 
 KEY = Key("scope", "name")
 
 
 @pytest.fixture(scope="module")
-def pooled(url, folder):
+def pooled(url, postgres_folder):
     """The URL of the shared server by way of a PgBouncer in transaction pooling."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
         # Not from the package index, so that its absence fails nobody.
         pytest.skip("no PgBouncer here: apt-get install pgbouncer")
-    port, place = free_port(), folder / "pgbouncer"
+    port, place = free_port(), postgres_folder / "pgbouncer"
     place.mkdir()
     (place / "pgbouncer.ini").write_text(
         f"""[databases]

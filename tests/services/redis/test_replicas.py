@@ -14,7 +14,7 @@ from stm_backends.testing import open_at
 from stm_backends.testing.processes import ledger
 from stm_backends_redis import RedisSettings
 from stm_backends_redis.durability import Safeguard
-from tests.services.redis.conftest import NO_PERSISTENCE, RedisServer
+from tests.support.redis_server import NO_PERSISTENCE, RedisServer
 
 KEY = Key("tenant:user:memory", "conversation")
 
@@ -29,7 +29,7 @@ def replicated(start):
 
 
 @pytest.fixture
-def sentinel(binary, tmp_path, replicated):
+def sentinel(redis_binary, tmp_path, replicated):
     """One sentinel that watches that master, and alone may depose it."""
     master, _ = replicated
     directory = tmp_path / "sentinel"
@@ -40,7 +40,7 @@ def sentinel(binary, tmp_path, replicated):
         "sentinel down-after-milliseconds main 500\n"
         "sentinel failover-timeout main 5000\n"
     )
-    server = RedisServer(binary, directory, "--sentinel", config=config)
+    server = RedisServer(redis_binary, directory, "--sentinel", config=config)
     server.start()
     eventually(lambda: server.ask("SENTINEL", "REPLICAS", "main"))
     yield server

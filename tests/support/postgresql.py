@@ -15,15 +15,28 @@ from pathlib import Path
 
 from tests.support.servers import Proxy, Server, free_port
 
+SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
+
 
 class Postgres(Server):
-    """A cluster in `directory`. What is done to the server is done to all of its processes."""
+    """A cluster in `directory`. What is done to the server is done to all of its processes.
 
-    def __init__(self, binaries: Path, directory: Path, *, durable: bool = True) -> None:
+    With `of` it is a hot standby of another one, which is running.
+    """
+
+    def __init__(
+        self, binaries: Path, directory: Path, *, durable: bool = True, of: Postgres | None = None
+    ) -> None:
         self.port = free_port()
         self.directory = directory
         self._binaries = binaries
-        self._initialize()
+        self.directory.mkdir()
+        if user := run_as():
+            shutil.chown(self.directory, user)
+        if of is None:
+            self._run("initdb", "-U", "postgres", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync")
+        else:
+            self._run("pg_basebackup", "-d", of.url, "--write-recovery-conf", "--no-sync", "-c", "fast")
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -67,17 +80,18 @@ class Postgres(Server):
         children = Path(f"/proc/{first}/task/{first}/children").read_text("ascii")
         return [first, *map(int, children.split())]
 
-    def _initialize(self) -> None:
+    def let_in_with_passwords(self) -> None:
+        """Have everybody but the loopback's superuser give a password, from the next start on."""
+        rules = (
+            "host all,replication postgres 127.0.0.1/32 trust",
+            "host all all 127.0.0.1/32 scram-sha-256",
+        )
+        (self.directory / "data" / "pg_hba.conf").write_text("\n".join(rules) + "\n")
+
+    def _run(self, program: str, *arguments: str) -> None:
         user = run_as()
-        self.directory.mkdir()
-        if user:
-            shutil.chown(self.directory, user)
         subprocess.run(
-            [
-                self._binaries / "initdb",
-                *("-D", self.directory / "data", "-U", "postgres", "--encoding", "UTF8", "--auth", "trust"),
-                *("--locale", "C.UTF-8", "--no-sync"),
-            ],
+            [self._binaries / program, "-D", self.directory / "data", *arguments],
             check=True,
             capture_output=True,
             cwd=self.directory,
@@ -130,6 +144,26 @@ class CountingProxy(Proxy):
     def _count(self, data: bytes) -> None:
         # Sync and Flush end what a client says; a simple query is all of it.
         self.round_trips += data.endswith((b"S\0\0\0\4", b"H\0\0\0\4")) or data.startswith(b"Q")
+
+
+class TlsFront(Proxy):
+    """Speaks PostgreSQL's TLS to clients: they ask whether they may, in plain text, and only then begin."""
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._greet, "127.0.0.1", 0)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._tls is not None
+        try:
+            request = await reader.readexactly(8)
+            if request != SSL_REQUEST:
+                raise ConnectionError("this client does not ask for TLS")
+            writer.write(b"S")
+            await writer.start_tls(self._tls)
+        except (OSError, EOFError):
+            writer.transport.abort()
+            return
+        await self._serve(reader, writer)
 
 
 class _Tapped:

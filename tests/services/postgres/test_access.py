@@ -1,0 +1,161 @@
+"""Who is let in, by password and over TLS; and a standby, which may be read and not written."""
+
+import asyncio
+import uuid
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from stm_backends.driver import ANY, Key, Record
+from stm_backends.errors import Denied, StorageError, Unavailable
+from stm_backends.testing import open_at
+from tests.services.postgres.support import run
+from tests.support.postgresql import Postgres, TlsFront
+
+KEY = Key("scope", "name")
+SECRET = "hunter2/:@é"  # noqa: S105 -- a sample
+QUOTED = "hunter2%2F%3A%40%C3%A9"
+WRONG = "swordf1sh"
+
+
+@pytest.fixture(scope="module")
+def primary(postgres_binaries, postgres_folder):
+    """A server that asks `app` for a password."""
+    server = Postgres(postgres_binaries, postgres_folder / uuid.uuid4().hex, durable=False)
+    server.let_in_with_passwords()
+    server.start()
+    run(_introduce(server.url))
+    yield server
+    server.kill()
+
+
+async def _introduce(url):
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'; GRANT CREATE ON SCHEMA public TO app"
+    )
+    await connection.close()
+
+
+def app(server, password=None):
+    secret = f":{password}" if password else ""
+    return f"postgresql://app{secret}@127.0.0.1:{server.port}/postgres"
+
+
+@pytest.mark.parametrize("way", ["in the URL", "as an option", "by a function"])
+async def test_a_password_lets_in_however_it_is_given(primary, way):
+    options = {"as an option": {"password": SECRET}, "by a function": {"password": lambda: SECRET}}
+    url = app(primary, QUOTED if way == "in the URL" else None)
+    driver = await open_at(url, create=True, **options.get(way, {}))
+    assert await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None) is True
+    assert "hunter2" not in repr(driver)
+    await driver.close()
+
+
+@pytest.mark.parametrize("password", [WRONG, None], ids=["wrong", "none"])
+async def test_a_wrong_password_is_denied_and_shown_nowhere(primary, password):
+    with pytest.raises(Denied) as caught:
+        await open_at(app(primary, password))
+    error = caught.value
+    assert error.operation == "open"
+    for shown in (str(error), repr(error), repr(error.__cause__)):
+        assert WRONG not in shown
+
+
+async def test_a_password_that_is_changed_denies_the_next_connection_and_never_finds_nothing(primary):
+    driver = await open_at(app(primary, QUOTED), create=True, pool_size=1)
+    await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None)
+    admin = await asyncpg.connect(primary.url)
+    await admin.execute(f"ALTER ROLE app PASSWORD '{WRONG}'")
+    await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
+    try:
+        # The first to come finds the connection that was ended.
+        with pytest.raises(StorageError):
+            await driver.load(KEY)
+        with pytest.raises(Denied):
+            await driver.load(KEY)
+    finally:
+        await admin.execute(f"ALTER ROLE app PASSWORD '{SECRET}'")
+        await admin.close()
+    assert await driver.load(KEY) == Record("v1", b"a", ())
+    await driver.close()
+
+
+@pytest.fixture
+def over_tls(url, server_tls):
+    """The port of the loopback where the shared server is, over TLS alone."""
+    parts = urlsplit(url)
+    front = TlsFront(parts.hostname, parts.port or 5432, tls=server_tls)
+    front.start()
+    yield front.port
+    front.stop()
+
+
+async def test_a_server_is_trusted_by_its_certificate_and_by_nothing_less(url, schema, over_tls, authority):
+    user = urlsplit(url).netloc.rpartition("@")[0]
+
+    def at(host, mode, trusted=authority):
+        options = f"sslmode={mode}&sslrootcert={trusted}&schema={schema}"
+        return f"postgresql://{user}@{host}:{over_tls}{urlsplit(url).path}?{options}"
+
+    for place in (at("localhost", "verify-full"), at("127.0.0.1", "verify-ca")):
+        driver = await open_at(place, create=True)
+        await driver.append(KEY, b"a", birth="birth", ttl=None)
+        await driver.close()
+    with pytest.raises(Unavailable, match="certificate"):
+        await open_at(at("127.0.0.1", "verify-full"))
+    with pytest.raises(Unavailable):
+        await open_at(at("localhost", "disable"))
+
+
+async def test_a_certificate_of_somebody_elses_authority_is_not_trusted(
+    url, schema, over_tls, other_authority
+):
+    place = f"postgresql://postgres@localhost:{over_tls}/postgres?sslmode=verify-full&sslrootcert={other_authority}"
+    with pytest.raises(Unavailable, match="certificate"):
+        await open_at(place, schema=schema)
+
+
+async def test_a_standby_is_read_and_denies_what_would_write(primary, postgres_binaries, postgres_folder):
+    driver = await open_at(primary.url, create=True)
+    await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None)
+    standby = Postgres(postgres_binaries, postgres_folder / uuid.uuid4().hex, durable=False, of=primary)
+    try:
+        standby.start()
+        reader = await open_at(standby.url)
+        assert await reader.load(KEY) == Record("v1", b"a", ())
+        for write in (
+            lambda: reader.append(KEY, b"b", birth="v", ttl=None),
+            lambda: reader.replace(KEY, b"b", version="v2", expect=ANY, ttl=None),
+            lambda: reader.delete(KEY),
+        ):
+            with pytest.raises(Denied, match="read-only"):
+                await write()
+        await driver.append(KEY, b"c", birth="v", ttl=None)
+        async with asyncio.timeout(20):
+            while (await reader.load(KEY)).tail != (b"c",):  # noqa: ASYNC110 -- the event is the standby's
+                await asyncio.sleep(0.05)
+        await reader.close()
+        # Of several hosts the one that takes writes is found.
+        both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
+        writer = await open_at(f"{both}?target_session_attrs=read-write")
+        assert await writer.append(KEY, b"d", birth="v", ttl=None) == 2
+        await writer.close()
+    finally:
+        standby.kill()
+        await driver.close()
+
+
+async def test_tables_that_vanish_under_an_open_driver_are_unavailable_and_never_no_data(
+    schema, driver, admin
+):
+    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await admin.execute(f"DROP TABLE {schema}.stm_entry, {schema}.stm_record CASCADE")
+    for work in (
+        lambda: driver.load(KEY),
+        lambda: driver.append(KEY, b"b", birth="birth", ttl=None),
+        lambda: driver.scan(KEY.scope, limit=1),
+    ):
+        with pytest.raises(Unavailable, match="create=True"):
+            await work()

@@ -1,0 +1,102 @@
+"""Hosts whose clocks are five minutes apart: no turn is lost, and nobody's clock ends what is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from stm_backends import open_backend
+from tests.services import skewed
+from tests.services.skewed import CONFIG, KEY, summarize
+from tests.support.places import EACH, Place
+
+PlaceOn = Callable[[str], Place]
+
+FIVE_MINUTES = 300.0
+
+BY_THE_SERVER = [each for each in EACH if each.values != ("dynamo",)]
+"""The datastores whose own clock judges what has expired."""
+
+
+async def on_a_host_that_is(off: float, *arguments: object) -> str:
+    """Run a pod to its end, on a host whose clock is so many seconds ahead."""
+    command = [sys.executable, "-W", "error", skewed.__file__, off, *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, complaints = await process.communicate()
+    assert process.returncode == 0, complaints.decode()
+    return out.decode().strip()
+
+
+async def set_up(place: Place) -> None:
+    async with open_backend(place.url, create=True) as backend:
+        assert await backend.ping() >= 0
+
+
+@pytest.mark.parametrize("datastore", EACH)
+async def test_pods_whose_clocks_are_apart_lose_and_double_no_turn(datastore: str, place_on: PlaceOn) -> None:
+    place = place_on(datastore)
+    await set_up(place)
+    url, clocks = place.options(deadline_s=2), (-FIVE_MINUTES, 0.0, FIVE_MINUTES)
+
+    pods = (
+        on_a_host_that_is(off, url, "talk", f"{name}-", 12) for name, off in zip("abc", clocks, strict=True)
+    )
+    await asyncio.gather(*pods)
+
+    async with open_backend(url) as backend:
+        memory = backend.memory(KEY, CONFIG, summarizer=summarize)
+        shown = (await memory.get_llm_context())["conversation_memory"]
+    turns = [*shown.get("pending_turns", ()), *shown["recent_turns"]]
+    said = [*shown["summary"].split(), *(turn["user"] for turn in turns)]
+    for name in "abc":
+        assert [one for one in said if one[0] == name] == [f"{name}-{number}" for number in range(12)]
+    assert len(said) == 36
+    assert len(shown["summary"].split()) >= 30, "summaries went on"
+
+
+@pytest.mark.parametrize("datastore", BY_THE_SERVER)
+async def test_by_the_servers_clock_a_lease_is_neither_stolen_nor_kept_by_a_host_whose_own_is_wrong(
+    datastore: str, place_on: PlaceOn
+) -> None:
+    place = place_on(datastore)
+    await set_up(place)
+
+    async def contend(off: float) -> None:
+        async def ours(name: str, ttl: float) -> bool:
+            return await skewed.take(place.url, f"{name} {off}", ttl)
+
+        async def theirs(name: str, ttl: float) -> bool:
+            return await on_a_host_that_is(off, place.url, "lease", f"{name} {off}", ttl) == "True"
+
+        assert await ours("long", 60)
+        assert await ours("short", 0.2)
+        assert not await theirs("long", 60), "stolen"
+        assert await theirs("short", 60), "kept beyond its time"
+        assert not await ours("short", 60), "ended before its time"
+        assert await theirs("brief", 0.5)
+        async with asyncio.timeout(30):
+            while not await ours("brief", 60):
+                await asyncio.sleep(0.1)
+
+    await asyncio.gather(contend(-FIVE_MINUTES), contend(FIVE_MINUTES))
+
+
+@pytest.mark.parametrize("datastore", ["dynamo"])
+@pytest.mark.xdist_group("dynamo")
+async def test_where_hosts_judge_by_their_own_clocks_a_lease_ends_by_that_of_who_asks(
+    datastore: str, place_on: PlaceOn
+) -> None:
+    """As the README of the driver says: it costs a summarizer's call too many, or a wait of five minutes."""
+    place = place_on(datastore)
+    await set_up(place)
+    lease = (place.url, "lease", "chat", 60)
+    assert await skewed.take(place.url, "chat", 60) is True
+    assert await on_a_host_that_is(-FIVE_MINUTES, *lease) == "False"
+    assert await on_a_host_that_is(FIVE_MINUTES, *lease) == "True"
+    # That one is held for six minutes of ours, if its holder dies; summaries wait for so long, turns do not.
+    assert await skewed.take(place.url, "chat", 60) is False

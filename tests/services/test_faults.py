@@ -1,0 +1,190 @@
+"""The same faults on each datastore of many hosts: a typed error in time, or what is right; never "no data".
+
+What is a datastore's own affair (passwords, databases, replicas, tables) is tested in its directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stm_backends.driver import ANY, KEEP, Driver, Key, Record, new_version
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.testing import open_at
+from tests.support.places import EACH, Place
+from tests.support.servers import Proxy, free_port
+
+Proxied = Callable[[str], tuple[Place, Proxy]]
+
+KEY = Key("acme:u1:memory", "chat")
+OTHER = Key("acme:u1:memory", "other")
+
+DEADLINE_S = 1.5
+
+GRACE_S = 3.0
+"""What a busy machine may add to a deadline."""
+
+POOL_SIZE = {"mongo": "maxPoolSize"}
+"""What the setting is called where it is not `pool_size`."""
+
+IN_VAIN = {"mongo": (Unavailable, OutcomeUnknown)}
+"""How waiting for a connection ends where the last moment of it may be the first of the next connection."""
+
+pytestmark = [
+    pytest.mark.parametrize("datastore", EACH),
+    # PyMongo leaves the socket to the garbage collector if it is cancelled while it connects.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+
+@contextlib.asynccontextmanager
+async def opened(place: Place, **settings: Any) -> AsyncIterator[Driver]:
+    """An open driver, which sets its place up."""
+    driver = await open_at(place.options(**{"deadline_s": DEADLINE_S, **settings}), create=True)
+    try:
+        await warm(driver)
+        yield driver
+    finally:
+        await driver.close()
+
+
+async def warm(driver: Driver) -> None:
+    """Have a connection send what the server must be told once, so that the next answer is a write's own."""
+    await driver.replace(OTHER, b"x", version=new_version(), expect=ANY, ttl=None)
+    await driver.append(OTHER, b"x", birth="birth", ttl=None)
+    version = (await driver.load(OTHER)).version
+    await driver.replace(OTHER, b"x", version=new_version(), expect=version, drop=1, ttl=KEEP)
+
+
+async def fails_in_time(work: Awaitable[object], *kinds: type[StorageError]) -> StorageError:
+    """Await what must fail as one of these kinds, and within the deadline."""
+    start = time.monotonic()
+    with pytest.raises(StorageError) as caught:
+        await work
+    assert time.monotonic() - start < DEADLINE_S + GRACE_S
+    assert type(caught.value) in kinds, repr(caught.value)
+    assert KEY.name not in str(caught.value)
+    return caught.value
+
+
+async def answered(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the answer of something that connections which broke may fail a few times."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(StorageError):
+                return await work()
+            await asyncio.sleep(0.05)
+
+
+async def test_a_server_that_is_gone_is_unavailable_and_back_when_it_is(datastore: str, proxied: Proxied):
+    place, proxy = proxied(datastore)
+    async with opened(place) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        proxy.cut()
+        await fails_in_time(driver.load(KEY), Unavailable)
+        await fails_in_time(driver.scan(KEY.scope, limit=5), Unavailable)
+        # Who connects is let in, and reset at once; only some clients know that nothing was sent.
+        await fails_in_time(driver.append(KEY, b"b", birth="v1", ttl=None), OutcomeUnknown, Unavailable)
+        proxy.restore()
+        assert await answered(lambda: driver.load(KEY)) == Record("v1", None, (b"a",))
+
+
+async def test_where_nobody_listens_nothing_is_opened_or_loaded(datastore: str, proxied: Proxied):
+    place, _ = proxied(datastore)
+    nowhere = place.by_way_of(free_port()).options(deadline_s=DEADLINE_S)
+
+    async def open_and_load() -> object:
+        driver = await open_at(nowhere)
+        try:
+            return await driver.load(KEY)
+        finally:
+            await driver.close()
+
+    await fails_in_time(open_and_load(), Unavailable)
+
+
+async def test_a_server_that_is_slow_answers_right_while_it_answers_in_time(datastore: str, proxied: Proxied):
+    place, proxy = proxied(datastore)
+    async with opened(place, deadline_s=10) as driver:
+        proxy.slow_down(0.15)
+        assert await driver.append(KEY, b"a", birth="v1", ttl=None) == 1
+        assert await driver.append(KEY, b"b", birth="v1", ttl=60) == 2
+        assert await driver.replace(KEY, b"ab", version="v2", expect="v1", drop=2, ttl=KEEP) is True
+        assert await driver.load(KEY) == Record("v2", b"ab", ())
+        assert (await driver.scan(KEY.scope, limit=5)).names == (KEY.name, OTHER.name)
+        assert await driver.delete(KEY) is True
+
+
+async def test_a_server_that_is_too_slow_is_waited_for_no_longer_than_the_deadline(
+    datastore: str, proxied: Proxied
+):
+    place, proxy = proxied(datastore)
+    async with opened(place) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        proxy.slow_down(60)
+        await fails_in_time(driver.load(KEY), Unavailable)
+        await fails_in_time(driver.append(KEY, b"b", birth="v1", ttl=None), OutcomeUnknown, Unavailable)
+        # What was on its way then is lost with its connection.
+        proxy.cut()
+        proxy.restore()
+        record = await answered(lambda: driver.load(KEY))
+        assert record.tail[:1] == (b"a",)
+
+
+async def test_a_connection_cut_after_the_request_was_sent_leaves_a_write_unknown_and_done_once(
+    datastore: str, proxied: Proxied
+):
+    place, proxy = proxied(datastore)
+    async with opened(place) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        fold = {"version": "v2", "expect": "v1", "drop": 1, "ttl": KEEP}
+        for write in (
+            lambda: driver.append(KEY, b"b", birth="v1", ttl=None),
+            lambda: driver.replace(KEY, b"a", **fold),
+        ):
+            proxy.silence("to client")
+            writing = asyncio.ensure_future(write())
+            await asyncio.sleep(0.4)
+            proxy.cut()
+            await fails_in_time(writing, OutcomeUnknown)
+            proxy.restore()
+            await answered(lambda: warm(driver))
+        assert await driver.load(KEY) == Record("v2", b"a", (b"b",))
+        assert await driver.replace(KEY, b"a", **fold) is True, "sent again"
+        assert await driver.load(KEY) == Record("v2", b"a", (b"b",))
+
+
+async def test_a_read_that_was_cut_off_is_unavailable_and_never_no_data(datastore: str, proxied: Proxied):
+    place, proxy = proxied(datastore)
+    async with opened(place) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        for work in (lambda: driver.load(KEY), lambda: driver.scan(KEY.scope, limit=5)):
+            proxy.silence("to client")
+            reading = asyncio.ensure_future(work())
+            await asyncio.sleep(0.3)
+            proxy.cut()
+            await fails_in_time(reading, Unavailable)
+            proxy.restore()
+            assert await answered(work)
+
+
+async def test_an_exhausted_pool_is_unavailable_and_what_waited_was_not_done(
+    datastore: str, proxied: Proxied
+):
+    place, proxy = proxied(datastore)
+    async with opened(place, **{POOL_SIZE.get(datastore, "pool_size"): 1}) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        proxy.silence("to client")
+        holding = asyncio.ensure_future(driver.load(OTHER))
+        await asyncio.sleep(0.1)
+        appends = (driver.append(KEY, b"b", birth="v1", ttl=None) for _ in range(3))
+        waiting = (fails_in_time(append, *IN_VAIN.get(datastore, (Unavailable,))) for append in appends)
+        await asyncio.gather(*waiting, fails_in_time(holding, Unavailable))
+        proxy.cut()
+        proxy.restore()
+        assert await answered(lambda: driver.load(KEY)) == Record("v1", None, (b"a",))

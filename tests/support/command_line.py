@@ -1,0 +1,48 @@
+"""The command line as a process of its own, and what a replay says in numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def cli(*arguments: object, timeout: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `stm-backends` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "stm_backends.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+
+
+def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
+    """Run a replay; returns its exit status and its numbers."""
+    numbers = tmp_path / "numbers.json"
+    done = cli("replay", file, "--json", numbers, *options, **environment)
+    assert numbers.exists(), done.stderr
+    assert numbers.stat().st_size, done.stderr
+    return done.returncode, json.loads(numbers.read_text())
+
+
+def generated(tmp_path: Path, *, conversations: int, turns: int) -> Path:
+    """Write so many conversations to a file that can be replayed."""
+    path = tmp_path / "generated.jsonl"
+    with path.open("w") as out:
+        for session in range(conversations):
+            said = [
+                {
+                    "user": f"I want number {place} of conversation {session}, please.",
+                    "assistant": f"Booked {place}.",
+                    "tools": [{"name": "book", "arguments": {"n": place}, "results": ["ok"]}] * (place % 2),
+                }
+                for place in range(turns)
+            ]
+            out.write(json.dumps({"session": f"session-{session}", "turns": said}) + "\n")
+    return path
