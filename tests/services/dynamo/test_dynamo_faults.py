@@ -25,7 +25,7 @@ from stm_backends.testing import FakeClock, open_at
 from stm_backends.testing.bench import names_in
 from stm_backends.testing.processes import Task, Worker, ledger
 from stm_backends_dynamo import DynamoDriver, DynamoSettings, DynamoShortTermMemory, DynamoStateStore
-from tests.services.dynamo.conftest import Local
+from tests.support.dynamodb_local import Local
 from tests.support.servers import free_port
 
 

@@ -19,7 +19,7 @@ from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
-from tests.services.dynamo.conftest import PRETENDED
+from tests.support.dynamodb_local import PRETENDED
 
 KEY = Key("acme:u1:memory", "chat")
 

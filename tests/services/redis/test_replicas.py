@@ -14,7 +14,7 @@ from stm_backends.testing import open_at
 from stm_backends.testing.processes import ledger
 from stm_backends_redis import RedisSettings
 from stm_backends_redis.durability import Safeguard
-from tests.services.redis.conftest import NO_PERSISTENCE, RedisServer
+from tests.support.redis_server import NO_PERSISTENCE, RedisServer
 
 KEY = Key("tenant:user:memory", "conversation")
 
