@@ -37,8 +37,9 @@ class Connected:
         if not self._places:
             yield
             return
+        # Where a place is free it is had at once, and needs no timer.
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(patience) if self._free.locked() else contextlib.nullcontext():
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable("more operations are under way than pool_size allows") from None
