@@ -34,8 +34,10 @@ class Places:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[None]:
         """Hold a place; raises `Unavailable` if none becomes free in time."""
+        # Where a place is free it is had at once, and needs no timer.
+        waiting = asyncio.timeout(self._patience_s) if self._free.locked() else contextlib.nullcontext()
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with waiting:
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable("more operations are under way than pool_size allows") from None

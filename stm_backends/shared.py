@@ -105,19 +105,29 @@ class SharedConversation:
             # A tail that is shorter than what we added was folded elsewhere.
             del self.added[next(iter(self.added))]
 
-    async def replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
-        """Store a body if the record is still the one that was read; `False` is a lost race."""
+    async def replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
+        """Store a body if the record is still the one that was read.
+
+        Returns the version that the record has now; `None` is a lost race.
+        """
         data, version, expect = self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
         # Sent again under the same token it answers whether the body is there, and that is all we ask.
-        return await records.resent(
+        stored = await records.resent(
             lambda: self.driver.replace(self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
         )
+        return version if stored else None
 
-    def note_fold(self, fold: Fold, body: Body) -> None:
-        """Remember that an own fold was stored."""
+    def note_fold(self, fold: Fold, body: Body, version: str) -> None:
+        """Remember that an own fold was stored, as this version."""
         covered = {stored.id for stored in fold.turns}
         left = tuple(stored for stored in self.seen.turns if stored.id not in covered)
-        self.seen = Snapshot(None, body, left, ids={stored.id for stored in left})
+        # Kept open for the next load, but for what is a late copy to the new body, or was one to the old.
+        opened = {
+            entry: stored
+            for entry, stored in self.seen.opened.items()
+            if stored is not None and stored.id not in body.forgotten
+        }
+        self.seen = Snapshot(version, body, left, ids={stored.id for stored in left}, opened=opened)
         self.added = {i: stored for i, stored in self.added.items() if i not in covered}
 
     def note_body(self, body: Body) -> None:

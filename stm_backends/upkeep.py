@@ -137,10 +137,10 @@ class Upkeep:
         finally:
             self.hurried -= 1
 
-    async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> bool:
-        stored = await self._shared.replace(snapshot, body, drop=drop)
-        self.stats.lost_races += not stored
-        return stored
+    async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
+        version = await self._shared.replace(snapshot, body, drop=drop)
+        self.stats.lost_races += version is None
+        return version
 
     @property
     def _summarizes(self) -> bool:
@@ -263,7 +263,7 @@ class Upkeep:
         body = policy.after_trim(
             snapshot.body, trim, gone, now=self._shared.clock(), keep_for=self._keep_ids_for
         )
-        if not await self._replace(snapshot, body, drop=snapshot.entries(len(gone))):
+        if await self._replace(snapshot, body, drop=snapshot.entries(len(gone))) is None:
             return 0.0
         self.stats.trimmed += len(gone)
         if trim.lost:
@@ -327,12 +327,13 @@ class Upkeep:
         while True:
             before = snapshot.body
             body = self._body_after(snapshot, fold, summary)
-            if await self._replace(snapshot, body, drop=snapshot.entries(len(fold.turns))):
+            version = await self._replace(snapshot, body, drop=snapshot.entries(len(fold.turns)))
+            if version is not None:
                 break
             snapshot = await self._shared.load("background")
             if not fold.still_applies(snapshot.body, snapshot.turns):
                 return False
-        self._shared.note_fold(fold, body)
+        self._shared.note_fold(fold, body, version)
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
         if before.health is not MemoryHealth.HEALTHY:
@@ -347,7 +348,7 @@ class Upkeep:
         """Store that an attempt failed. Returns how long to wait before the next."""
         self.stats.summarizer_failures += 1
         body = policy.after_failure(self._shared.config, snapshot.body, now=self._shared.clock())
-        if not await self._replace(snapshot, body, drop=0):
+        if await self._replace(snapshot, body, drop=0) is None:
             return 0.0
         shown = MemoryHealth.RECOVERING if self._shared.recovering else snapshot.body.health
         self._shared.recovering = False

@@ -1,4 +1,4 @@
-"""MongoDB servers of the tests, and ways to them past the driver."""
+"""MongoDB servers for tests: single ones, and replica sets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import MongoClient, monitoring
+from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
-from stm_backends.driver import Driver, Key, Record
-from stm_backends_mongo import MongoDriver, MongoSettings
 from tests.support.servers import START_S, Server, free_port
 
 LEAN = ("--wiredTigerCacheSizeGB", "0.25", "--setParameter", "diagnosticDataCollectionEnabled=false")
@@ -68,12 +65,12 @@ class Mongod(Server):
 
 
 class ReplicaSet:
-    """Three members that elect another primary soon after one has died."""
+    """Three members, unless told otherwise, that elect another primary soon after one has died."""
 
-    def __init__(self, program: Path, directory: Path) -> None:
+    def __init__(self, program: Path, directory: Path, *, size: int = 3) -> None:
         self.members = [
             Mongod(program, directory / f"member{n}", "--replSet", "stm", "--oplogSize", "64")
-            for n in range(3)
+            for n in range(size)
         ]
 
     @property
@@ -109,7 +106,7 @@ class ReplicaSet:
 
         def settled() -> bool:
             states = [member["state"] for member in primary.ask("replSetGetStatus")["members"]]
-            return sorted(states) == [1, 2, 2]
+            return sorted(states) == [1] + [2] * (len(states) - 1)
 
         until(settled)
 
@@ -129,58 +126,3 @@ def until(ask: Callable[[], Any]) -> Any:
         assert time.monotonic() < give_up_at, "it never came to pass"
         time.sleep(0.1)
     return answer
-
-
-class Counter(monitoring.CommandListener):
-    """Counts the commands that this process sends to servers."""
-
-    count = 0
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        self.count += event.command_name not in ("endSessions", "hello")
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
-    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
-
-
-COUNTER = Counter()
-monitoring.register(COUNTER)
-
-
-class OnMotor(MongoDriver):
-    """A driver on a Motor client, which is closed with it because nobody else does."""
-
-    async def close(self) -> None:
-        await super().close()
-        assert self._given is not None
-        self._given.close()
-
-
-async def open_on_motor(url: str, **settings: Any) -> Driver:
-    """Return an open driver on a Motor client that was handed in."""
-    client: Any = AsyncIOMotorClient(url)
-    driver = OnMotor(MongoSettings.from_options(**settings), client=client)
-    await driver.open()
-    return driver
-
-
-class Past:
-    """The datastore past the driver."""
-
-    def __init__(self, client: MongoClient[dict[str, Any]], database: str) -> None:
-        self.client = client
-        self.records = client[database]["stm_records"]
-
-    @property
-    def server(self) -> str:
-        """Say which server this is."""
-        return f"MongoDB {self.client.server_info()['version']}"
-
-    async def damage(self, key: Key) -> None:
-        """Lose the last entry of a record, as no driver would."""
-        self.records.update_one({"_id": key._asdict()}, {"$pop": {"tail": 1}})
-
-    async def peek(self, key: Key) -> Record | None:
-        """Read a record as it stands there."""
-        found = self.records.find_one({"_id": key._asdict()})
-        return found and Record(found["version"], found["body"], tuple(found["tail"]))

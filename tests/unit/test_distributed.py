@@ -199,6 +199,27 @@ async def there_writes_new_version(pods: Pods) -> Any:
     return rewrite
 
 
+async def test_a_copy_that_arrives_while_its_turn_is_folded_never_comes_back(pods: Pods) -> None:
+    """The pod that folds has the copy's bytes in hand as a turn, and must not take them for one again."""
+
+    async def summarize(request: Mapping[str, Any]) -> dict[str, Any]:
+        record = await driver.load(RECORD)
+        assert record is not None
+        await driver.append(RECORD, record.tail[0], birth="no", ttl=None)
+        return {"summary": "said"}
+
+    memory, driver = await pods.pod(summarizer=summarize)
+    for number in range(3):
+        await memory.add_turn(turn(number))
+        await memory.get_llm_context()
+    await until(lambda: memory.stats.summaries == 1 and not memory.busy)
+    assert len((await driver.load(RECORD)).tail) == 3
+    assert [stored.user_message for stored in await memory.turns()] == ["u1", "u2"]
+    context = (await memory.get_llm_context())["conversation_memory"]
+    assert [shown["user"] for shown in context["recent_turns"]] == ["u1", "u2"]
+    assert "pending_turns" not in context
+
+
 async def test_a_fold_that_loses_to_another_fold_is_discarded(pods: Pods) -> None:
     here, driver = await pods.pod(summarizer=(mine := LedgerSummarizer()))
     there, _ = await pods.pod(summarizer=(theirs := LedgerSummarizer()))

@@ -16,6 +16,7 @@ pytest.importorskip("motor")
 from pymongo import MongoClient
 
 from stm_backends_mongo import MongoSettings, statements
+from tests.services.mongo.support import Past
 from tests.support import mongod
 from tests.support.places import with_query
 from tests.support.servers import Proxy
@@ -43,7 +44,7 @@ class Place:
 
     url: str
     database: str
-    past: mongod.Past
+    past: Past
 
     def options(self, **more: str | float) -> str:
         """Return the URL with more options."""
@@ -56,7 +57,7 @@ def place_in(url: str) -> Iterator[Place]:
     with MongoClient(url) as client:
         client[database].command(statements.setup("stm_records"))
         yield Place(
-            url=mongod.in_database(url, database), database=database, past=mongod.Past(client, database)
+            url=mongod.in_database(url, database), database=database, past=Past(client, database)
         )
         client.drop_database(database)
 

@@ -20,7 +20,7 @@ from stm_backends.testing import (
 from stm_backends.testing.contract import check_of
 from stm_backends.testing.stores import stores_on
 from stm_backends_mongo import MongoDriver
-from tests.support.mongod import COUNTER, open_on_motor
+from tests.services.mongo.support import COUNTER, open_on_motor
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
