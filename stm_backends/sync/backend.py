@@ -15,6 +15,7 @@ from stm_backends import policy
 from stm_backends.checks import not_open
 from stm_backends.codec import Transform
 from stm_backends.driver import Traits
+from stm_backends.observer import SILENT, Observer
 from stm_backends.protocols import Summarizer
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
@@ -33,6 +34,7 @@ def open_backend(
     transforms: Sequence[Transform] = (),
     max_summaries: int = 8,
     close_timeout_s: float = 10.0,
+    observer: Observer = SILENT,
     **options: Any,
 ) -> Backend:
     """Return a backend by its entry-point name or by URL, to be used as `with`.
@@ -47,6 +49,7 @@ def open_backend(
             transforms=transforms,
             max_summaries=max_summaries,
             close_timeout_s=close_timeout_s,
+            observer=observer,
             **options,
         )
     )
