@@ -19,6 +19,7 @@ from stm_backends.directory import Directory
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Driver, Key, Traits
 from stm_backends.errors import InvalidKey
+from stm_backends.observer import SILENT, Observer
 from stm_backends.protocols import Summarizer
 from stm_backends.router import MemoryRouter
 from stm_backends.sessions import Sessions
@@ -39,18 +40,24 @@ def open_backend(
     transforms: Sequence[Transform] = (),
     max_summaries: int = 8,
     close_timeout_s: float = 10.0,
+    observer: Observer = SILENT,
     **options: Any,
 ) -> Backend:
     """Return a backend by its entry-point name or by URL, to be used as `async with`.
 
     `create=True` sets up what the datastore needs beforehand, such as tables. `transforms` change what
     is stored, in order: compression, encryption. `max_summaries` bounds the summarizer calls in flight.
-    `close_timeout_s` is how long closing waits for summaries under way. `options` are the driver's own.
+    `close_timeout_s` is how long closing waits for summaries under way. `observer` hears what is done, such
+    as `telemetry.Telemetry()`. `options` are the driver's own.
     A name, a URL or an option that is wrong raises a `ConfigurationError` right here.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
-        driver, transforms=transforms, max_summaries=max_summaries, close_timeout_s=close_timeout_s
+        driver,
+        transforms=transforms,
+        max_summaries=max_summaries,
+        close_timeout_s=close_timeout_s,
+        observer=observer,
     )
 
 
@@ -68,10 +75,12 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         transforms: Sequence[Transform] = (),
         max_summaries: int = 8,
         close_timeout_s: float = 10.0,
+        observer: Observer = SILENT,
     ) -> None:
         require_count("max_summaries", max_summaries)
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
-        self.driver = driver
+        self.driver = driver = observer.driver(driver)
+        self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
         self.state_store = StateStore(driver, self._codec, self._directory)
@@ -115,6 +124,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             codec=self._codec,
             directory=self._directory,
             slots=self._slots,
+            observer=self._observer,
         )
         self._given.add(memory)
         return memory

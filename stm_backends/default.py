@@ -17,6 +17,7 @@ from typing import Any, Final
 from stm_backends import log, policy
 from stm_backends.conversation import Conversation
 from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends.observer import SILENT, Observer, observed
 from stm_backends.policy import Body, Fold, Step, Trim, Wait
 from stm_backends.protocols import Summarizer
 from stm_backends.states import FORGET_BY_COUNT, State, dump_state, load_state, own_turn
@@ -59,7 +60,8 @@ class DefaultShortTermMemory:
 
     One object is one conversation at a time: `hydrate` and `persist` tie it to a key, and `hydrate` of
     another key lets go of the old conversation first. `time_source` returns seconds since the epoch: a
-    retry that a saved state tells of is due by it. Not for use by several threads.
+    retry that a saved state tells of is due by it. `observer` hears what it does. Not for use by several
+    threads.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class DefaultShortTermMemory:
         config: object,
         summarizer: Summarizer | None = None,
         time_source: Callable[[], float] | None = None,
+        observer: Observer = SILENT,
     ) -> None:
+        self.observer = observer
         self._config = as_config(config)
         self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._clock = time_source or time.time
@@ -87,6 +91,7 @@ class DefaultShortTermMemory:
         """How summarization is doing; `RECOVERING` while an attempt to leave `DEGRADED` is under way."""
         return self._conversation.health
 
+    @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Remember a completed turn; costs the same for a conversation of any age, and never waits.
 
@@ -102,21 +107,25 @@ class DefaultShortTermMemory:
         stored = own_turn(StoredTurn(identity, as_turn(turn)))
         self._conversation.require_room(stored)
         self._conversation.add(stored, now=self._clock())
+        self.observer.turns("appended", 1)
         self._background.call_back(self._config.on_turn_added, turn)
         self._wake()
 
+    @observed
     async def get_llm_context(self) -> dict[str, Any]:
         """Return what the model shall know: `{}` or `{"conversation_memory": {...}}`; never waits."""
         self._wake()
         view = self._conversation.view()
         if view.trimmed and self._config.budget.overflow_policy == "error":
             log.trimmed_for_reading()
+        self.observer.context_shown(lambda: view.tokens)
         return view.patch()
 
     def estimate_tokens(self) -> int:
         """Estimate the tokens that `get_llm_context` would show."""
         return self._conversation.view().tokens
 
+    @observed
     async def turns(self) -> list[ConversationTurn]:
         """Return every turn that is retained in full, oldest first."""
         return [own_turn(stored).turn for stored in self._conversation.state.turns]
@@ -125,6 +134,7 @@ class DefaultShortTermMemory:
         """Return `None`: this memory keeps references to hidden artifacts, not the artifacts."""
         del ref
 
+    @observed
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 
@@ -182,6 +192,7 @@ class DefaultShortTermMemory:
         self._start_over(load_state(state, self._config))
         self._wake()
 
+    @observed
     async def persist(self, store: Any, key: str) -> None:
         """Save the conversation: what is stored, and what was said here since the last confirmed save.
 
@@ -219,6 +230,7 @@ class DefaultShortTermMemory:
                 self._taken(shown)
         self._wake()
 
+    @observed
     async def hydrate(self, store: Any, key: str) -> None:
         """Continue the conversation that is stored under a key, and keep what is not saved yet.
 
@@ -304,6 +316,7 @@ class DefaultShortTermMemory:
             conversation.trim(step, now=clock)
             self._changed()
             if step.lost:
+                self.observer.turns("dropped", step.count)
                 log.dropped(step.count)
 
     async def _work(self, worker: _Worker) -> None:
@@ -315,7 +328,8 @@ class DefaultShortTermMemory:
             worker.waiting_for = None
             match step:
                 case Fold():
-                    await self._fold(step, worker)
+                    with self.observer.background():
+                        await self._fold(step, worker)
                 case Wait(seconds):
                     worker.waiting_for = due
                     await asyncio.sleep(seconds)
@@ -328,14 +342,16 @@ class DefaultShortTermMemory:
         worker.recovering = conversation.recovering = conversation.body.health is MemoryHealth.DEGRADED
         self._announce(shown)
         try:
-            answer = await self._background.call_within(
-                config.summarizer_timeout_s, self._summarizer, fold.request(config)
-            )
+            with self.observer.call("summarize"):
+                answer = await self._background.call_within(
+                    config.summarizer_timeout_s, self._summarizer, fold.request(config)
+                )
+                summary = policy.summary_of(answer)
             body = policy.after_fold(
                 config,
                 conversation.body,
                 fold,
-                policy.summary_of(answer),
+                summary,
                 now=self._clock(),
                 keep_for=FORGET_BY_COUNT,
             )
@@ -355,15 +371,18 @@ class DefaultShortTermMemory:
         shown, before = conversation.health, conversation.body
         if fold.still_applies(conversation.body, conversation.pending):
             conversation.fold(fold, body)
+            self.observer.turns("folded", len(fold.turns))
             self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
             if before.health is not MemoryHealth.HEALTHY:
                 log.recovered()
         else:
             # Another summary, or other turns, have come from the store; they are looked at next.
             conversation.recovering = False
+            self.observer.race_lost()
         self._announce(shown)
 
     def _note_failure(self, conversation: Conversation, error: Exception) -> None:
+        self.observer.summarizer_failed(error)
         shown, before = conversation.health, conversation.body
         after = policy.after_failure(self._config, before, now=self._clock())
         conversation.body, conversation.recovering = after, False
@@ -375,8 +394,10 @@ class DefaultShortTermMemory:
 
     def _announce(self, shown: MemoryHealth) -> None:
         """Call back if the health is not what was shown before."""
-        if self.health is not shown and _loop() is not None:
-            self._background.call_back(self._config.on_health_changed, shown, self.health)
+        if self.health is not shown:
+            self.observer.health_changed(shown, self.health)
+            if _loop() is not None:
+                self._background.call_back(self._config.on_health_changed, shown, self.health)
         self._changed()
 
     def _changed(self) -> None:

@@ -18,6 +18,7 @@ from stm_backends.codec import Codec
 from stm_backends.directory import Directory
 from stm_backends.driver import Driver
 from stm_backends.errors import TooLarge
+from stm_backends.observer import SILENT, Observer, observed
 from stm_backends.protocols import Summarizer
 from stm_backends.shared import SharedConversation
 from stm_backends.snapshot import Snapshot
@@ -39,11 +40,11 @@ class DistributedShortTermMemory:
     """The memory of one conversation, shared by every process that opens the same key.
 
     `config` may be any object with the fields of `ShortTermMemoryConfig`. `slots` bounds the summarizer
-    calls in flight, across as many memories as share it. Raises `ConfigurationError` for
-    `rolling_summary` without a summarizer.
+    calls in flight, across as many memories as share it. `observer` hears what it does. Raises
+    `ConfigurationError` for `rolling_summary` without a summarizer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a backend gives them all; by hand a driver and a key will do
         self,
         driver: Driver,
         key: MemoryKey,
@@ -53,8 +54,10 @@ class DistributedShortTermMemory:
         codec: Codec | None = None,
         directory: Directory | None = None,
         slots: asyncio.Semaphore | None = None,
+        observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.observer = observer
         self._config = as_config(config)
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
@@ -67,6 +70,7 @@ class DistributedShortTermMemory:
             policy.summarizer_for(self._config, summarizer),
             slots or asyncio.Semaphore(),
             self._background,
+            observer,
         )
 
     @property
@@ -83,6 +87,7 @@ class DistributedShortTermMemory:
         """Estimate what `get_llm_context` would show, from the last load and our own turns since."""
         return self._shared.view(self._shared.known()).tokens
 
+    @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Remember a completed turn: one round trip, whatever other processes do meanwhile.
 
@@ -105,6 +110,7 @@ class DistributedShortTermMemory:
         if born:
             self._background.start(self._directory.note_birth(self._owner), name="stm-directory")
         self.stats.appended += 1
+        self.observer.turns("appended", 1)
         if not self._shared.knows(stored.id):
             self._shared.note_added(stored, length)
             self._background.call_back(self._config.on_turn_added, turn)
@@ -115,6 +121,7 @@ class DistributedShortTermMemory:
         """Return a copy of a turn under its id, a new one unless given. Raises `InvalidState`."""
         return StoredTurn(as_turn_id(turn_id), as_turn(turn))
 
+    @observed
     async def get_llm_context(self) -> dict[str, Any]:
         """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
         if self._config.strategy == "none":
@@ -124,12 +131,15 @@ class DistributedShortTermMemory:
         view = self._shared.view(snapshot)
         if view.trimmed and self._config.budget.overflow_policy == "error":
             log.trimmed_for_reading()
+        self.observer.context_shown(lambda: view.tokens)
         return view.patch()
 
+    @observed
     async def turns(self) -> list[ConversationTurn]:
         """Return every turn that is retained in full, oldest first."""
         return [stored.turn for stored in (await self._shared.load_anew("turns")).turns]
 
+    @observed
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 

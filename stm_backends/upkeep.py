@@ -18,6 +18,7 @@ from stm_backends import log, policy
 from stm_backends.driver import Key
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.lease import Lease
+from stm_backends.observer import Observer
 from stm_backends.policy import Body, Fold, Step, Trim, Wait
 from stm_backends.shared import SharedConversation
 from stm_backends.snapshot import Snapshot
@@ -63,12 +64,14 @@ class Upkeep:
         summarizer: Callable[..., object],
         slots: asyncio.Semaphore,
         background: Background,
+        observer: Observer,
     ) -> None:
         self._shared = shared
         self._lease_key = lease_key
         self._summarizer = summarizer
         self._slots = slots
         self._background = background
+        self._observer = observer
         deadline = shared.driver.traits.deadline
         self._keep_ids_for = 10 * deadline
         # The summarizer's own time, and then time to load, store and release.
@@ -139,7 +142,9 @@ class Upkeep:
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
         version = await self._shared.replace(snapshot, body, drop=drop)
-        self.stats.lost_races += version is None
+        if version is None:
+            self.stats.lost_races += 1
+            self._observer.race_lost()
         return version
 
     @property
@@ -191,13 +196,15 @@ class Upkeep:
             self._wake.clear()
             wake, scheduled = self._wake, False
             try:
-                wait = await self._advance(look=look)
-                polls, faults, scheduled = 0, 0, True
-            except _LeaseHeld:
-                # Whoever holds it sees our turns; a wake-up would only make us ask in vain.
-                wake = self._closed
-                wait = min(FIRST_POLL_S * 2**polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
-                polls = min(polls + 1, 10)
+                with self._observer.background():
+                    held, wait = await self._advance_unless_held(look=look)
+                if held:
+                    # Whoever holds it sees our turns; a wake-up would only make us ask in vain.
+                    wake = self._closed
+                    wait = min(FIRST_POLL_S * 2**polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
+                    polls = min(polls + 1, 10)
+                else:
+                    polls, faults, scheduled = 0, 0, True
             except Corrupt as error:
                 logger.error("the memory's background stopped: %s", error)
                 return
@@ -213,6 +220,13 @@ class Upkeep:
             look = True
             if wait is None and self._wake.is_set():
                 wait = 0.0
+
+    async def _advance_unless_held(self, *, look: bool) -> tuple[bool, float | None]:
+        """Do one step, see `_advance`; says whether another process holds the lease, which is no error."""
+        try:
+            return False, await self._advance(look=look)
+        except _LeaseHeld:
+            return True, None
 
     async def _advance(self, *, look: bool) -> float | None:
         """Do one step. Returns in how many seconds there is another, `None` if there is none in sight.
@@ -268,6 +282,7 @@ class Upkeep:
         self.stats.trimmed += len(gone)
         if trim.lost:
             self.stats.dropped += len(gone)
+            self._observer.turns("dropped", len(gone))
             log.dropped(len(gone))
         return 0.0 if trim.lost else None
 
@@ -317,10 +332,11 @@ class Upkeep:
 
     async def _summarize(self, fold: Fold) -> str:
         self.stats.summarizer_calls += 1
-        answer = await self._background.call_within(
-            self._shared.config.summarizer_timeout_s, self._summarizer, fold.request(self._shared.config)
-        )
-        return policy.summary_of(answer)
+        with self._observer.call("summarize"):
+            answer = await self._background.call_within(
+                self._shared.config.summarizer_timeout_s, self._summarizer, fold.request(self._shared.config)
+            )
+            return policy.summary_of(answer)
 
     async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> bool:
         """Store a finished summary, through lost races too while it covers what is there; else `False`."""
@@ -336,6 +352,7 @@ class Upkeep:
         self._shared.note_fold(fold, body, version)
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
+        self._observer.turns("folded", len(fold.turns))
         if before.health is not MemoryHealth.HEALTHY:
             log.recovered()
         self._background.call_back(self._shared.config.on_summary_updated, before.summary, body.summary)
@@ -347,6 +364,7 @@ class Upkeep:
     async def _store_failure(self, snapshot: Snapshot, error: Exception) -> float:
         """Store that an attempt failed. Returns how long to wait before the next."""
         self.stats.summarizer_failures += 1
+        self._observer.summarizer_failed(error)
         body = policy.after_failure(self._shared.config, snapshot.body, now=self._shared.clock())
         if await self._replace(snapshot, body, drop=0) is None:
             return 0.0
@@ -362,6 +380,7 @@ class Upkeep:
 
     def _health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
         if old is not new:
+            self._observer.health_changed(old, new)
             self._background.call_back(self._shared.config.on_health_changed, old, new)
 
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Final, cast
 
+from stm_backends.observer import SILENT, KeyPart, Observer
 from stm_backends.types import MemoryIsolation, MemoryKey
 
 logger = logging.getLogger("stm_backends")
@@ -19,13 +20,15 @@ def resolve_memory_key(
     tool_context: Mapping[str, object] | None,
     isolation: MemoryIsolation | None = None,
     explicit: MemoryKey | None = None,
+    *,
+    observer: Observer = SILENT,
 ) -> MemoryKey | None:
     """Return the key of one call's conversation, or `None`: no memory for this call.
 
     As `KeyResolver.resolve`, but nothing is remembered from call to call: where a call without a session
     is allowed, each such call is a conversation of its own.
     """
-    return KeyResolver(isolation).resolve(tool_context, explicit)
+    return KeyResolver(isolation, observer=observer).resolve(tool_context, explicit)
 
 
 class KeyResolver:
@@ -33,11 +36,12 @@ class KeyResolver:
 
     Make one for each client, connection or job: without `require_explicit_key`, its calls that name no
     session share one conversation. A resolver that serves several people never lets two users that are
-    named meet there, but it cannot tell those apart who are not.
+    named meet there, but it cannot tell those apart who are not. `observer` hears of calls without a key.
     """
 
-    def __init__(self, isolation: MemoryIsolation | None = None) -> None:
+    def __init__(self, isolation: MemoryIsolation | None = None, *, observer: Observer = SILENT) -> None:
         self._isolation = isolation or MemoryIsolation()
+        self._observer = observer
         self._ephemeral: MemoryKey | None = None
 
     def resolve(
@@ -61,8 +65,10 @@ class KeyResolver:
             return MemoryKey(tenant, user, session)
         if tenant and user and not paths.require_explicit_key:
             return self._ephemeral_for(tenant, user)
-        path = paths.session_key if tenant and user else paths.user_key if tenant else paths.tenant_key
+        part: KeyPart = "session" if tenant and user else "user" if tenant else "tenant"
+        path = {"tenant": paths.tenant_key, "user": paths.user_key, "session": paths.session_key}[part]
         logger.warning("no memory for this call: its tool context has no usable %s", path)
+        self._observer.key_unresolved(part)
         return None
 
     def _ephemeral_for(self, tenant: str, user: str) -> MemoryKey:

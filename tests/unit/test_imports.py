@@ -130,9 +130,10 @@ def test_only_the_command_line_imports_the_command_line() -> None:
     assert not breaches(outside(command), lambda one: is_within(one, command))
 
 
-def test_nothing_else_imports_what_joins_memories_to_agents() -> None:
-    joint = "stm_backends.integration"
-    assert not breaches(outside(joint), lambda one: is_within(one, joint))
+@pytest.mark.parametrize("part", ["integration", "sync", "telemetry"])
+def test_nothing_else_imports_what_only_programs_use(part: str) -> None:
+    package = f"stm_backends.{part}"
+    assert not breaches(outside(package), lambda one: is_within(one, package))
 
 
 def test_the_only_dependency_is_pluggy() -> None:
@@ -140,6 +141,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         # The command `conformance` runs the suite by pytest, once it has seen that it is there.
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
+        "stm_backends.telemetry": {"opentelemetry"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
     for package, more in extras.items():
@@ -167,7 +169,11 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("records", {"driver", "errors"}),
         ("lease", {"driver"}),
         ("tasks", set[str]()),
-        ("integration.resolving", {"types"}),
+        ("observer", set[str]()),
+        ("telemetry", {"driver", "errors", "observer", "types"}),
+        ("sync.thread", {"errors"}),
+        ("sync.summarizers", {"protocols"}),
+        ("integration.resolving", {"observer", "types"}),
         ("integration.prompt", {"protocols"}),
         ("integration.turns", {"types"}),
     ],
@@ -245,6 +251,7 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     loaded = set(json.loads(ran.stdout))
     assert "stm_backends.backend" in loaded
     unwanted = {*DRIVER_MODULES, "sqlite3", "typer", "rich", "pytest", "hypothesis", "importlib.metadata"}
+    unwanted |= {"opentelemetry", "stm_backends.telemetry", "stm_backends.sync"}
     unwanted |= (
         {"stm_backends.cli", "stm_backends.testing", "stm_backends.integration"} | DRIVER_PACKAGES | CLIENTS
     )

@@ -1,0 +1,73 @@
+# pip install opentelemetry-sdk && python examples/telemetry.py
+"""Spans and metrics of a conversation, on the console. Yours would go to a collector."""
+
+import asyncio
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends.integration import resolve_memory_key
+from stm_backends.telemetry import Telemetry
+
+KEY = MemoryKey("acme", "u123", "chat_001")
+CONFIG = ShortTermMemoryConfig(strategy="truncation")
+
+
+def as_line(span) -> str:
+    """Print less than the whole of a span, which is long and never the same."""
+    return f"span {span.name} {dict(span.attributes)}\n"
+
+
+def as_lines(data) -> str:
+    """Print each metric with what was counted: of a histogram, how often; of a gauge, what it shows."""
+    lines = ""
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        points = [getattr(point, "count", getattr(point, "value", 0)) for point in metric.data.data_points]
+        lines += f"metric {metric.name} {sum(points)} {metric.unit}\n"
+    return lines
+
+
+def set_up() -> None:
+    """What a program does once, whatever it traces."""
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=as_line)))
+    trace.set_tracer_provider(tracers)
+    metrics.set_meter_provider(
+        MeterProvider([PeriodicExportingMetricReader(ConsoleMetricExporter(formatter=as_lines))])
+    )
+
+
+async def main() -> None:
+    telemetry = Telemetry()
+    async with open_backend("memory://", observer=telemetry) as backend:
+        memory = backend.memory(KEY, CONFIG)
+        for query in ("a table for two", "make it three"):
+            await memory.add_turn(ConversationTurn(query, "Done."))
+        await memory.get_llm_context()
+
+        # A call that names no session has no memory, and that is counted.
+        print(resolve_memory_key({"user_id": "u123"}, CONFIG.isolation, observer=telemetry))
+
+
+set_up()
+asyncio.run(main())
+trace.get_tracer_provider().shutdown()
+metrics.get_meter_provider().shutdown()
+
+# span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
+# span append {'db.system.name': 'memory', 'db.operation.name': 'append'}
+# span stm.add_turn {}
+# span append {'db.system.name': 'memory', 'db.operation.name': 'append'}
+# span stm.add_turn {}
+# span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
+# span stm.get_llm_context {}
+# None
+# metric db.client.operation.duration 5 s
+# metric stm.turns.appended 2 {turn}
+# metric stm.context.tokens 30 {token}
+# metric stm.key_resolution.failures 1 {failure}

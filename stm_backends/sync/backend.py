@@ -1,0 +1,184 @@
+"""An open backend, for programs without an event loop."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stm_backends import backend as asynchronous
+from stm_backends import policy
+from stm_backends.checks import not_open
+from stm_backends.codec import Transform
+from stm_backends.driver import Traits
+from stm_backends.observer import SILENT, Observer
+from stm_backends.protocols import Summarizer
+from stm_backends.sync.memory import Memory
+from stm_backends.sync.state_store import StateStore
+from stm_backends.sync.summarizers import PlainSummarizer, in_threads
+from stm_backends.sync.thread import LoopThread
+from stm_backends.types import MemoryKey, as_config
+
+T = TypeVar("T")
+
+
+def open_backend(
+    name_or_url: str,
+    *,
+    url: str | None = None,
+    create: bool = False,
+    transforms: Sequence[Transform] = (),
+    max_summaries: int = 8,
+    close_timeout_s: float = 10.0,
+    observer: Observer = SILENT,
+    **options: Any,
+) -> Backend:
+    """Return a backend by its entry-point name or by URL, to be used as `with`.
+
+    The arguments are those of the asynchronous `open_backend`, and so is what it raises.
+    """
+    return Backend(
+        asynchronous.open_backend(
+            name_or_url,
+            url=url,
+            create=create,
+            transforms=transforms,
+            max_summaries=max_summaries,
+            close_timeout_s=close_timeout_s,
+            observer=observer,
+            **options,
+        )
+    )
+
+
+class Backend(AbstractContextManager["Backend"]):
+    """A backend whose methods wait, and the thread with the event loop that they run on.
+
+    `open_backend` makes one. Given an asynchronous backend made by hand, opens and closes that one, on the
+    `loop` that several may share, and that stays open, or else on a thread of its own. A program that ends
+    without closing it has it closed then.
+    """
+
+    def __init__(self, backend: asynchronous.Backend, *, loop: LoopThread | None = None) -> None:
+        self._backend = backend
+        self._given_loop = loop
+        self._loop: LoopThread | None = None
+        # Reentrant, because a signal handler may close what is being closed.
+        self._lifecycle = threading.RLock()
+        self._process = 0
+        self.state_store = StateStore(backend.state_store, self.run)
+
+    @property
+    def asynchronous(self) -> asynchronous.Backend:
+        """The backend itself, which belongs to the loop's thread: for `run`."""
+        return self._backend
+
+    @property
+    def name(self) -> str:
+        """The backend's name, as errors and reports show it."""
+        return self._backend.name
+
+    @property
+    def traits(self) -> Traits:
+        """Facts about the datastore: its reach, its limits, its clock."""
+        return self._backend.traits
+
+    def memory(
+        self,
+        key: MemoryKey,
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | PlainSummarizer | None = None,
+    ) -> Memory:
+        """Return the memory of one conversation, shared with every thread and process that asks for its key.
+
+        A summarizer that is a plain function is called in a thread of its own, so it may take its time.
+        Nothing is read or written by this. Raises as the asynchronous one does.
+        """
+        # Judged as it is: in a thread of its own everything looks callable.
+        checked = policy.summarizer_for(as_config(config), summarizer)
+        threaded = None if summarizer is None else in_threads(checked)
+
+        async def make() -> Memory:
+            return Memory(self._backend.memory(key, config, summarizer=threaded), self.run)
+
+        return self.run(make())
+
+    def ping(self) -> float:
+        """Ask the datastore for a record that is not there; returns how many seconds that took."""
+        return self.run(self._backend.ping())
+
+    def run(self, work: Coroutine[Any, Any, T], /) -> T:
+        """Run a coroutine on the backend's event loop: for everything that is only asynchronous.
+
+        So `backend.run(backend.asynchronous.sessions.erase(key))`. See `LoopThread.run`.
+        """
+        loop = self._loop
+        if loop is None:
+            work.close()
+            raise not_open(backend=self.name, operation="run")
+        return loop.run(work)
+
+    def open(self) -> None:
+        """Make ready. Opening twice is harmless; an opening that fails leaves nothing open.
+
+        Raises `ConfigurationError` in a process that was forked when it was open already.
+        """
+        self._require_callable()
+        with self._lifecycle:
+            if self._loop is not None:
+                self.run(self._backend.open())
+                return
+            self._loop, self._process = self._given_loop or LoopThread(), os.getpid()
+            try:
+                self.run(self._backend.open())
+            except BaseException:
+                self._leave_loop()
+                raise
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Wait for summaries under way, give back leases, close the driver, and end the thread if it is ours.
+
+        Takes no longer than the asynchronous one; an interrupt in the middle of it cuts the waiting short.
+        Twice is harmless, and in a forked process nothing happens. Calls of other threads that are under
+        way then raise `OutcomeUnknown`.
+        """
+        if os.getpid() != self._process:
+            return
+        self._require_callable()
+        with self._lifecycle:
+            if self._loop is None:
+                return
+            try:
+                self.run(self._backend.close())
+            finally:
+                self._leave_loop()
+
+    def _require_callable(self) -> None:
+        """Refuse to wait for the lock where whoever holds it waits for this thread, or is in no process."""
+        loop = self._loop
+        if loop is not None:
+            loop.require_callable()
+
+    def _leave_loop(self) -> None:
+        atexit.unregister(self.close)
+        loop, self._loop = self._loop, None
+        if loop is not None and loop is not self._given_loop:
+            loop.close()
+
+    def __enter__(self) -> Backend:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

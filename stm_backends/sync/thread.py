@@ -1,0 +1,188 @@
+"""An event loop in a thread of its own, and the way for other threads to have it do something."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from stm_backends.errors import ConfigurationError, OutcomeUnknown, StmError, Unavailable
+
+logger = logging.getLogger("stm_backends")
+
+LAST_S: Final = 5.0
+"""How long what is still running may take to end once the loop is closed."""
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A thread that owns an event loop; `run` has it run a coroutine, for any thread, and waits.
+
+    Close it, or use it as `with`; a program that ends without doing so has it closed then. It is a daemon
+    thread, so nothing that it runs can keep the program from ending.
+    """
+
+    def __init__(self, *, name: str = "stm-loop") -> None:
+        self._process = os.getpid()
+        # Reentrant, because a signal handler may call in the middle of a call.
+        self._lock = threading.RLock()
+        self._calls: dict[Future[Any], asyncio.Task[Any] | None] = {}
+        self._closed = False
+        self._stop = asyncio.Event()
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._own_loop, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+        atexit.register(self.close)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, in the caller's context; returns or raises what it does.
+
+        An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine and is raised
+        once that has ended. Raises `Unavailable` if the loop is closed, `OutcomeUnknown` if it is closed
+        meanwhile, and `ConfigurationError` on the loop's own thread and in a forked process. Whatever is
+        raised, the coroutine is not left behind unawaited.
+        """
+        answer: Future[T] = Future()
+        try:
+            self._begin(work, answer)
+            return answer.result()
+        except BaseException:
+            if not answer.done():
+                self._interrupt(work, answer)
+            raise
+        finally:
+            # What it raised holds this frame, which would hold what it raised.
+            del answer
+
+    def close(self, *, timeout: float = LAST_S) -> None:
+        """Cancel what is still running, see it end, and end the loop and its thread. Twice is harmless.
+
+        What has not ended after `timeout` seconds is left behind, with a line in the log. In a forked
+        process, where there is no such thread, nothing happens. Raises `ConfigurationError` on the loop's
+        own thread.
+        """
+        if os.getpid() != self._process:
+            return
+        self.require_callable()
+        with self._lock:
+            self._closed = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout)
+        atexit.unregister(self.close)
+        if self._thread.is_alive():
+            logger.warning("an event loop's thread did not end within %g s and is left behind", timeout)
+            self._give_up()
+
+    def require_callable(self) -> None:
+        """Raise `ConfigurationError` where waiting for the loop would never end; takes no lock.
+
+        That is on its own thread, and in a process that was forked since.
+        """
+        if os.getpid() != self._process:
+            raise ConfigurationError(
+                "the thread of this event loop stayed behind when the process was forked: "
+                "open a backend in each process, after the fork"
+            )
+        if threading.current_thread() is self._thread:
+            raise ConfigurationError(
+                "called on the event loop's own thread, which would wait for itself: "
+                "a callback uses the asynchronous objects"
+            )
+
+    def __enter__(self) -> LoopThread:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # In any thread
+
+    def _begin(self, work: Coroutine[Any, Any, T], answer: Future[T]) -> None:
+        try:
+            self.require_callable()
+            with self._lock:
+                if self._closed:
+                    raise Unavailable("the event loop is closed; use the backend within its `with` block")
+                # Handed over under the lock, so that the loop sees it before it is told to stop.
+                self._loop.call_soon_threadsafe(self._start, work, answer)
+                self._calls.setdefault(answer, None)
+        except StmError as error:
+            work.close()
+            answer.set_exception(error)
+
+    def _interrupt(self, work: Coroutine[Any, Any, Any], answer: Future[Any]) -> None:
+        """Cancel a call and wait for its end; a second interrupt ends the waiting."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel, work, answer)
+            wait((answer,))
+
+    def _give_up(self) -> None:
+        """Answer every call that nobody will answer any more."""
+        with self._lock:
+            self._closed = True
+            calls, self._calls = self._calls, {}
+            for answer in calls:
+                if not answer.done():
+                    answer.set_exception(OutcomeUnknown("the event loop ended before the call did"))
+
+    # In the loop's thread
+
+    def _own_loop(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        try:
+            # Leaving it cancels every task, and sees it end.
+            with asyncio.Runner() as runner:
+                runner.run(self._serve(started))
+        except BaseException as error:  # noqa: BLE001 -- `SystemExit` in a callback, say: no loop survives it
+            logger.error("an event loop's thread ended by %s", type(error).__name__)
+            if not started.done():
+                started.set_exception(error)
+        finally:
+            self._give_up()
+
+    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        started.set_result(asyncio.get_running_loop())
+        await self._stop.wait()
+
+    def _start(self, work: Coroutine[Any, Any, Any], answer: Future[Any]) -> None:
+        task = self._loop.create_task(work)
+        self._calls[answer] = task
+        task.add_done_callback(partial(self._end, answer))
+
+    def _cancel(self, work: Coroutine[Any, Any, Any], answer: Future[Any]) -> None:
+        task = self._calls.get(answer)
+        if task is not None:
+            task.cancel()
+        elif not answer.done():
+            # Interrupted before it was handed over.
+            work.close()
+            answer.cancel()
+
+    def _end(self, answer: Future[Any], task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        with self._lock:
+            self._calls.pop(answer, None)
+            if answer.done():
+                # It took too long to end, and was given up.
+                return
+            if task.cancelled():
+                answer.set_exception(OutcomeUnknown("the call was cancelled before it had ended"))
+            elif error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
