@@ -82,8 +82,9 @@ class ItemLog:
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if there is none.
 
-        Of two that do this at once each gets another item. It takes three round trips, and one more now
-        and then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned.
+        Of two that do this at once each gets another item. If the log is cleared meanwhile, the answer may
+        be `None`: what was removed is erased with the rest. It takes three round trips, and one more now and
+        then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned.
         """
         if not (await self._load("pop")).items:
             return None
@@ -153,18 +154,27 @@ class ItemLog:
         A log whose items take more than one entry stays as it is: reading it grows with what was removed,
         until its record is full.
         """
-        traits, version = self._driver.traits, new_version()
-        count = min(log.length, traits.max_drop)
-        folded = log.fold(count, now=self._clock(), keep_for=10 * traits.deadline)
-        body = items.seal_folded(folded, self._codec)
-        if len(body) > traits.max_entry:
+        body = self._body(log, removals=True) or self._body(log, removals=False)
+        if body is None:
             return False
-        expect = cast("str", log.version)
+        expect, version = cast("str", log.version), new_version()
         return await records.resent(
             lambda: self._driver.replace(
-                self._where, body, version=version, expect=expect, drop=count, ttl=KEEP
+                self._where, body, version=version, expect=expect, drop=self._covered(log), ttl=KEEP
             )
         )
+
+    def _body(self, log: Log, *, removals: bool) -> bytes | None:
+        """Return the body of a fold, with or without what young pops removed, if the datastore takes it."""
+        traits = self._driver.traits
+        folded = log.fold(
+            self._covered(log), now=self._clock(), keep_for=10 * traits.deadline, removals=removals
+        )
+        body = items.seal_folded(folded, self._codec)
+        return body if len(body) <= traits.max_entry else None
+
+    def _covered(self, log: Log) -> int:
+        return min(log.length, self._driver.traits.max_drop)
 
 
 def _new_id() -> str:

@@ -93,17 +93,18 @@ class Log:
         """Say whether an entry was folded in, as far as that is remembered."""
         return entry_id in self._folded.forgotten
 
-    def fold(self, count: int, *, now: float, keep_for: float) -> Folded:
+    def fold(self, count: int, *, now: float, keep_for: float, removals: bool = True) -> Folded:
         """Return the body into which the oldest `count` entries go.
 
-        It remembers what a pop removed for `keep_for` seconds. `now` is in epoch seconds.
+        It remembers ids, and what pops removed unless `removals` is off, for `keep_for` seconds. `now` is in
+        epoch seconds.
         """
         head = self if count == self.length else Log(self.version, self._folded, self._entries[:count])
         # A clock that is ahead must not keep what was removed for as long as it is.
         young = {
             entry_id: removal._replace(at=min(removal.at, now))
             for entry_id, removal in head.popped.items()
-            if removal.at > now - keep_for
+            if removals and removal.at > now - keep_for
         }
         forgotten = self._folded.forgotten.adding(list(head.ids), now=now, keep_for=keep_for)
         return Folded(head.items, forgotten, young, self._folded.extra)
