@@ -21,6 +21,7 @@ pytest.importorskip("build", reason="`nox -s packaging` brings what these tests 
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
+FRAMEWORKS = ("openai", "openai-agents", "langchain")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
 
 
@@ -152,7 +153,8 @@ def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> N
 import importlib, pkgutil, sys
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not module.name.startswith(("stm_backends.cli", "stm_backends.testing", "stm_backends.integrations.")):
+        extras = ("stm_backends.cli", "stm_backends.testing", "stm_backends.integrations.")
+        if not module.name.startswith(extras):
             importlib.import_module(module.name)
 """
     run(python, "-I", "-W", "error", "-c", program, *sorted(PACKAGES), cwd=tmp_path)
