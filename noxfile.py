@@ -40,7 +40,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Pyright, strict, on the packages that are shipped."""
-    install_group(session, "types", "test", "telemetry")
+    install_group(session, "types", "test", "telemetry", "agents")
     session.install("-e", ".[all]")
     session.run("pyright", *session.posargs)
 
@@ -65,8 +65,8 @@ def tests_all(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session) -> None:
-    """Run pytest on the tree, on real servers, with PenguiFlow beside it."""
-    install_group(session, "test", "telemetry", "services", "penguiflow")
+    """Run pytest on the tree, on real servers, with PenguiFlow and the other frameworks beside it."""
+    install_group(session, "test", "telemetry", "services", "penguiflow", "agents")
     session.install("-e", ".[all,mongo-motor]")
     if session.posargs:
         session.run("python", "-m", "pytest", *session.posargs)

@@ -34,6 +34,7 @@ from stm_backends.errors import (
     Unavailable,
     UnknownBackend,
 )
+from stm_backends.item_log import ItemLog
 from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends.protocols import (
     ShortTermMemory,
@@ -79,6 +80,7 @@ __all__ = [
     "ExtractiveSummarizer",
     "InvalidKey",
     "InvalidState",
+    "ItemLog",
     "Key",
     "MemoryBudget",
     "MemoryBudgetExceeded",

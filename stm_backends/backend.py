@@ -19,6 +19,8 @@ from stm_backends.directory import Directory
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Driver, Key, Traits
 from stm_backends.errors import InvalidKey
+from stm_backends.item_log import ItemLog
+from stm_backends.keys import LogKind
 from stm_backends.observer import SILENT, Observer
 from stm_backends.protocols import Summarizer
 from stm_backends.router import MemoryRouter
@@ -111,11 +113,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         `InvalidKey` for what is no key, and `ConfigurationError` for a configuration or a summarizer that
         cannot work.
         """
-        if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
-            raise InvalidKey(
-                "a conversation's key is a MemoryKey(tenant, user, session); make one of its composite with "
-                f"stm_backends.keys.parse_composite(...); not {type(key).__name__}"
-            )
+        _require_key(key)
         memory = DistributedShortTermMemory(
             self.driver,
             key,
@@ -139,6 +137,17 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         router = MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
         self._given.add(router)
         return router
+
+    def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
+        """Return what an agent framework keeps of one conversation, shared as a memory is.
+
+        Nothing is read or written by this. A log that nobody adds to for `ttl_s` seconds is forgotten;
+        `None`: never. Raises `InvalidKey` for what is no key.
+        """
+        _require_key(key)
+        if ttl_s is not None:
+            require_seconds("ttl_s", ttl_s)
+        return ItemLog(self.driver, key, kind, codec=self._codec, directory=self._directory, ttl_s=ttl_s)
 
     async def ping(self) -> float:
         """Ask the datastore for a record that is not there; returns how many seconds that took."""
@@ -213,3 +222,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _require_key(key: object) -> None:
+    if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
+        raise InvalidKey(
+            "a conversation's key is a MemoryKey(tenant, user, session); make one of its composite with "
+            f"stm_backends.keys.parse_composite(...); not {type(key).__name__}"
+        )

@@ -24,7 +24,7 @@ from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, Traje
 FORMAT: Final = 1
 """The major version that this library writes and the only one that it reads."""
 
-EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user"]
+EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log"]
 
 
 class Transform(Protocol):
@@ -171,18 +171,13 @@ def dump_body(body: Body) -> dict[str, Any]:
         "next_attempt_at": body.next_attempt_at,
         "folded": body.folded,
         "dropped": body.dropped,
-        "forgotten": {"digests": body.forgotten.digests, "ages": [list(age) for age in body.forgotten.ages]},
+        "forgotten": dump_forgotten(body.forgotten),
     }
 
 
 def load_body(content: Mapping[str, Any]) -> Body:
     """Return the body that `dump_body` wrote, or an older version's. Raises `ValueError` if it is none."""
-    forgotten = content.get("forgotten", {})
     try:
-        digests = str(forgotten.get("digests", ","))
-        ages = tuple((float(when), int(count)) for when, count in forgotten.get("ages", ()))
-        if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
-            raise ValueError("the remembered ids do not match their ages")
         return Body(
             summary=str(content.get("summary", "")),
             health=MemoryHealth(content.get("health", "healthy")),
@@ -190,11 +185,28 @@ def load_body(content: Mapping[str, Any]) -> Body:
             next_attempt_at=float(content.get("next_attempt_at", 0.0)),
             folded=int(content.get("folded", 0)),
             dropped=int(content.get("dropped", 0)),
-            forgotten=Forgotten(digests, ages),
+            forgotten=load_forgotten(content.get("forgotten", {})),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
-    except (TypeError, AttributeError, OverflowError) as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError("a field of the body has another type") from error
+
+
+def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:
+    """Return the remembered ids as they stand in a body."""
+    return {"digests": forgotten.digests, "ages": [list(age) for age in forgotten.ages]}
+
+
+def load_forgotten(content: Any) -> Forgotten:
+    """Return the remembered ids of a body. Raises `ValueError` if these are none."""
+    try:
+        digests = str(content.get("digests", ","))
+        ages = tuple((float(when), int(count)) for when, count in content.get("ages", ()))
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError("the remembered ids are of another type") from error
+    if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
+        raise ValueError("the remembered ids do not match their ages")
+    return Forgotten(digests, ages)
 
 
 def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 MemoryKey("acme", "u1", "chat")  <->  "acme:u1:chat"                          (composite)
                                  <->  Key("acme:u1:memory", "chat")           (its conversation)
                                  <->  Key("acme:u1:lease", "chat")            (who may summarize it)
+                                 <->  Key("acme:u1:langchain", "chat")        (a framework's items of it)
 ```
 
 A scope is `tenant:user:kind`, so that conversations, leases and saved states never share one, and so
@@ -21,10 +22,14 @@ from stm_backends.driver import MAX_KEY_BYTES, Key
 from stm_backends.errors import InvalidKey
 from stm_backends.types import MemoryKey
 
-Kind: TypeAlias = Literal["memory", "lease", "blob", "planner"]
-"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run."""
+LogKind: TypeAlias = Literal["openai-agents", "langchain"]
+"""Whose items a log holds. A framework's items are of its own shape, so each has its own logs."""
 
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+Kind: TypeAlias = Literal["memory", "lease", "blob", "planner"] | LogKind
+"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run, a log."""
+
+LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
+KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS)
 
 OTHER_BLOBS: Final = "::blob"
 """The scope of saved states whose key names no tenant and user. No tenant is empty, so it is nobody's."""
@@ -47,6 +52,11 @@ def memory_key(key: MemoryKey) -> Key:
 def lease_key(key: MemoryKey) -> Key:
     """Return where the lease on summarizing a conversation lives."""
     return Key(scope(key.tenant_id, key.user_id, "lease"), name(_checked("session_id", key.session_id)))
+
+
+def log_key(key: MemoryKey, kind: LogKind) -> Key:
+    """Return where the items live that an agent framework keeps of a conversation."""
+    return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
 
 
 def directory_key(tenant_id: str, user_id: str) -> Key:

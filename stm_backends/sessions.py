@@ -183,17 +183,19 @@ class Sessions:
     async def erase(self, key: MemoryKey) -> bool:
         """Erase all of a conversation, readable or not; returns whether there was anything.
 
-        That is its record and lease, the state saved under its composite, and its `kv:v1:` states. Of the
-        last, whose parts nobody escapes, only those that are this conversation's beyond doubt: with a ':'
-        in its own key it has none that could not be another's. A paused run goes with its user or its hour.
+        That is its record and lease, what agent frameworks keep of it, the state saved under its composite,
+        and its `kv:v1:` states. Of the last, whose parts nobody escapes, only those that are this
+        conversation's beyond doubt: with a ':' in its own key it has none that could not be another's. A
+        paused run goes with its user or its hour.
         """
         # All of them first: a key that cannot be used is refused before anything is erased.
         conversation, lease = keys.memory_key(key), keys.lease_key(key)
+        logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
         states, beneath = _states_of(key)
         erased = await self._driver.delete(conversation)
         await self._driver.delete(lease)
-        for state in states:
-            erased |= await self._driver.delete(state)
+        for place in (*logs, *states):
+            erased |= await self._driver.delete(place)
         if beneath is not None:
             async for name in records.names(self._driver, beneath.scope, after=beneath.name):
                 if not name.startswith(beneath.name):

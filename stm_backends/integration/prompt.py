@@ -57,6 +57,11 @@ def render_memory_message(patch: Mapping[str, Any]) -> str:
     known: Mapping[str, Any] = patch.get("conversation_memory") or {}
     if not any(known.values()):
         return ""
-    text = json.dumps(known, ensure_ascii=False).replace("<", "\\u003c")
+    return f"{_BEFORE}{quoted_json(known)}{_AFTER}"
+
+
+def quoted_json(value: object) -> str:
+    r"""Return JSON that can stand between tags: no text in it can close one, for `<` is written `\u003c`."""
+    text = json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
     # A lone surrogate, which UTF-8 does not have, is written the way JSON escapes it.
-    return f"{_BEFORE}{text.encode('utf-8', 'backslashreplace').decode()}{_AFTER}"
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -21,6 +21,7 @@ pytest.importorskip("build", reason="`nox -s packaging` brings what these tests 
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
+FRAMEWORKS = ("openai", "openai-agents", "langchain")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
 
 
@@ -116,8 +117,10 @@ def test_pluggy_is_the_only_requirement_without_an_extra(metadata: Metadata) -> 
     assert {each.name for each in metadata.requires_dist or () if each.marker is None} == {"pluggy"}
 
 
-def test_the_extras_are_the_drivers_the_command_line_the_suite_and_all(metadata: Metadata) -> None:
-    assert set(metadata.provides_extra or ()) == {*DRIVERS, "otel", "cli", "conformance", "all"}
+def test_the_extras_are_the_drivers_the_frameworks_telemetry_the_command_line_the_suite_and_all(
+    metadata: Metadata,
+) -> None:
+    assert set(metadata.provides_extra or ()) == {*DRIVERS, *FRAMEWORKS, "otel", "cli", "conformance", "all"}
 
 
 def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
@@ -131,7 +134,7 @@ def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents:
     }
 
 
-@pytest.mark.parametrize("extra", [*DRIVERS, "otel", "cli", "conformance", "all"])
+@pytest.mark.parametrize("extra", [*DRIVERS, *FRAMEWORKS, "otel", "cli", "conformance", "all"])
 def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", python)
     run(*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extra}]", cwd=tmp_path)
@@ -145,16 +148,23 @@ def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_pat
 
 
 def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> None:
-    """All but the command line and telemetry, which are extras, and the suite for drivers, for pytest."""
+    """All but what an extra is for: command line, telemetry, the suite for drivers, each framework's module."""
     program = """
 import importlib, pkgutil, sys
-extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry"))
+extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations."))
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
         if not module.name.startswith(extras):
             importlib.import_module(module.name)
 """
     run(python, "-I", "-W", "error", "-c", program, *sorted(PACKAGES), cwd=tmp_path)
+
+
+@pytest.mark.parametrize("extra", FRAMEWORKS)
+def test_a_module_without_its_extra_says_how_to_install_it(extra: str, python: Path, tmp_path: Path) -> None:
+    program = f"import stm_backends.integrations.{extra.replace('-', '_')}"
+    done = run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path, check=False)
+    assert f'pip install "stm-backends[{extra}]"' in done.stderr
 
 
 def test_importing_the_core_imports_no_driver_package(python: Path, tmp_path: Path) -> None:

@@ -130,10 +130,69 @@ def test_only_the_command_line_imports_the_command_line() -> None:
     assert not breaches(outside(command), lambda one: is_within(one, command))
 
 
-@pytest.mark.parametrize("part", ["integration", "sync", "telemetry"])
+@pytest.mark.parametrize("part", ["sync", "telemetry"])
 def test_nothing_else_imports_what_only_programs_use(part: str) -> None:
     package = f"stm_backends.{part}"
     assert not breaches(outside(package), lambda one: is_within(one, package))
+
+
+def test_nothing_else_imports_what_joins_memories_to_agents() -> None:
+    joints = {"stm_backends.integration", "stm_backends.integrations"}
+
+    def is_joint(name: str) -> bool:
+        return any(is_within(name, joint) for joint in joints)
+
+    assert not breaches([name for name in MODULES if not is_joint(name)], is_joint)
+    # What fits any agent knows of none.
+    own = [name for name in MODULES if is_within(name, "stm_backends.integration")]
+    assert not breaches(own, lambda one: is_within(one, "stm_backends.integrations"))
+
+
+def test_a_framework_is_imported_by_its_own_module_alone() -> None:
+    frameworks = {"openai": {"openai"}, "openai_agents": {"agents"}, "langchain": {"langchain_core"}}
+    for module, brought in frameworks.items():
+        own = f"stm_backends.integrations.{module}"
+        assert brought <= {top(one) for one in IMPORTS[own]}
+        assert not breaches(outside(own), lambda one, brought=brought: top(one) in brought)
+        assert not breaches(
+            [own], lambda one, own=own: one in {f"stm_backends.integrations.{m}" for m in frameworks}
+        )
+
+
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [("openai", "openai"), ("openai_agents", "agents"), ("langchain", "langchain_core")],
+)
+def test_a_module_without_its_extra_says_how_to_install_it(module: str, library: str) -> None:
+    program = f"""
+import sys
+from stm_backends import MissingExtra
+sys.modules[{library!r}] = None
+try:
+    import stm_backends.integrations.{module}
+except MissingExtra as error:
+    print(error.name, error)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.startswith(library)
+    assert f'pip install "stm-backends[{module.replace("_", "-")}]"' in ran.stdout
+
+
+def test_a_module_that_the_framework_itself_lacks_is_no_matter_of_the_extra() -> None:
+    program = """
+import sys
+sys.modules["pydantic"] = None
+try:
+    import stm_backends.integrations.openai
+except ImportError as error:
+    print(type(error).__name__, error.name)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.split() == ["ModuleNotFoundError", "pydantic"]
 
 
 def test_the_only_dependency_is_pluggy() -> None:
@@ -142,6 +201,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
         "stm_backends.telemetry": {"opentelemetry"},
+        "stm_backends.integrations": {"openai", "agents", "langchain_core"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
     for package, more in extras.items():
@@ -176,6 +236,9 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("integration.resolving", {"observer", "types"}),
         ("integration.prompt", {"protocols"}),
         ("integration.turns", {"types"}),
+        ("integrations.extras", {"errors"}),
+        ("integrations.summary_prompt", {"integration.prompt", "policy", "view"}),
+        ("items", {"codec", "driver", "errors", "policy"}),
     ],
 )
 def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: set[str]) -> None:
@@ -252,7 +315,8 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     assert "stm_backends.backend" in loaded
     unwanted = {*DRIVER_MODULES, "sqlite3", "typer", "rich", "pytest", "hypothesis", "importlib.metadata"}
     unwanted |= {"opentelemetry", "stm_backends.telemetry", "stm_backends.sync"}
+    unwanted |= {"stm_backends.cli", "stm_backends.testing", "stm_backends.integration"}
     unwanted |= (
-        {"stm_backends.cli", "stm_backends.testing", "stm_backends.integration"} | DRIVER_PACKAGES | CLIENTS
+        {"stm_backends.integrations", "openai", "agents", "langchain_core"} | DRIVER_PACKAGES | CLIENTS
     )
     assert not loaded & unwanted

@@ -577,7 +577,7 @@ async def everything_of(backend: Backend, key: MemoryKey) -> list[Key]:
     await backend.state_store.save_memory_state(key.composite(), {})
     owner = (key.tenant_id, key.user_id)
     places = [keys.memory_key(key), keys.blob_key(key.composite()), keys.lease_key(key)]
-    places.append(keys.planner_note_key(*owner, "p"))
+    places += [keys.planner_note_key(*owner, "p"), *(keys.log_key(key, kind) for kind in keys.LOG_KINDS)]
     for place in places[2:]:
         await backend.driver.replace(place, b"x", version="v", expect=ANY, ttl=60)
     return places
@@ -587,13 +587,13 @@ async def standing(backend: Backend, places: list[Key]) -> list[bool]:
     return [await backend.driver.load(place) is not None for place in places]
 
 
-async def test_erasing_a_conversation_takes_its_lease_and_state_and_nothing_else(
+async def test_erasing_a_conversation_takes_its_lease_state_and_items_and_nothing_else(
     backend: Backend, sessions: Sessions
 ) -> None:
     places = await everything_of(backend, KEY)
     neighbours = await everything_of(backend, OTHER)
     assert await sessions.erase(KEY)
-    assert await standing(backend, places) == [False, False, False, True]
+    assert await standing(backend, places) == [False, False, False, True, False, False]
     assert all(await standing(backend, neighbours))
     assert not await sessions.erase(KEY)
 

@@ -1,0 +1,108 @@
+"""LangChain: the messages of a conversation on any of our backends (extra `langchain`)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from stm_backends.backend import Backend
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
+from stm_backends.integrations.extras import missing_extra
+from stm_backends.types import MemoryKey
+
+try:
+    from langchain_core.chat_history import BaseChatMessageHistory
+    from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
+except ModuleNotFoundError as error:
+    raise missing_extra("langchain", error) from error
+
+_T = TypeVar("_T")
+
+
+class Waits(Protocol):
+    """Runs a coroutine on the event loop that the backend was opened on, and waits for what it returns."""
+
+    def __call__(self, work: Coroutine[Any, Any, _T], /) -> _T: ...
+
+
+class StmChatMessageHistory(BaseChatMessageHistory):
+    """One conversation as LangChain's message history, shared by every process that opens the same key.
+
+    ```
+    history = StmChatMessageHistory(backend, MemoryKey("acme", "u123", "chat_001"))
+    await history.aadd_messages([HumanMessage("Hello")])
+    ```
+
+    `aget_messages`, `aadd_messages` and `aclear` are there for programs with an event loop. `messages`,
+    `add_messages` and `clear` need `run`, which waits for a coroutine on the backend's own loop, and which
+    is called in another thread than that loop's. Without it they raise `ConfigurationError`.
+
+    A conversation that nobody adds to for `ttl_s` seconds is forgotten; `None`: never. Making one reads and
+    writes nothing. Raises `InvalidKey` for what is no key. All methods raise `StorageError`; an outage is
+    never an empty history.
+    """
+
+    def __init__(
+        self, backend: Backend, key: MemoryKey, *, ttl_s: float | None = None, run: Waits | None = None
+    ) -> None:
+        super().__init__()
+        self._log = backend.item_log(key, "langchain", ttl_s=ttl_s)
+        self._backend = backend.name
+        self._run = run
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        """Return all messages, oldest first, in one round trip.
+
+        Only LangChain's own kinds of messages are ever made of what is stored: no text in it becomes the
+        name of a class. Raises `Corrupt` for anything else.
+        """
+        items = await self._log.items()
+        with located(self._backend, "aget_messages"):
+            try:
+                return messages_from_dict(items)
+            except (KeyError, TypeError, ValueError):
+                # The cause may quote the conversation.
+                raise Corrupt("a stored message is none that LangChain knows") from None
+
+    async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Add messages at the end, all or none, in one round trip.
+
+        Raises `InvalidState` for a message of a kind that could not be read again, or that is not JSON, and
+        `TooLarge`.
+        """
+        items = messages_to_dict(messages)
+        try:
+            messages_from_dict(items)
+        except (KeyError, TypeError, ValueError):
+            raise InvalidState("a message is of a kind that LangChain could not read again") from None
+        await self._log.add(items)
+
+    async def aclear(self) -> None:
+        """Erase the conversation's messages."""
+        await self._log.clear()
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # pyright: ignore[reportIncompatibleVariableOverride] -- LangChain's guide says to override it so
+        """All messages, oldest first; see `aget_messages`."""
+        if self._run is None:
+            _refuse("messages", "aget_messages")
+        return self._run(self.aget_messages())
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Add messages at the end, all or none; see `aadd_messages`."""
+        if self._run is None:
+            _refuse("add_messages", "aadd_messages")
+        self._run(self.aadd_messages(messages))
+
+    def clear(self) -> None:
+        """Erase the conversation's messages."""
+        if self._run is None:
+            _refuse("clear", "aclear")
+        self._run(self.aclear())
+
+
+def _refuse(method: str, instead: str) -> NoReturn:
+    raise ConfigurationError(
+        f"{method} waits for the datastore, which takes an event loop: await {instead}(), or give the "
+        "history run=..., which runs a coroutine on the loop that the backend was opened on and waits for it"
+    )

@@ -1,0 +1,614 @@
+"""A log of items that many share: in any interleaving it is the list that some order of the calls makes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stm_backends import item_log, items, keys
+from stm_backends.backend import Backend
+from stm_backends.codec import Codec
+from stm_backends.directory import Directory
+from stm_backends.driver import ABSENT, KEEP, Driver, Key, Record, new_version
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidState,
+    OutcomeUnknown,
+    TooLarge,
+    Unavailable,
+)
+from stm_backends.item_log import ItemLog
+from stm_backends.items import Add, Pop
+from stm_backends.policy import REMEMBERED_IDS
+from stm_backends.reference import MemoryDriver
+from stm_backends.types import MemoryKey
+from tests.unit.conftest import Lose
+
+KEY = MemoryKey("acme", "u", "s")
+WHERE = keys.log_key(KEY, "langchain")
+CODEC = Codec()
+
+
+def log_on(driver: Driver, **options: Any) -> ItemLog:
+    return ItemLog(driver, KEY, "langchain", **options)
+
+
+@pytest.fixture
+def log(driver: Driver) -> ItemLog:
+    return log_on(driver)
+
+
+def numbered(*numbers: int) -> list[dict[str, Any]]:
+    return [{"n": number} for number in numbers]
+
+
+def numbers(found: Sequence[dict[str, Any]]) -> list[int]:
+    return [item["n"] for item in found]
+
+
+async def fold(driver: Driver, *, count: int | None = None, now: float | None = None) -> bool:
+    """Fold as another process would that has just read the log; returns whether it came through."""
+    record = await driver.load(WHERE)
+    if record is None:
+        return False
+    found = items.read(record, CODEC)
+    # As if at a time when every pop is young.
+    body = found.fold(found.length if count is None else count, now=now or 0.0, keep_for=60.0)
+    return await driver.replace(
+        WHERE,
+        items.seal_folded(body, CODEC),
+        version=new_version(),
+        expect=record.version,
+        drop=found.length if count is None else count,
+        ttl=KEEP,
+    )
+
+
+async def raw(driver: Driver) -> Record:
+    record = await driver.load(WHERE)
+    assert record is not None
+    return record
+
+
+# One process
+
+
+async def test_items_come_back_as_they_were_added(log: ItemLog) -> None:
+    added = [{"a": [1, 2.5, None, {"b": "\0 é \ud800"}]}, {}, {"n": 2**70}]
+    await log.add(added)
+    assert await log.items() == added
+
+
+async def test_a_log_that_is_not_there_is_empty_and_nothing_is_written_to_find_that_out(
+    driver: Driver, log: ItemLog
+) -> None:
+    await log.add([])
+    assert (await log.items(), await log.pop()) == ([], None)
+    await log.clear()
+    assert await driver.load(WHERE) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, [0, 1, 2]), (-1, []), (0, []), (2, [1, 2]), (9, [0, 1, 2])]
+)
+async def test_a_limit_keeps_the_latest(log: ItemLog, limit: int | None, expected: list[int]) -> None:
+    await log.add(numbered(0, 1, 2))
+    assert numbers(await log.items(limit)) == expected
+
+
+async def test_adding_and_reading_are_one_round_trip_and_removing_is_three(
+    log: ItemLog, calls: list[str]
+) -> None:
+    await log.add(numbered(0))
+    calls.clear()
+    await log.add(numbered(1, 2))
+    assert calls == ["append"]
+    calls.clear()
+    await log.items()
+    assert calls == ["load"]
+    calls.clear()
+    await log.pop()
+    assert calls == ["load", "append", "load"]
+
+
+async def test_reading_does_not_grow_with_what_was_removed(driver: Driver, log: ItemLog) -> None:
+    await log.add(numbered(0, 1, 2))
+    for number in range(200):
+        await log.add(numbered(number))
+        assert await log.pop() == {"n": number}
+        assert len((await raw(driver)).tail) <= 2 * item_log.TOLERATED_WASTE
+    assert numbers(await log.items()) == [0, 1, 2]
+
+
+async def test_a_fold_leaves_nothing_behind_of_what_was_removed_long_ago(driver: Driver) -> None:
+    now = 1000.0
+    log = log_on(driver, clock=lambda: now)
+    await log.add([{"text": "to be taken back"}])
+    await log.pop()
+    now += 3600
+    for number in range(100):
+        await log.add(numbered(number))
+        await log.pop()
+    assert b"to be taken back" not in str(await raw(driver)).encode()
+
+
+async def test_a_log_lives_on_from_what_is_added_and_a_fold_does_not_lengthen_its_life(
+    driver: Driver,
+) -> None:
+    log = log_on(driver, ttl_s=0.5)
+    await log.add(numbered(1))
+    await asyncio.sleep(0.3)
+    assert await fold(driver)
+    await asyncio.sleep(0.3)
+    assert await log.items() == []
+
+
+async def test_what_is_no_object_of_json_is_refused_before_anything_is_written(
+    driver: Driver, log: ItemLog
+) -> None:
+    for bad, path in (
+        ([{}, "text"], r"items\[1\] is str"),
+        ([{"a": {1: 2}}], r"items\[0\]\.a has a key"),
+        ([{"a": {1, 2}}], r"items\[0\]\.a is set"),
+    ):
+        with pytest.raises(InvalidState, match=path):
+            await log.add(bad)  # pyright: ignore[reportArgumentType]
+    assert await driver.load(WHERE) is None
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, "60", float("inf")])
+def test_a_time_to_live_is_a_number_of_seconds(ttl_s: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ttl_s"):
+        Backend(MemoryDriver()).item_log(KEY, "langchain", ttl_s=ttl_s)
+
+
+async def test_logs_of_different_frameworks_never_meet(driver: Driver) -> None:
+    backend = Backend(driver)
+    await backend.item_log(KEY, "langchain").add(numbered(1))
+    await backend.item_log(KEY, "openai-agents").add(numbered(2))
+    assert numbers(await backend.item_log(KEY, "langchain").items()) == [1]
+    assert numbers(await backend.item_log(KEY, "openai-agents").items()) == [2]
+
+
+async def test_a_transform_holds_for_items_too(driver: Driver) -> None:
+    class Reverse:
+        name = "reverse"
+
+        def encode(self, data: bytes, /) -> bytes:
+            return data[::-1]
+
+        decode = encode
+
+    log = Backend(driver, transforms=[Reverse()]).item_log(KEY, "langchain")
+    await log.add([{"text": "secret"}, {}])
+    await log.pop()
+    await fold_with(driver, Codec([Reverse()]))
+    assert b"secret" not in str(await raw(driver)).encode()
+    assert await log.items() == [{"text": "secret"}]
+
+
+async def fold_with(driver: Driver, codec: Codec) -> None:
+    record = await raw(driver)
+    found = items.read(record, codec)
+    body = items.seal_folded(found.fold(found.length, now=0.0, keep_for=60.0), codec)
+    assert await driver.replace(
+        WHERE, body, version="folded", expect=record.version, drop=found.length, ttl=KEEP
+    )
+
+
+# Full records, unreadable ones
+
+
+async def test_a_full_record_is_folded_to_make_room() -> None:
+    driver = MemoryDriver(max_entry_bytes=4_000, max_record_bytes=8_000)
+    await driver.open()
+    log = log_on(driver)
+    await log.add([{"n": 0}])
+    for _ in range(20):
+        await log.add([{"text": "x" * 2_000}])
+        assert await log.pop() == {"text": "x" * 2_000}
+    assert await log.items() == [{"n": 0}]
+
+
+async def test_a_record_that_is_full_of_what_stands_refuses_more_and_keeps_it() -> None:
+    driver = MemoryDriver(max_entry_bytes=2_000, max_record_bytes=4_000)
+    await driver.open()
+    log = log_on(driver)
+    for number in range(3):
+        await log.add([{"n": number, "text": "x" * 1_000}])
+    with pytest.raises(TooLarge) as refused:
+        await log.add([{"n": 3, "text": "x" * 1_000}])
+    assert refused.value.what == "record"
+    assert numbers(await log.items()) == [0, 1, 2]
+    assert (await log.pop() or {})["n"] == 2
+    assert numbers(await log.items()) == [0, 1]
+
+
+async def test_a_log_too_large_for_one_entry_is_not_folded_and_loses_nothing() -> None:
+    driver = MemoryDriver(max_entry_bytes=2_000, max_record_bytes=100_000)
+    await driver.open()
+    log = log_on(driver)
+    for number in range(4):
+        await log.add([{"n": number, "text": "x" * 1_000}])
+    for number in range(50):
+        await log.add(numbered(number))
+        assert await log.pop() == {"n": number}
+    assert (await raw(driver)).body is None
+    assert numbers(await log.items()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"id": "x"},
+        {"id": "x", "add": None},
+        {"id": "x", "add": ["text"]},
+        {"id": "x", "pop": "now"},
+        {"id": "x", "add": [], "pop": 1.0},
+        {"id": 1, "add": []},
+        {"add": []},
+        {"id": "x", "insert": {"at": 0}},
+    ],
+)
+async def test_an_entry_that_this_version_does_not_know_is_corrupt_and_nothing_is_removed_on_top_of_it(
+    driver: Driver, log: ItemLog, content: dict[str, Any]
+) -> None:
+    await log.add(numbered(1))
+    await driver.append(WHERE, CODEC.seal("items", content), birth="b", ttl=None)
+    before = await raw(driver)
+    for work in (log.items(), log.pop()):
+        with pytest.raises(Corrupt, match=driver.name):
+            await work
+    assert await raw(driver) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": None},
+        {"items": [1]},
+        {"forgotten": []},
+        {"forgotten": {"digests": ",a,", "ages": []}},
+        {"popped": []},
+        {"popped": {"x": None}},
+        {"popped": {"x": [1]}},
+        {"popped": {"x": [1, 2]}},
+        {"popped": {"x": ["now", {}]}},
+    ],
+)
+async def test_a_body_with_a_field_of_another_type_is_corrupt(
+    driver: Driver, log: ItemLog, change: dict[str, Any]
+) -> None:
+    content = {"items": [], "forgotten": {"digests": ",", "ages": []}, "popped": {}, **change}
+    body = CODEC.seal("log", content)
+    await driver.replace(WHERE, body, version="v", expect=ABSENT, ttl=None)
+    with pytest.raises(Corrupt):
+        await log.items()
+
+
+async def test_fields_of_a_newer_version_survive_a_fold(driver: Driver, log: ItemLog) -> None:
+    body = items.seal_folded(items.Folded(numbered(1), extra={"mood": [1]}), CODEC)
+    await driver.replace(WHERE, body, version="v", expect=ABSENT, ttl=None)
+    await log.add(numbered(2))
+    assert await fold(driver)
+    folded = (await raw(driver)).body
+    assert folded is not None
+    assert CODEC.open("log", folded)["mood"] == [1]
+    assert numbers(await log.items()) == [1, 2]
+
+
+# Lost answers
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_items_whose_answer_was_lost_are_sent_again_and_stand_once(
+    log: ItemLog, lose: Lose, done: bool
+) -> None:
+    await log.add(numbered(0))
+    lose("append", done=done)
+    await log.add(numbered(1, 2))
+    assert numbers(await log.items()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_removal_whose_answer_was_lost_is_sent_again_and_removes_one(
+    log: ItemLog, lose: Lose, done: bool
+) -> None:
+    await log.add(numbered(0, 1, 2))
+    lose("append", done=done, times=2)
+    assert await log.pop() == {"n": 2}
+    assert numbers(await log.items()) == [0, 1]
+
+
+async def test_a_repeat_that_arrives_after_its_like_was_folded_says_nothing_new(
+    driver: Driver, log: ItemLog, lose: Lose
+) -> None:
+    lose("append", done=True, then=lambda: fold(driver))
+    await log.add(numbered(1))
+    assert numbers(await log.items()) == [1]
+    lose("append", done=True, then=lambda: fold(driver))
+    assert await log.pop() == {"n": 1}
+    assert await log.items() == []
+
+
+async def test_a_removal_that_cannot_be_read_back_is_of_unknown_outcome(
+    driver: Driver, log: ItemLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await log.add(numbered(1, 2))
+    load, loads = driver.load, itertools.count()
+
+    async def down(key: Key) -> Record | None:
+        if next(loads) == 1:
+            raise Unavailable("down", backend=driver.name, operation="load")
+        return await load(key)
+
+    monkeypatch.setattr(driver, "load", down)
+    with pytest.raises(OutcomeUnknown, match=r"pop: an item was removed") as raised:
+        await log.pop()
+    assert isinstance(raised.value.__cause__, Unavailable)
+    assert numbers(await log.items()) == [1]
+
+
+async def test_a_removal_that_was_folded_and_forgotten_before_it_was_read_is_of_unknown_outcome(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_on(driver, clock=lambda: 0.0)
+    await log.add(numbered(1, 2))
+    append = driver.append
+
+    async def slow(*args: Any, **options: Any) -> int:
+        length = await append(*args, **options)
+        await fold(driver, now=3600.0)
+        return length
+
+    monkeypatch.setattr(driver, "append", slow)
+    with pytest.raises(OutcomeUnknown):
+        await log.pop()
+
+
+async def test_a_fold_that_fails_does_not_fail_who_removes_an_item(
+    log: ItemLog, lose: Lose, caplog: pytest.LogCaptureFixture
+) -> None:
+    await log.add(numbered(*range(40)))
+    lose("replace", done=False, times=1000)
+    with caplog.at_level(logging.WARNING, "stm_backends"):
+        assert numbers([await log.pop() or {} for _ in range(40)]) == [*reversed(range(40))]
+    assert "not folded" in caplog.text
+    assert await log.items() == []
+
+
+# Many processes: every interleaving of one call with the calls of another process
+
+Action: TypeAlias = tuple[str, int]
+"""A call by its name, and the number that it adds."""
+
+
+def on_list(state: list[int], action: Action) -> object:
+    name, number = action
+    match name:
+        case "add":
+            state += [number, number + 1]
+        case "pop":
+            return state.pop() if state else None
+        case "clear":
+            state.clear()
+        case "items":
+            return list(state)
+        case _:
+            pass
+    return None
+
+
+async def on_log(driver: Driver, action: Action) -> object:
+    log, (name, number) = log_on(driver, clock=lambda: 0.0), action
+    match name:
+        case "add":
+            await log.add(numbered(number, number + 1))
+        case "pop":
+            item = await log.pop()
+            return item and item["n"]
+        case "clear":
+            await log.clear()
+        case "items":
+            return numbers(await log.items())
+        case _:
+            await fold(driver)
+    return None
+
+
+def possible(state: list[int], one: Action, others: Sequence[Action]) -> Iterator[object]:
+    """Yield what all calls answer, and what is left, for each place of the one among the others.
+
+    Who removes an item, and finds that the log was cleared before the item could be read, answers that
+    there was none: what was removed is erased with the log.
+    """
+    for place in range(len(others) + 1):
+        left, answers = list(state), list[object]()
+        for action in others[:place]:
+            answers.append(on_list(left, action))
+        own = on_list(left, one)
+        for action in others[place:]:
+            answers.append(on_list(left, action))
+        yield own, answers, left
+        if one[0] == "pop" and "clear" in [name for name, _ in others[place:]]:
+            yield None, answers, left
+
+
+class Interrupted:
+    """A driver to which something happens before or after its n-th operation on the log."""
+
+    def __init__(self, inner: Driver, at: int, then: Callable[[], Awaitable[None]]) -> None:
+        self._inner, self._at, self._then = inner, at, then
+        self.moments = 0
+
+    async def _moment(self, operation: str, key: object) -> None:
+        if key == WHERE:
+            self.moments += 1
+            if self.moments - 1 == self._at:
+                await self._then()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if name not in ("load", "append", "replace", "delete"):
+            return value
+
+        async def through(key: Key, *args: Any, **options: Any) -> Any:
+            await self._moment(name, key)
+            answer = await value(key, *args, **options)
+            await self._moment(name, key)
+            return answer
+
+        return through
+
+
+OTHERS = [
+    *itertools.product(["add", "pop", "clear", "fold"], repeat=1),
+    *itertools.product(["add", "pop", "clear", "fold"], repeat=2),
+]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids="-".join)
+@pytest.mark.parametrize("name", ["items", "add", "pop", "clear"])
+@pytest.mark.parametrize("waste", [0, 1000], ids=["folding", "not folding"])
+async def test_whatever_happens_during_a_call_all_calls_answer_as_in_some_order(
+    name: str, others: Sequence[str], waste: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_log, "TOLERATED_WASTE", waste)
+    one: Action = (name, 100)
+    meanwhile = [(other, 200 + 10 * index) for index, other in enumerate(others)]
+    for length in range(4):
+        moment = 0
+        while True:
+            driver = MemoryDriver()
+            await driver.open()
+            state = list(range(length))
+            if state:
+                await log_on(driver).add(numbered(*state))
+            answers: list[object] = []
+
+            async def interfere(driver: Driver = driver, answers: list[object] = answers) -> None:
+                answers.extend([await on_log(driver, action) for action in meanwhile])
+
+            interrupted = Interrupted(driver, moment, interfere)
+            own = await on_log(interrupted, one)  # pyright: ignore[reportArgumentType]
+            if moment >= interrupted.moments:
+                break
+            left = numbers(await log_on(driver).items())
+            assert (own, answers, left) in list(possible(state, one, meanwhile)), (length, moment)
+            moment += 1
+        assert moment, "nothing was interrupted"
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(["pop", "clear", "items", "fold"]), st.just(0)),
+            st.tuples(st.just("add"), st.integers(0, 1000)),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from([0, 2, 1000]),
+)
+def test_one_call_after_the_other_it_is_a_list(actions: list[Action], waste: int) -> None:
+    async def run() -> None:
+        driver = MemoryDriver()
+        await driver.open()
+        state: list[int] = []
+        for action in actions:
+            assert await on_log(driver, action) == on_list(state, action)
+            assert numbers(await log_on(driver).items()) == state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_log, "TOLERATED_WASTE", waste)
+        asyncio.run(run())
+
+
+@given(
+    st.lists(st.one_of(st.lists(st.integers(0, 9), max_size=3), st.none()), max_size=20),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 19), max_size=5),
+)
+def test_folding_any_beginning_changes_nothing_that_is_read(
+    said: list[list[int] | None], count: int, repeats: list[int]
+) -> None:
+    entries = [
+        Pop(f"e{index}", 0.0) if added is None else Add(f"e{index}", numbered(*added))
+        for index, added in enumerate(said)
+    ]
+    entries += [entries[index] for index in repeats if index < len(entries)]
+    tail = tuple(items.seal_entry(entry, CODEC) for entry in entries)
+    whole = items.read(Record("v", None, tail), CODEC)
+    count = min(count, len(tail))
+    body = items.seal_folded(whole.fold(count, now=0.0, keep_for=60.0), CODEC)
+    after = items.read(Record("w", body, tail[count:]), CODEC)
+    assert (after.items, after.popped) == (whole.items, whole.popped)
+    assert 0 <= whole.waste <= whole.length
+
+
+async def test_two_that_add_remove_and_fold_at_once_neither_lose_nor_double_an_item(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_log, "TOLERATED_WASTE", 2)
+    directory = Directory(driver, CODEC)
+    removed: list[int] = []
+
+    async def work(start: int) -> None:
+        log = log_on(driver, directory=directory)
+        for number in range(start, start + 30):
+            await log.add(numbered(number))
+            if number % 3:
+                item = await log.pop()
+                assert item is not None
+                removed.append(item["n"])
+
+    await asyncio.gather(*(work(1000 * pod) for pod in range(4)))
+    left = numbers(await log_on(driver).items())
+    added = [1000 * pod + number for pod in range(4) for number in range(30)]
+    assert sorted(left + removed) == added
+
+
+async def test_a_user_is_listed_before_and_after_a_log_is_born(driver: Driver, log: ItemLog) -> None:
+    backend = Backend(driver)
+    append = driver.append
+
+    async def erased_meanwhile(*args: Any, **options: Any) -> int:
+        assert [user async for user in backend.sessions.users("acme")] == ["u"]
+        await backend.sessions.erase_tenant("acme")
+        return await append(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "append", erased_meanwhile)
+        await log.add(numbered(1))
+    assert [user async for user in backend.sessions.users("acme")] == ["u"]
+
+
+async def test_no_error_shows_an_item_or_a_key(driver: Driver) -> None:
+    log = ItemLog(driver, MemoryKey("ten-ant", "us-er", "sess-ion"), "langchain")
+    await log.add([{"text": "con-tent"}])
+    where = keys.log_key(MemoryKey("ten-ant", "us-er", "sess-ion"), "langchain")
+    await driver.append(where, b'stm/1 items\n{"id":"con-tent"}', birth="b", ttl=None)
+    for work in (log.items(), log.add([{"con-tent": object()}]), log.pop()):
+        with pytest.raises((Corrupt, InvalidState)) as raised:
+            await work
+        shown = json.dumps([str(raised.value), repr(raised.value)])
+        if not isinstance(raised.value, InvalidState):
+            assert not [secret for secret in ("ten-ant", "us-er", "sess-ion", "con-tent") if secret in shown]
+
+
+def test_the_remembered_ids_are_those_of_conversations_too() -> None:
+    ids = [f"e{number}" for number in range(REMEMBERED_IDS)]
+    log = items.Log("v", items.Folded(), [Add(entry_id, []) for entry_id in ids])
+    folded = log.fold(len(ids), now=0.0, keep_for=1.0)
+    again = items.Log("w", folded, [Add(entry_id, numbered(1)) for entry_id in ids])
+    assert again.items == []
+    assert again.waste == len(ids)
