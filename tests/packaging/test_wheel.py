@@ -148,7 +148,7 @@ def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_pat
 
 
 def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> None:
-    """All but what an extra is for: command line, telemetry, the suite for drivers, each framework's module."""
+    """All but what extras are for: command line, telemetry, the suite, each framework's module."""
     program = """
 import importlib, pkgutil, sys
 extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations."))

@@ -56,9 +56,7 @@ def place_in(url: str) -> Iterator[Place]:
     database = f"stm_test_{uuid.uuid4().hex[:12]}"
     with MongoClient(url) as client:
         client[database].command(statements.setup("stm_records"))
-        yield Place(
-            url=mongod.in_database(url, database), database=database, past=Past(client, database)
-        )
+        yield Place(url=mongod.in_database(url, database), database=database, past=Past(client, database))
         client.drop_database(database)
 
 
