@@ -15,7 +15,15 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def test_the_examples_were_found() -> None:
     names = {path.stem for path in EXAMPLES}
-    assert names >= {"basic", "truncation", "persistence", "callbacks", "custom_memory", "planner"}
+    assert names >= {
+        "basic",
+        "truncation",
+        "persistence",
+        "callbacks",
+        "custom_memory",
+        "planner",
+        "openai_agents",
+    }
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
