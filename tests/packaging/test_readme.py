@@ -16,8 +16,9 @@ from stm_backends.sqlite.settings import SqliteSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PENGUIFLOW = (ROOT / "docs" / "penguiflow.md").read_text("utf-8")
-TELEMETRY = (ROOT / "docs" / "telemetry.md").read_text("utf-8")
+GUIDES = [
+    (ROOT / "docs" / name).read_text("utf-8") for name in ("penguiflow.md", "agents.md", "telemetry.md")
+]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -25,7 +26,7 @@ DOCUMENTS = [
 
 EXAMPLES = [
     example
-    for page in (README, PENGUIFLOW, TELEMETRY)
+    for page in (README, *GUIDES)
     for example in re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", page, re.DOTALL)
 ]
 COMMANDS = sorted(set(re.findall(r"^stm-backends ([a-z]+)", README, re.MULTILINE)))
