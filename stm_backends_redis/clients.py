@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -31,21 +31,22 @@ class Connected:
         self._free = asyncio.Semaphore(places)
         self._close = close
 
-    @contextlib.asynccontextmanager
-    async def turn(self, patience: float) -> AsyncGenerator[None]:
-        """Hold a place among the operations under way; raises `Unavailable` if none becomes free."""
+    async def enter(self, patience: float) -> None:
+        """Take a place among the operations under way; raises `Unavailable` if none becomes free."""
         if not self._places:
-            yield
             return
-        # Where a place is free it is had at once, and needs no timer.
+        if not self._free.locked():
+            await self._free.acquire()  # at once, so that it needs no timer
+            return
         try:
-            async with asyncio.timeout(patience) if self._free.locked() else contextlib.nullcontext():
+            async with asyncio.timeout(patience):
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable("more operations are under way than pool_size allows") from None
-        try:
-            yield
-        finally:
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._places:
             self._free.release()
 
     async def close(self) -> None:

@@ -172,7 +172,8 @@ class RedisDriver:
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._settings.deadline_s * 0.8
         command = statement.command
-        async with connected.turn(self._settings.deadline_s / 2):
+        await connected.enter(self._settings.deadline_s / 2)
+        try:
             while True:
                 try:
                     return await send(connected.client, *command, *arguments)
@@ -182,6 +183,8 @@ class RedisDriver:
                     if now() >= give_up_at:
                         raise
                     await asyncio.sleep(random.uniform(0.005, 0.05))
+        finally:
+            connected.leave()
 
     async def _greet(self, client: Client) -> None:
         # A look at a key of ours, so that a user who may use no others is let in.
