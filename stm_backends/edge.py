@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias, TypeVar
 
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -31,20 +30,19 @@ class Places:
         self._patience_s = patience_s
         self._free = asyncio.Semaphore(count)
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncGenerator[None]:
-        """Hold a place; raises `Unavailable` if none becomes free in time."""
-        # Where a place is free it is had at once, and needs no timer.
-        waiting = asyncio.timeout(self._patience_s) if self._free.locked() else contextlib.nullcontext()
+    async def __aenter__(self) -> None:
+        """Take a place; raises `Unavailable` if none becomes free in time."""
+        if not self._free.locked():
+            await self._free.acquire()  # at once, so it needs no timer
+            return
         try:
-            async with waiting:
+            async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable("more operations are under way than pool_size allows") from None
-        try:
-            yield
-        finally:
-            self._free.release()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._free.release()
 
     async def drain(self) -> None:
         """Wait until nothing is under way, and let nothing through any more."""

@@ -228,7 +228,7 @@ class DynamoDriver:
         requests = Requests(self._client, self._settings.table, until=loop.time() + self._settings.deadline_s)
 
         async def in_turn() -> T:
-            async with self._places.turn() if self._places else contextlib.nullcontext():
+            async with self._places or contextlib.nullcontext():
                 return await work(requests, round(self._clock(), 6))
 
         ended: asyncio.Future[None] = loop.create_future()

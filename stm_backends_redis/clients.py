@@ -37,7 +37,7 @@ class Connected:
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold a place among the operations under way; raises `Unavailable` if none becomes free."""
-        return contextlib.nullcontext() if self._places is None else self._places.turn()
+        return contextlib.nullcontext() if self._places is None else self._places
 
     async def close(self) -> None:
         """Wait until nothing is under way, as the deadline sees to, and close what is ours."""
