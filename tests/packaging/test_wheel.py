@@ -22,6 +22,7 @@ pytest.importorskip("build", reason="`nox -s packaging` brings what these tests 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
 FRAMEWORKS = ("openai", "openai-agents", "langchain")
+EXTRAS = (*DRIVERS, "mongo-motor", *FRAMEWORKS, "otel", "cli", "conformance", "all")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
 
 
@@ -117,10 +118,8 @@ def test_pluggy_is_the_only_requirement_without_an_extra(metadata: Metadata) -> 
     assert {each.name for each in metadata.requires_dist or () if each.marker is None} == {"pluggy"}
 
 
-def test_the_extras_are_the_drivers_the_frameworks_telemetry_the_command_line_the_suite_and_all(
-    metadata: Metadata,
-) -> None:
-    assert set(metadata.provides_extra or ()) == {*DRIVERS, *FRAMEWORKS, "otel", "cli", "conformance", "all"}
+def test_the_extras_are_those_of_the_drivers_the_frameworks_and_the_tools(metadata: Metadata) -> None:
+    assert set(metadata.provides_extra or ()) == {*EXTRAS}
 
 
 def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
@@ -130,11 +129,15 @@ def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents:
     assert {section: dict(parsed[section]) for section in parsed.sections()} == {
         "console_scripts": {"stm-backends": "stm_backends.cli:main"},
         "pytest11": {"stm_backends": "stm_backends.testing.plugin"},
-        "stm_backends": {"memory": "stm_backends.reference", "sqlite": "stm_backends.sqlite.plugin"},
+        "stm_backends": {
+            "memory": "stm_backends.reference",
+            "sqlite": "stm_backends.sqlite.plugin",
+            **{driver: f"stm_backends_{driver}.plugin" for driver in DRIVERS},
+        },
     }
 
 
-@pytest.mark.parametrize("extra", [*DRIVERS, *FRAMEWORKS, "otel", "cli", "conformance", "all"])
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", python)
     run(*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extra}]", cwd=tmp_path)
@@ -150,14 +153,30 @@ def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_pat
 def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> None:
     """All but what extras are for: command line, telemetry, the suite, each framework's module."""
     program = """
-import importlib, pkgutil, sys
+import importlib, pkgutil, stm_backends
 extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations."))
-for package in sys.argv[1:]:
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not module.name.startswith(extras):
-            importlib.import_module(module.name)
+for module in pkgutil.walk_packages(stm_backends.__path__, "stm_backends."):
+    if not module.name.startswith(extras):
+        importlib.import_module(module.name)
 """
-    run(python, "-I", "-W", "error", "-c", program, *sorted(PACKAGES), cwd=tmp_path)
+    run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_installed_alone_a_driver_can_be_asked_about_and_says_what_it_lacks(
+    driver: str, python: Path, tmp_path: Path
+) -> None:
+    """Its package, its settings and what it would set up need no client library; opening it does."""
+    program = f"""
+import stm_backends, stm_backends_{driver}.settings, stm_backends_{driver}.statements
+from stm_backends.plugins import schema
+assert schema({driver!r})
+stm_backends.open_backend({driver!r})
+"""
+    done = run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("stm_backends.errors.MissingExtra")
+    assert f'pip install "stm-backends[{driver}]"' in last
 
 
 @pytest.mark.parametrize("extra", FRAMEWORKS)
