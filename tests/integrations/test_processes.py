@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
-from stm_backends import MemoryKey, keys, open_backend
+from stm_backends import MemoryKey, Record, keys, open_backend
 
 PODS, ITEMS = 4, 90
 
@@ -26,7 +27,15 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_processes_that_add_remove_and_fold_at_once_share_out_every_item(tmp_path: Path) -> None:
+async def stored(url: str) -> tuple[list[str], Record | None]:
+    """Return the texts of the items, and the record that holds them."""
+    key = MemoryKey("acme", "u1", "chat")
+    async with open_backend(url) as backend:
+        found = await backend.item_log(key, "openai-agents").items()
+        return [item["text"] for item in found], await backend.driver.load(keys.log_key(key, "openai-agents"))
+
+
+def test_processes_that_add_remove_and_fold_at_once_share_out_every_item(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/stm.db"
     pods = [
         subprocess.Popen(
@@ -38,10 +47,7 @@ async def test_processes_that_add_remove_and_fold_at_once_share_out_every_item(t
     ]
     removed = [text for pod in pods for text in pod.communicate(timeout=120)[0].splitlines()]
     assert [pod.returncode for pod in pods] == [0] * PODS
-    key = MemoryKey("acme", "u1", "chat")
-    async with open_backend(url) as backend:
-        left = [item["text"] for item in await backend.item_log(key, "openai-agents").items()]
-        record = await backend.driver.load(keys.log_key(key, "openai-agents"))
+    left, record = asyncio.run(stored(url))
     added = [f"{pod}-{number}" for pod in range(PODS) for number in range(ITEMS)]
     assert sorted(removed + left) == sorted(added)
     # Some of it was folded on the way.
