@@ -105,6 +105,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """What a turn and a read cost, and whether it grows with the conversation."""
-    session.install(".")
-    session.run("python", "benchmarks/run.py", *session.posargs)
+    """What a turn and a read cost beside a bare round trip, and whether it grows with the conversation."""
+    install_group(session, "services", "bench")
+    session.install("-e", ".[all]")
+    session.run("python", "-m", "benchmarks.run", *session.posargs)

@@ -116,7 +116,7 @@ class Local(Server):
         )
 
 
-class Unfetched(Exception):
+class Unfetched(LookupError):
     """DynamoDB Local cannot be had, for the reason given."""
 
 
