@@ -7,7 +7,7 @@ import re
 from xdist.scheduler import LoadScopeScheduling
 
 _SLOW_TO_START = re.compile(r"tests/services/(mongo|dynamo)/|\[(mongo|dynamo)\b|/test_(ring)\.py")
-_WHOLE_FILES = re.compile(r"(tests/services/\w+/test_(?:cluster|pgbouncer|access)\.py)::")
+_WHOLE_FILES = re.compile(r"(tests/services/\w+/test_(?:cluster|newer|pgbouncer|access)\.py)::")
 
 
 class ByServer(LoadScopeScheduling):
