@@ -69,6 +69,11 @@ _BY_CODE: Final[dict[str, Meaning]] = {
     INVALID: _ALTERED,
 }
 
+# Whoever stands before DynamoDB, such as a firewall or an endpoint's policy, has words of its own.
+_BY_STATUS: Final[dict[int, Meaning]] = {401: _DENIED, 403: _DENIED}
+
+_UNKNOWN: Final[Meaning] = (OutcomeUnknown, "DynamoDB answered an error that is not known")
+
 _BY_CLASS: Final[dict[type[Exception], Meaning]] = {
     exceptions.EndpointConnectionError: _NO_CONNECTION,
     exceptions.ConnectTimeoutError: _NO_CONNECTION,
@@ -90,6 +95,10 @@ def code_of(error: ClientError) -> str:
     return cast("dict[str, Any]", error.response).get("Error", {}).get("Code", "")
 
 
+def _status_of(error: ClientError) -> int:
+    return cast("dict[str, Any]", error.response).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
 def found_by(error: ClientError) -> dict[str, Any]:
     """Return the item that a refused write has met; `{}` if there is none, or the server does not say."""
     return cast("dict[str, Any]", error.response).get("Item", {})
@@ -98,7 +107,7 @@ def found_by(error: ClientError) -> dict[str, Any]:
 def meaning(error: Exception) -> Meaning | None:
     """Return what an error amounts to; nothing of its own text, which may quote a key."""
     if isinstance(error, ClientError):
-        return _BY_CODE.get(code_of(error), (OutcomeUnknown, "DynamoDB answered an error that is not known"))
+        return _BY_CODE.get(code_of(error)) or _BY_STATUS.get(_status_of(error), _UNKNOWN)
     if isinstance(error, exceptions.EndpointConnectionError) and _was_connected(error):
         return _LOST
     for kind in type(error).__mro__:

@@ -28,6 +28,8 @@ _MOVING: Final[Meaning] = (Unavailable, "the cluster is moving this slot, or a n
 _LOGIN: Final[Meaning] = (Denied, "the server does not accept this user and password")
 _FORBIDDEN: Final[Meaning] = (Denied, "this user may not run the commands, or use the keys, that it needs")
 
+_NO_DATABASE: Final[Meaning] = (Unavailable, "the server has no database of this number; see `db`")
+
 _UNEXPECTED: Final[Meaning] = (
     OutcomeUnknown,
     "the server answered with an error that this version does not know",
@@ -85,6 +87,12 @@ _NOT_SENT: Final = re.compile(
 )
 """What the client library says of a `ConnectionError` or `TimeoutError` before anything was sent."""
 
+_WORDLESS: Final[Mapping[str, Meaning]] = {
+    "DB index is out of range": _NO_DATABASE,
+    "invalid DB index": _NO_DATABASE,
+}
+"""What a server answers without such a word, or with one that says nothing: `ERR`, which is left out."""
+
 _FORBIDDEN_IN_SCRIPT: Final = "The user executing the script can't"
 
 _IN_SCRIPT: Final = re.compile(f"(?:^|: -?)({'|'.join(_CODES)}|{_FORBIDDEN_IN_SCRIPT})\\b")
@@ -104,5 +112,7 @@ def meaning(error: BaseException) -> Meaning | None:
             return _REPLICA
     if found is None and isinstance(error, client.ResponseError):
         code = _IN_SCRIPT.search(str(error))
-        return _UNEXPECTED if code is None else _CODES.get(code[1], _FORBIDDEN)
+        if code is None:
+            return _WORDLESS.get(str(error), _UNEXPECTED)
+        return _CODES.get(code[1], _FORBIDDEN)
     return found

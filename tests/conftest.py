@@ -21,23 +21,13 @@ if TYPE_CHECKING:
     from tests.support.mongod import ReplicaSet
     from tests.support.places import Place
 
-GROUPS = {
-    "redis_url": "redis",
-    "postgres_url": "postgres",
-    "replica_set": "mongo",
-    "mongo_url": "mongo",
-    "single": "mongo, a single server",
-    "dynamodb": "dynamo",
-}
-"""Fixtures that are servers, and the name of the tests that share it."""
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Have one worker run all tests that share a server, if that is slow to start."""
+    from tests.support.scheduling import ByServer  # noqa: PLC0415 -- pytest-xdist may not be in use
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one worker of pytest-xdist run all tests that share a server, so that none is started twice."""
-    for item in items:
-        used = [GROUPS[name] for name in getattr(item, "fixturenames", ()) if name in GROUPS]
-        if used and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(used[0]))
+    return ByServer(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -30,23 +30,23 @@ def proxied(place_on: Callable[[str], Place]) -> Iterator[Callable[[str], tuple[
 
 
 @pytest.fixture(scope="session")
-def _authority():
-    """An authority of the tests' own, which vouches for `localhost` and for no address."""
+def ca() -> trustme.CA:
+    """An authority of the tests' own, which vouches for their servers."""
     return trustme.CA()
 
 
 @pytest.fixture(scope="session")
-def server_tls(_authority) -> ssl.SSLContext:
-    """What a server needs for TLS: a certificate of that authority."""
+def server_tls(ca: trustme.CA) -> ssl.SSLContext:
+    """What a server needs for TLS: a certificate of that authority, for `localhost` and for no address."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    _authority.issue_cert("localhost").configure_cert(context)
+    ca.issue_cert("localhost").configure_cert(context)
     return context
 
 
 @pytest.fixture(scope="session")
-def authority(_authority, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def authority(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The certificate of that authority, for clients that trust it."""
-    return _written(_authority, tmp_path_factory)
+    return _written(ca, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

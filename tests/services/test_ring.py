@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from stm_backends import keys, open_backend, records
 from stm_backends.driver import Key, Record
 from tests.support.command_line import cli
@@ -69,7 +67,6 @@ def kill_while_copying(source: str, target: Place, original: dict[Key, Record]) 
     return arrived()
 
 
-@pytest.mark.xdist_group("ring")
 def test_what_comes_out_of_the_last_is_what_went_into_the_first(place_on: Callable[[str], Place]) -> None:
     route = ("redis", "postgres", "mongo", "dynamo", "sqlite")
     first = place_on("sqlite").url

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 SERVERS = {"redis": "redis_url", "postgres": "postgres_url", "mongo": "mongo_url", "dynamo": "dynamodb"}
 """The datastores of many hosts, and the fixtures of `tests/conftest.py` that start them."""
 
-EACH = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SERVERS]
-"""For tests on each of them, in the worker that has started it."""
+EACH = tuple(SERVERS)
+"""For tests on each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import redis
@@ -30,11 +31,19 @@ def find_binary() -> str | None:
 class RedisServer(Server):
     """A server of our own, started with whatever options a test needs."""
 
-    def __init__(self, binary: str, directory: Path, *options: str, config: Path | None = None) -> None:
+    def __init__(
+        self,
+        binary: str | Path,
+        directory: Path,
+        *options: str,
+        config: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = _port()
         self.url = f"redis://127.0.0.1:{self.port}"
         common = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory))
-        super().__init__([binary, *filter(None, [config]), *common, *options], directory, self.ask)
+        command = [binary, *filter(None, [config]), *common, *options]
+        super().__init__(command, directory, self.ask, environment=environment)
 
     def ask(self, *command: str | int) -> object:
         """Return the answer to one command, `PING` unless told otherwise, on a connection of its own."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import uuid
 from asyncio import subprocess
-from subprocess import run
 from urllib.parse import quote_plus
 
 import pytest
@@ -96,24 +94,11 @@ async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(sing
 
 
 @pytest.fixture(scope="module")
-def certificate(unobtainable, tmp_path_factory):
-    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
-    program = shutil.which("openssl")
-    if program is None:
-        unobtainable("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("certificate")
-    subject = "-subj", "/CN=server", "-addext", "subjectAltName=IP:127.0.0.1"
-    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    run([*command, "-keyout", "key", "-out", "certificate"], cwd=folder, check=True, capture_output=True)
-    both = folder / "both.pem"
-    both.write_text((folder / "certificate").read_text() + (folder / "key").read_text())
-    return both
-
-
-@pytest.fixture(scope="module")
-def guarded(mongod_program, certificate, tmp_path_factory):
+def guarded(mongod_program, ca, tmp_path_factory):
     """A server with users, and with TLS for those who ask for it."""
-    tls = "--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(certificate)
+    both = tmp_path_factory.mktemp("certificate") / "both.pem"
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(both)
+    tls = "--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(both)
     server = Mongod(mongod_program, tmp_path_factory.mktemp("guarded") / "data", "--auth", *tls)
     server.start()
     with MongoClient(f"mongodb://{server.address}/?directConnection=true") as client:
@@ -145,9 +130,9 @@ async def test_the_permissions_that_the_readme_names_are_all_that_is_needed(guar
         assert await driver.delete(Key("s", user)) is True
 
 
-async def test_a_connection_by_tls_is_made_only_with_a_certificate_that_is_trusted(guarded, certificate):
+async def test_a_connection_by_tls_is_made_only_with_a_certificate_that_is_trusted(guarded, authority):
     url = f"{url_for(guarded, 'writer')}&tls=true"
-    async with opened(f"{url}&tlsCAFile={quote_plus(str(certificate))}", create=True) as driver:
+    async with opened(f"{url}&tlsCAFile={quote_plus(str(authority))}", create=True) as driver:
         assert await driver.load(Key("s", "tls")) is None
     with pytest.raises(Unavailable):
         async with opened(url):
@@ -170,3 +155,21 @@ async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
     with pytest.raises(Denied):
         async with opened(f"mongodb://{guarded.address}/chats"):
             pass
+
+
+async def test_a_secondary_takes_no_writes_and_says_what_it_is(replica_set, replica_place, fresh):
+    async with opened(replica_place.options(collection=fresh), create=True) as driver:
+        await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+    primary = await asyncio.to_thread(replica_set.primary)
+    secondary = next(member for member in replica_set.members if member is not primary)
+    alone = f"mongodb://{secondary.address}/{replica_place.database}?directConnection=true"
+    async with opened(f"{alone}&collection={fresh}&deadline_s=3") as driver:
+        for write in (
+            lambda: driver.append(Key("s", "n"), b"b", birth="v", ttl=None),
+            lambda: driver.replace(Key("s", "n"), b"b", version="w", expect=ANY, ttl=None),
+            lambda: driver.delete(Key("s", "n")),
+        ):
+            with pytest.raises(Unavailable, match="not the primary"):
+                await write()
+    async with opened(replica_place.options(collection=fresh)) as driver:
+        assert await driver.load(Key("s", "n")) == Record("v", None, (b"a",))

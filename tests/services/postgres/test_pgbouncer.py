@@ -13,6 +13,7 @@ from stm_backends.driver import Key
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.postgres.support import drop, fresh_schema, run
+from tests.support import apt
 from tests.support.postgresql import run_as
 from tests.support.servers import Server, free_port
 
@@ -22,10 +23,11 @@ KEY = Key("scope", "name")
 @pytest.fixture(scope="module")
 def pooled(url, postgres_folder):
     """The URL of the shared server by way of a PgBouncer in transaction pooling."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-    if program is None:
+    try:
+        program = apt.find("pgbouncer", "pgbouncer", "libc-ares2", "libevent-2.1-7", copy_to=postgres_folder)
+    except apt.NotAtHand as error:
         # Not from the package index, so that its absence fails nobody.
-        pytest.skip("no PgBouncer here: apt-get install pgbouncer")
+        pytest.skip(str(error))
     port, place = free_port(), postgres_folder / "pgbouncer"
     place.mkdir()
     (place / "pgbouncer.ini").write_text(
@@ -49,7 +51,8 @@ max_client_conn = 200
     user = run_as()
     if user:
         shutil.chown(place, user)
-    server = Server([program, place / "pgbouncer.ini"], place, answers, user=user)
+    command = [program.path, place / "pgbouncer.ini"]
+    server = Server(command, place, answers, environment=program.environment, user=user)
     server.start()
     yield through
     server.stop()

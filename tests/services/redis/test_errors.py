@@ -168,3 +168,10 @@ async def test_a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own(start):
     server = start("--save", "", "--cluster-enabled", "yes")
     with pytest.raises(Unavailable, match="cluster"):
         await open_at(server.url)
+
+
+async def test_a_database_that_is_not_there_is_unavailable_and_named_as_such(start):
+    server = start("--databases", "2")
+    await (await open_at(f"{server.url}/1")).close()
+    with pytest.raises(Unavailable, match="no database of this number"):
+        await open_at(f"{server.url}/2")
