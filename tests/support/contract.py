@@ -1,0 +1,11 @@
+"""Choices among the checks of the contract."""
+
+from __future__ import annotations
+
+from stm_backends.testing import DriverContract
+from stm_backends.testing.contract import check_of
+
+
+def slow_checks(reason: str) -> dict[str, str]:
+    """Return the slow checks of a driver, to opt out of where another class asks the same of it."""
+    return {name: reason for name, check in DriverContract.checks().items() if check_of(check).slow}
