@@ -68,6 +68,8 @@ def run_tests(session: nox.Session) -> None:
     """Run pytest on the tree, on real servers, with PenguiFlow and the other frameworks beside it."""
     install_group(session, "test", "telemetry", "services", "penguiflow", "agents")
     session.install("-e", ".[all,mongo-motor]")
+    # LangChain brings a plugin for pytest that takes seconds to import, and the tests start many a pytest.
+    session.env["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
     if session.posargs:
         session.run("python", "-m", "pytest", *session.posargs)
         return

@@ -1,6 +1,6 @@
 """The DynamoDB driver: conversations in one table, an item each.
 
-Importing this package imports no client library; opening a backend does.
+Importing this package imports no client library; its names are looked up when they are asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The memory and the store of this driver by name, for those who wire things by hand."""
+"""The memory and the state store on a client of one's own, for those who wire things by hand.
+
+The table must be there: `stm-backends schema dynamo` prints what sets it up.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.protocols import Summarizer
 from stm_backends.state_store import StateStore
 from stm_backends.types import MemoryKey
-from stm_backends_dynamo.driver import DynamoDriver
-from stm_backends_dynamo.settings import DEFAULT_TABLE, DynamoSettings
+from stm_backends_dynamo.plugin import open_driver
 
 
 class DynamoShortTermMemory(DistributedShortTermMemory):
-    """The memory of one conversation in a table, on a client of your own, which is never closed.
+    """The memory of one conversation in DynamoDB, shared by every process that opens the same key.
 
-    `client` is one of boto3 or aiobotocore. The table must be there. Close it before the client.
+    `client` is one of boto3 or aiobotocore, and never closed here. `options` are those of
+    `open_backend("dynamo", client=client, ...)`, such as `table`.
     """
 
     def __init__(
@@ -27,18 +30,18 @@ class DynamoShortTermMemory(DistributedShortTermMemory):
         *,
         key: MemoryKey,
         summarizer: Summarizer | None = None,
-        table: str = DEFAULT_TABLE,
+        **options: Any,
     ) -> None:
-        driver = DynamoDriver(DynamoSettings(table=table), client=client)
+        driver = open_driver(None, client=client, **options)
         super().__init__(driver, key, config, summarizer=summarizer)
 
 
 class DynamoStateStore(StateStore):
-    """Saved states in a table, on a client of your own, which is never closed.
+    """JSON objects under any string in DynamoDB; satisfies `SupportsMemoryState`.
 
-    `client` is one of boto3 or aiobotocore. The table must be there.
+    Arguments as for `DynamoShortTermMemory`.
     """
 
-    def __init__(self, client: Any, *, table: str = DEFAULT_TABLE) -> None:
-        driver, codec = DynamoDriver(DynamoSettings(table=table), client=client), Codec()
+    def __init__(self, client: Any, **options: Any) -> None:
+        driver, codec = open_driver(None, client=client, **options), Codec()
         super().__init__(driver, codec, Directory(driver, codec))

@@ -6,7 +6,7 @@ Importing this package imports no client library; its names are looked up when t
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from stm_backends_mongo.driver import MongoDriver
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MongoDriver", "MongoSettings", "MongoShortTermMemory", "MongoStateStore", "open_driver"]
 
-_HOMES = {
+_HOMES: Final = {
     "MongoDriver": "driver",
     "MongoSettings": "settings",
     "MongoShortTermMemory": "memory",

@@ -31,7 +31,7 @@ from stm_backends.driver import (
     Traits,
 )
 from stm_backends.edge import Edge
-from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
+from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
 from stm_backends_mongo import statements
 from stm_backends_mongo.client import make_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, meaning
@@ -94,7 +94,8 @@ class MongoDriver:
     async def open(self) -> None:
         """Connect, and see that the collection has been set up. Opening twice is harmless.
 
-        Raises `ConfigurationError` for a collection that was never set up, or in another way.
+        Raises `Unavailable` for a collection that was never set up, and `ConfigurationError` for one that
+        was in another way.
         """
         if self._client is None:
             self._client = make_client(self._settings) if self._given is None else self._given
@@ -299,8 +300,10 @@ def _milliseconds(ttl: float | None) -> int | None:
     return None if ttl is None else max(1, int(min(ttl, _LONGEST_TTL_S) * 1000))
 
 
-def _not_set_up(why: str) -> ConfigurationError:
-    return ConfigurationError(
+def _not_set_up(why: str) -> Unavailable:
+    return Unavailable(
         f"the collection is not set up ({why}); open it once with create=True, or run what "
-        "`stm-backends schema mongo` prints"
+        "`stm-backends schema mongo` prints",
+        backend=MongoDriver.name,
+        operation="open",
     )

@@ -1,4 +1,7 @@
-"""The memory and the state store on a MongoDB client, for those who wire things by hand."""
+"""The memory and the state store on a client of one's own, for those who wire things by hand.
+
+The collection must be there: `stm-backends schema mongo` prints what sets it up.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from stm_backends_mongo.plugin import open_driver
 class MongoShortTermMemory(DistributedShortTermMemory):
     """The memory of one conversation in MongoDB, shared by every process that opens the same key.
 
-    `client` is an `AsyncMongoClient` (or Motor's), which stays the caller's. `settings` are the fields of
-    `MongoSettings` that do not say how to connect, such as `database`. The collection must have been set up.
+    `client` is an `AsyncMongoClient`, or Motor's, and never closed here. `options` are those of
+    `open_backend("mongo", client=client, ...)`, such as `database`.
     """
 
     def __init__(
@@ -27,15 +30,18 @@ class MongoShortTermMemory(DistributedShortTermMemory):
         *,
         key: MemoryKey,
         summarizer: Summarizer | None = None,
-        **settings: Any,
+        **options: Any,
     ) -> None:
-        driver = open_driver(None, client=client, **settings)
+        driver = open_driver(None, client=client, **options)
         super().__init__(driver, key, config, summarizer=summarizer)
 
 
 class MongoStateStore(StateStore):
-    """Saved states in MongoDB; satisfies `SupportsMemoryState`. Arguments as for `MongoShortTermMemory`."""
+    """JSON objects under any string in MongoDB; satisfies `SupportsMemoryState`.
 
-    def __init__(self, client: Any, **settings: Any) -> None:
-        driver, codec = open_driver(None, client=client, **settings), Codec()
+    Arguments as for `MongoShortTermMemory`.
+    """
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        driver, codec = open_driver(None, client=client, **options), Codec()
         super().__init__(driver, codec, Directory(driver, codec))

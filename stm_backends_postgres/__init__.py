@@ -1,16 +1,18 @@
-"""Conversation memory in PostgreSQL, by asyncpg; importing this imports no client library."""
+"""The PostgreSQL driver: each operation one statement, on the tables of one schema.
+
+Importing this package imports no client library; its names are looked up when they are asked for.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from stm_backends_postgres.plugin import open_driver
-from stm_backends_postgres.settings import PostgresSettings
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from stm_backends_postgres.driver import PostgresDriver
     from stm_backends_postgres.memory import PostgresShortTermMemory, PostgresStateStore
+    from stm_backends_postgres.plugin import open_driver
+    from stm_backends_postgres.settings import PostgresSettings
 
 __all__ = [
     "PostgresDriver",
@@ -20,14 +22,16 @@ __all__ = [
     "open_driver",
 ]
 
-_MODULES = {
+_HOMES: Final = {
     "PostgresDriver": "driver",
+    "PostgresSettings": "settings",
     "PostgresShortTermMemory": "memory",
     "PostgresStateStore": "memory",
+    "open_driver": "plugin",
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,7 +1,6 @@
-"""The memory and the store of the core on a pool of one's own, for those who wire things by hand.
+"""The memory and the state store on a client of one's own, for those who wire things by hand.
 
-The tables must be there: `stm-backends schema postgres` prints them, and `open_backend("postgres",
-client=pool, create=True)` sets them up.
+The tables must be there: `stm-backends schema postgres` prints what sets them up.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from stm_backends_postgres.plugin import open_driver
 
 
 class PostgresShortTermMemory(DistributedShortTermMemory):
-    """The memory of one conversation on an `asyncpg.Pool`, shared by every process that opens the same key.
+    """The memory of one conversation in PostgreSQL, shared by every process that opens the same key.
 
-    `options` are those of `open_backend("postgres", client=pool, ...)`, such as `schema`.
+    `client` is an `asyncpg.Pool`, and never closed here. `options` are those of
+    `open_backend("postgres", client=client, ...)`, such as `schema`.
     """
 
     def __init__(
         self,
-        client: object,
+        client: Any,
         config: object | None = None,
         *,
         key: MemoryKey,
@@ -37,8 +37,11 @@ class PostgresShortTermMemory(DistributedShortTermMemory):
 
 
 class PostgresStateStore(StateStore):
-    """Saved states under string keys on an `asyncpg.Pool`; `options` as for `PostgresShortTermMemory`."""
+    """JSON objects under any string in PostgreSQL; satisfies `SupportsMemoryState`.
 
-    def __init__(self, client: object, **options: Any) -> None:
+    Arguments as for `PostgresShortTermMemory`.
+    """
+
+    def __init__(self, client: Any, **options: Any) -> None:
         driver, codec = open_driver(None, client=client, **options), Codec()
         super().__init__(driver, codec, Directory(driver, codec))

@@ -1,6 +1,6 @@
 """The Redis driver: conversations of many machines in Redis or Valkey, one server or a cluster.
 
-Importing this package imports no client library; using its drivers does.
+Importing this package imports no client library; its names are looked up when they are asked for.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from stm_backends_redis.plugin import open_driver
-from stm_backends_redis.settings import RedisSettings
-
 if TYPE_CHECKING:
     from stm_backends_redis.driver import RedisDriver
     from stm_backends_redis.memory import RedisShortTermMemory, RedisStateStore
+    from stm_backends_redis.plugin import open_driver
+    from stm_backends_redis.settings import RedisSettings
 
 __all__ = ["RedisDriver", "RedisSettings", "RedisShortTermMemory", "RedisStateStore", "open_driver"]
 
-_LATE: Final = {
+_HOMES: Final = {
     "RedisDriver": "driver",
+    "RedisSettings": "settings",
     "RedisShortTermMemory": "memory",
     "RedisStateStore": "memory",
+    "open_driver": "plugin",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

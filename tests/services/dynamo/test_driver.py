@@ -22,6 +22,7 @@ from stm_backends.testing import (
     stores_on,
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from tests.support.contract import slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "deadline_s": 2.0}
 
@@ -77,12 +78,14 @@ class TestDynamoDriver(DriverContract):
 class TestDynamoDriverAsUsersHaveIt(DriverContract):
     """The real clock and the default settings."""
 
-    opted_out: ClassVar = {
-        "test_any_history_with_expiry_has_the_answers_of_the_model": (
-            "the real clock goes on during the hundred requests of a history, which the model knows nothing "
-            "of; the class above keeps it, with a clock that waits"
-        )
-    }
+    opted_out: ClassVar = slow_checks(
+        "asked of the same driver above, with a clock that waits",
+        kept=[
+            "test_an_append_sets_the_time_to_live_anew",
+            "test_an_expired_record_is_absent_in_delete",
+            "test_a_lease_whose_process_was_killed_is_free_when_its_time_has_come_and_not_before",
+        ],
+    )
 
     @pytest.fixture
     def datastore(self, place):

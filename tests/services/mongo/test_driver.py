@@ -17,10 +17,10 @@ from stm_backends.testing import (
     memories_on,
     open_at,
 )
-from stm_backends.testing.contract import check_of
 from stm_backends.testing.stores import stores_on
 from stm_backends_mongo import MongoDriver
 from tests.services.mongo.support import COUNTER, open_on_motor
+from tests.support.contract import slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -65,11 +65,7 @@ class TestMongoDriverAsUsersHaveIt(DriverContract):
 
 class TestMongoDriverOnMotorAndASingleServer(DriverContract):
     opted_out: ClassVar = {
-        **{
-            name: "slow, and asked of the same driver on PyMongo above"
-            for name, check in DriverContract.checks().items()
-            if check_of(check).slow
-        },
+        **slow_checks("asked of the same driver on PyMongo above"),
         "test_a_cancelled_append_is_wholly_there_or_not_at_all": (
             "Motor runs each operation in a thread, which goes on when its caller is cancelled: the entry "
             "comes wholly or not at all, but perhaps after later ones"

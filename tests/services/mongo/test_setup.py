@@ -29,7 +29,7 @@ def fresh(place):
 
 
 async def test_a_collection_that_was_not_set_up_is_refused_with_the_remedy(place, fresh):
-    with pytest.raises(ConfigurationError, match="open it once with create=True"):
+    with pytest.raises(Unavailable, match="open it once with create=True"):
         async with opened(place.options(collection=fresh)):
             pass
     async with opened(place.options(collection=fresh), create=True):
@@ -41,7 +41,7 @@ async def test_a_collection_that_was_not_set_up_is_refused_with_the_remedy(place
 
 async def test_a_collection_from_which_nothing_would_be_removed_is_refused(place, fresh):
     place.past.records.database[fresh].insert_one({"_id": 1})
-    with pytest.raises(ConfigurationError, match="nothing would remove what has expired"):
+    with pytest.raises(Unavailable, match="nothing would remove what has expired"):
         async with opened(place.options(collection=fresh)):
             pass
 

@@ -71,7 +71,7 @@ class TestPostgresDriver(DriverContract):
         return Datastore(
             open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=3.0, **SMALL),
             tick=1.0,
-            histories=20,
+            histories=10,
             damage=damage,
             peek=peek,
             outage=proxy.outage,

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import shutil
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -14,6 +15,7 @@ from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.postgres.support import drop, fresh_schema, run
 from tests.support import apt
+from tests.support.contract import slow_checks
 from tests.support.postgresql import run_as
 from tests.support.servers import Server, free_port
 
@@ -89,6 +91,8 @@ async def _set_up(pooled, schema):
 
 
 class TestPostgresDriverBehindPgBouncer(DriverContract):
+    opted_out: ClassVar = slow_checks("asked of the same driver without a pooler")
+
     @pytest.fixture
     def datastore(self, pooled, tables):
         opening = functools.partial(open_at, pooled, schema=tables, pgbouncer=True)

@@ -16,7 +16,7 @@ from stm_backends.driver import ANY, KEEP, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.processes import Task, Worker, ledger
-from stm_backends_redis import RedisDriver, RedisSettings
+from stm_backends_redis import RedisDriver
 from tests.support.servers import Proxy
 
 KEY = Key("tenant:user:memory", "conversation")
@@ -318,7 +318,7 @@ async def test_the_named_classes_work_on_a_client_of_ones_own_without_being_open
         key = stm_backends.MemoryKey("t", "u", "s")
         memory = RedisShortTermMemory(client, config, key=key)
         await memory.add_turn(stm_backends.ConversationTurn("hello", "hi"))
-        again = RedisShortTermMemory(client, config, key=key, settings=RedisSettings(deadline_s=1.0))
+        again = RedisShortTermMemory(client, config, key=key, deadline_s=1.0)
         assert [turn.user_message for turn in await again.turns()] == ["hello"]
         store = RedisStateStore(client)
         await store.save_memory_state("some key", {"a": 1})

@@ -9,9 +9,9 @@ import pytest
 
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
-from stm_backends.testing.contract import check_of
 from tests.services.redis.test_errors import KEY, refused
 from tests.support import apt
+from tests.support.contract import slow_checks
 from tests.support.redis_server import NO_PERSISTENCE, RedisServer
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
@@ -33,11 +33,7 @@ def newer(tmp_path_factory):
 
 
 class TestRedisDriverOnANewerServer(DriverContract):
-    opted_out: ClassVar = {
-        name: "slow, and asked of the same driver on an older server"
-        for name, check in DriverContract.checks().items()
-        if check_of(check).slow
-    }
+    opted_out: ClassVar = slow_checks("asked of the same driver on an older server")
 
     @pytest.fixture
     def datastore(self, newer):

@@ -1,0 +1,67 @@
+"""Knowing one driver is knowing all: what they have in common has the same names everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stm_backends.driver import DEFAULT_DEADLINE_S
+from stm_backends.plugins import open_driver
+from tests.support.places import EACH
+
+NAMES = {"redis": "Redis", "postgres": "Postgres", "mongo": "Mongo", "dynamo": "Dynamo"}
+FILES = ("plugin", "settings", "statements", "driver", "errors", "memory")
+
+pytestmark = pytest.mark.parametrize("datastore", EACH)
+
+
+def package(datastore: str) -> ModuleType:
+    return importlib.import_module(f"stm_backends_{datastore}")
+
+
+def parameters(function: object) -> list[tuple[str, object, object]]:
+    return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
+
+
+def test_each_has_the_same_files_and_public_names(datastore: str) -> None:
+    brought, name = package(datastore), NAMES[datastore]
+    folder = Path(brought.__file__).parent
+    assert {f"{file}.py" for file in FILES} | {"README.md", "py.typed"} <= {
+        file.name for file in folder.iterdir()
+    }
+    kinds = ("Driver", "Settings", "ShortTermMemory", "StateStore")
+    assert set(brought.__all__) == {*(f"{name}{kind}" for kind in kinds), "open_driver"}
+    for public in brought.__all__:
+        assert getattr(brought, public).__module__.startswith(brought.__name__)
+
+
+def test_the_named_classes_are_made_in_the_same_way(datastore: str) -> None:
+    model = importlib.import_module("stm_backends_redis")
+    brought, name = package(datastore), NAMES[datastore]
+    for kind in ("ShortTermMemory", "StateStore"):
+        mine, one = getattr(brought, f"{name}{kind}"), getattr(model, f"Redis{kind}")
+        assert parameters(mine) == parameters(one)
+
+
+def test_settings_of_the_same_meaning_have_the_same_name_and_default(datastore: str) -> None:
+    settings = getattr(package(datastore), f"{NAMES[datastore]}Settings")
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    assert all(field.kw_only for field in fields.values())
+    assert fields["deadline_s"].default == DEFAULT_DEADLINE_S
+    assert "max_entry_bytes" in fields
+    assert settings.__dataclass_params__.frozen
+    for way in (settings.from_url, settings.from_options):
+        assert inspect.getdoc(way).startswith("Return the settings that")
+
+
+def test_the_traits_say_what_the_settings_do(datastore: str) -> None:
+    driver = open_driver(datastore, deadline_s=1.25, max_entry_bytes=1000)
+    assert (driver.name, driver.traits.reach) == (datastore, "network")
+    assert (driver.traits.deadline, driver.traits.max_entry) == (1.25, 1000)
+    assert driver.traits.durability[0].islower()
+    assert not driver.traits.durability.endswith(".")
