@@ -9,7 +9,8 @@ Exceptions to one request an operation, each because a condition can say no more
 - A replace with `expect=ANY, ttl=KEEP` of a record that is not there takes two, likewise.
 - On servers older than June 2023, which do not say what a refused write has met, a lost `replace` takes
   a read more, to tell it from one that was sent again.
-- A record that is refused as too large is read, to say so and how large it would be.
+- A record that is refused as too large is read, to say so and how large it would be, and the write sent
+  again if there is room by now.
 """
 
 from __future__ import annotations
@@ -256,22 +257,28 @@ class DynamoDriver:
         changed: Callable[[Record], Record],
         operation: str,
     ) -> Callable[[Requests, float], Awaitable[T]]:
-        """Let a write that DynamoDB calls invalid raise `TooLarge`, if that is what is wrong with it."""
+        """Let a write that DynamoDB calls invalid raise `TooLarge`, if that is what is wrong with it.
+
+        A record that has room by now was folded or erased between the refusal and the look: the write, of
+        which nothing was done, is sent again.
+        """
 
         async def measured(requests: Requests, now: float) -> T:
-            try:
-                return await work(requests, now)
-            except ClientError as error:
-                if code_of(error) != INVALID:
-                    raise
+            for _ in range(_ROUNDS):
+                try:
+                    return await work(requests, now)
+                except ClientError as error:
+                    if code_of(error) != INVALID:
+                        raise
+                    refused = error
                 record = await self._load(requests, key, now, operation)
                 if record is not None:
                     size = size_of({**key_of(key), **item_of(changed(record), ttl=1.0, now=now)})
                     if size > MAX_RECORD:
                         raise TooLarge(
                             "record", size=size, limit=_MAX_ITEM, backend=self.name, operation=operation
-                        ) from error
-                raise
+                        ) from refused
+            raise refused
 
         return measured
 
