@@ -99,12 +99,7 @@ class DynamoDriver:
         async with self._opening:
             try:
                 if self._client is None:
-                    self._client = self._given or await self._edge.run(
-                        "open", self._closing.enter_async_context(made(self._settings))
-                    )
-                    if self._given is None:
-                        patience_s = self._settings.deadline_s / 2
-                        self._places = Places(self._settings.pool_size, patience_s=patience_s)
+                    self._client = self._given or await self._edge.run("open", self._make_client())
                 if self._create:
                     await table.prepare(self._client, self._settings.table, backend=self.name)
                     self._create = False
@@ -116,9 +111,11 @@ class DynamoDriver:
         """Let what has been sent end, and close the client if it is ours. Twice is harmless."""
         self._client = None
         closing, self._closing = self._closing, AsyncExitStack()
-        if self._running:
-            await asyncio.wait(self._running)
-        await closing.aclose()
+        try:
+            if self._running:
+                await asyncio.wait(self._running)
+        finally:
+            await closing.aclose()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
@@ -220,6 +217,14 @@ class DynamoDriver:
             return Page(names, last["sk"]["S"] if last else None)
 
         return await self._run("scan", work)
+
+    async def _make_client(self) -> Any:
+        closing = AsyncExitStack()
+        client = await closing.enter_async_context(made(self._settings))
+        # Only now, and together: whoever closes meanwhile has closed nothing of this.
+        self._closing = closing
+        self._places = Places(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
+        return client
 
     async def _run(self, operation: str, work: Callable[[Requests, float], Awaitable[T]]) -> T:
         """Run the requests of one operation, which are judged at one instant, within the deadline."""

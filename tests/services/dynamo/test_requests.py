@@ -271,6 +271,24 @@ async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
     client.close()
 
 
+# opening -------------------------------------------------------------------------------------------------
+
+
+async def test_a_table_that_another_creates_is_asked_for_with_pauses_until_it_is_known(old):
+    async with opened(old):
+        driver = DynamoDriver(
+            DynamoSettings(endpoint_url=old.url, table="stm_requests", region="eu-west-1", **PRETENDED),
+            create=True,
+        )
+        unknown = (400, "ResourceNotFoundException")
+        old.script = [unknown, (400, "ResourceInUseException"), unknown, unknown]
+        start = time.monotonic()
+        await driver.open()
+        assert time.monotonic() - start > 0.9
+        assert old.asked[:5] == ["DescribeTable", "CreateTable", *["DescribeTable"] * 3]
+        await driver.close()
+
+
 # what errors mean ----------------------------------------------------------------------------------------
 
 
