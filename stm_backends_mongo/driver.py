@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
 from stm_backends.driver import (
     ABSENT,
     ANY,
@@ -44,9 +44,6 @@ Collection: TypeAlias = AsyncCollection[Document]
 
 _MAX_PAGE: Final = 10_000
 """More names than this, at most 1,000 bytes each, may not fit into one answer."""
-
-_LONGEST_TTL_S: Final = 1e11
-"""Some three thousand years; MongoDB's dates end somewhere beyond."""
 
 
 class MongoDriver:
@@ -296,7 +293,7 @@ class MongoDriver:
 
 def _milliseconds(ttl: float | None) -> int | None:
     """Return a time to live as the server's clock counts it: at least one millisecond."""
-    return None if ttl is None else max(1, int(min(ttl, _LONGEST_TTL_S) * 1000))
+    return None if ttl is None else max(1, int(min(ttl, LONGEST_S) * 1000))
 
 
 def _not_set_up(why: str) -> ConfigurationError:
