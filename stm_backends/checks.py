@@ -43,15 +43,18 @@ def require_fits(
 
 
 def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -> None:
-    """Raise `ConfigurationError`, with a near miss, for a setting that a backend does not have."""
+    """Raise `ConfigurationError`, with a near miss, for a setting that a backend does not have.
+
+    Of what is no word nothing is shown: it may be the end of a password.
+    """
     names = sorted(known)
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigurationError(
-                f"backend {backend!r} has no setting {name!r}; {hint}it has: {', '.join(names)}"
-            )
+            is_word = name.replace("-", "_").isidentifier()
+            what = f"setting {name!r}" if is_word else "such setting ('?' in a password is written %3F)"
+            raise ConfigurationError(f"backend {backend!r} has no {what}; {hint}it has: {', '.join(names)}")
 
 
 def require_seconds(name: str, value: object, *, zero: bool = False) -> None:

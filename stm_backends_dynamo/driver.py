@@ -269,21 +269,22 @@ class DynamoDriver:
         """
 
         async def measured(requests: Requests, now: float) -> T:
-            for _ in range(_ROUNDS):
+            rounds = _ROUNDS
+            while True:
                 try:
                     return await work(requests, now)
                 except ClientError as error:
+                    rounds -= 1
                     if code_of(error) != INVALID:
                         raise
-                    refused = error
-                record = await self._load(requests, key, now, operation)
-                if record is not None:
-                    size = size_of({**key_of(key), **item_of(changed(record), ttl=1.0, now=now)})
-                    if size > MAX_RECORD:
-                        raise TooLarge(
-                            "record", size=size, limit=_MAX_ITEM, backend=self.name, operation=operation
-                        ) from refused
-            raise refused
+                    record = await self._load(requests, key, now, operation)
+                    if record is not None:
+                        size = size_of({**key_of(key), **item_of(changed(record), ttl=1.0, now=now)})
+                        if size > MAX_RECORD:
+                            where = {"backend": self.name, "operation": operation}
+                            raise TooLarge("record", size=size, limit=_MAX_ITEM, **where) from error
+                    if not rounds:
+                        raise
 
         return measured
 
