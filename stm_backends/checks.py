@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
 from stm_backends.driver import AbsentType, AnyType, Expect, KeepType, Ttl
 from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
+
+LONGEST_S: Final = 1e11
+"""Some three thousand years: more is a mistake in a setting, and beyond some calendars of datastores."""
 
 
 def require_ttl(ttl: float | None | KeepType) -> None:
@@ -40,15 +43,18 @@ def require_fits(
 
 
 def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -> None:
-    """Raise `ConfigurationError`, with a near miss, for a setting that a backend does not have."""
+    """Raise `ConfigurationError`, with a near miss, for a setting that a backend does not have.
+
+    Of what is no word nothing is shown: it may be the end of a password.
+    """
     names = sorted(known)
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigurationError(
-                f"backend {backend!r} has no setting {name!r}; {hint}it has: {', '.join(names)}"
-            )
+            is_word = name.replace("-", "_").isidentifier()
+            what = f"setting {name!r}" if is_word else "such setting ('?' in a password is written %3F)"
+            raise ConfigurationError(f"backend {backend!r} has no {what}; {hint}it has: {', '.join(names)}")
 
 
 def require_seconds(name: str, value: object, *, zero: bool = False) -> None:
@@ -57,7 +63,7 @@ def require_seconds(name: str, value: object, *, zero: bool = False) -> None:
         isinstance(value, bool)
         or not isinstance(value, (int, float))
         or not (value > 0 or (zero and value == 0))
-        or value > _LONGEST_S
+        or value > LONGEST_S
     ):
         least = "a number of seconds, at least 0" if zero else "a positive number of seconds"
         raise ConfigurationError(f"{name} is {least}, not {_shown(value)}")
@@ -84,10 +90,6 @@ def not_open(*, backend: str, operation: str) -> Unavailable:
         backend=backend,
         operation=operation,
     )
-
-
-_LONGEST_S = 1e11
-"""Some three thousand years: longer is a mistake, and no clock or datastore counts so far."""
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,8 @@ Exceptions to one request an operation, each because a condition can say no more
 - A replace with `expect=ANY, ttl=KEEP` of a record that is not there takes two, likewise.
 - On servers older than June 2023, which do not say what a refused write has met, a lost `replace` takes
   a read more, to tell it from one that was sent again.
-- A record that is refused as too large is read, to say so and how large it would be.
+- A record that is refused as too large is read, to say so and how large it would be, and the write sent
+  again if there is room by now.
 """
 
 from __future__ import annotations
@@ -98,12 +99,7 @@ class DynamoDriver:
         async with self._opening:
             try:
                 if self._client is None:
-                    self._client = self._given or await self._edge.run(
-                        "open", self._closing.enter_async_context(made(self._settings))
-                    )
-                    if self._given is None:
-                        patience_s = self._settings.deadline_s / 2
-                        self._places = Places(self._settings.pool_size, patience_s=patience_s)
+                    self._client = self._given or await self._edge.run("open", self._make_client())
                 if self._create:
                     await table.prepare(self._client, self._settings.table, backend=self.name)
                     self._create = False
@@ -115,9 +111,11 @@ class DynamoDriver:
         """Let what has been sent end, and close the client if it is ours. Twice is harmless."""
         self._client = None
         closing, self._closing = self._closing, AsyncExitStack()
-        if self._running:
-            await asyncio.wait(self._running)
-        await closing.aclose()
+        try:
+            if self._running:
+                await asyncio.wait(self._running)
+        finally:
+            await closing.aclose()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
@@ -220,6 +218,14 @@ class DynamoDriver:
 
         return await self._run("scan", work)
 
+    async def _make_client(self) -> Any:
+        closing = AsyncExitStack()
+        client = await closing.enter_async_context(made(self._settings))
+        # Only now, and together: whoever closes meanwhile has closed nothing of this.
+        self._closing = closing
+        self._places = Places(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
+        return client
+
     async def _run(self, operation: str, work: Callable[[Requests, float], Awaitable[T]]) -> T:
         """Run the requests of one operation, which are judged at one instant, within the deadline."""
         if self._client is None:
@@ -256,22 +262,29 @@ class DynamoDriver:
         changed: Callable[[Record], Record],
         operation: str,
     ) -> Callable[[Requests, float], Awaitable[T]]:
-        """Let a write that DynamoDB calls invalid raise `TooLarge`, if that is what is wrong with it."""
+        """Let a write that DynamoDB calls invalid raise `TooLarge`, if that is what is wrong with it.
+
+        A record that has room by now was folded or erased between the refusal and the look: the write, of
+        which nothing was done, is sent again.
+        """
 
         async def measured(requests: Requests, now: float) -> T:
-            try:
-                return await work(requests, now)
-            except ClientError as error:
-                if code_of(error) != INVALID:
-                    raise
-                record = await self._load(requests, key, now, operation)
-                if record is not None:
-                    size = size_of({**key_of(key), **item_of(changed(record), ttl=1.0, now=now)})
-                    if size > MAX_RECORD:
-                        raise TooLarge(
-                            "record", size=size, limit=_MAX_ITEM, backend=self.name, operation=operation
-                        ) from error
-                raise
+            rounds = _ROUNDS
+            while True:
+                try:
+                    return await work(requests, now)
+                except ClientError as error:
+                    rounds -= 1
+                    if code_of(error) != INVALID:
+                        raise
+                    record = await self._load(requests, key, now, operation)
+                    if record is not None:
+                        size = size_of({**key_of(key), **item_of(changed(record), ttl=1.0, now=now)})
+                        if size > MAX_RECORD:
+                            where = {"backend": self.name, "operation": operation}
+                            raise TooLarge("record", size=size, limit=_MAX_ITEM, **where) from error
+                    if not rounds:
+                        raise
 
         return measured
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final, TypeAlias
 
+from stm_backends.checks import LONGEST_S
 from stm_backends.driver import Key, Record
 
 Item: TypeAlias = dict[str, dict[str, Any]]
@@ -41,7 +42,8 @@ def life(ttl: float | None, now: float) -> Item:
     """Return the attributes that end a record after so many seconds; none for one that lasts."""
     if ttl is None:
         return {}
-    return {"expires": number(now + ttl), "reap_at": number(math.ceil(now + ttl))}
+    expires = now + min(ttl, LONGEST_S)
+    return {"expires": number(expires), "reap_at": number(math.ceil(expires))}
 
 
 def item_of(record: Record, *, ttl: float | None, now: float) -> Item:

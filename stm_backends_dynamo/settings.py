@@ -79,7 +79,10 @@ class DynamoSettings:
         `dynamodb://TABLE?region=eu-west-1&endpoint_url=http://127.0.0.1:8000`. Credentials have no place
         in a URL. A setting that the two give differently is refused.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigurationError("the dynamo URL has a bracket too many or too few") from None
         if parts.scheme != "dynamodb":
             raise ConfigurationError("a dynamo URL begins with dynamodb://, as in dynamodb://TABLE")
         if "@" in parts.netloc:
@@ -110,7 +113,10 @@ class DynamoSettings:
 
 def _require_endpoint(url: object) -> None:
     """Raise `ConfigurationError` unless this is the URL of a host, and of nobody in particular."""
-    parts = urlsplit(url) if isinstance(url, str) else None
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+    except ValueError:
+        parts = None
     if parts is None or parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
         raise ConfigurationError(
             "endpoint_url is a URL such as http://127.0.0.1:8000, with http or https, a host and no user"

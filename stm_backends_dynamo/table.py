@@ -45,8 +45,10 @@ async def _prepare(requests: Requests) -> None:
             # Another process has been faster.
             if code_of(error) != "ResourceInUseException":
                 raise
+        description = await _description(requests)
+    # For a moment, a table that has just been created is not known everywhere.
     while description is None or description["TableStatus"] in ("CREATING", "UPDATING"):
-        await asyncio.sleep(_POLL_S if description else 0)
+        await asyncio.sleep(_POLL_S)
         description = await _description(requests)
     kinds = {one["AttributeName"]: one["AttributeType"] for one in description["AttributeDefinitions"]}
     keys = [(one["AttributeName"], one["KeyType"]) for one in description["KeySchema"]]

@@ -6,6 +6,7 @@ work; a Motor client that is handed in works just the same.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -17,7 +18,7 @@ from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
 from stm_backends.driver import (
     ABSENT,
     ANY,
@@ -34,7 +35,7 @@ from stm_backends.edge import Edge
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
 from stm_backends_mongo import statements
 from stm_backends_mongo.client import make_client
-from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, meaning
+from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
 
@@ -44,9 +45,6 @@ Collection: TypeAlias = AsyncCollection[Document]
 
 _MAX_PAGE: Final = 10_000
 """More names than this, at most 1,000 bytes each, may not fit into one answer."""
-
-_LONGEST_TTL_S: Final = 1e11
-"""Some three thousand years; MongoDB's dates end somewhere beyond."""
 
 
 class MongoDriver:
@@ -67,6 +65,7 @@ class MongoDriver:
         self._given = client
         self._client: Client | None = client
         self._records: Collection | None = None
+        self._opening = asyncio.Lock()
         if client is None:
             make_client(settings)  # connects nowhere; refuses right here what cannot work
         elif isinstance(client, MongoClient):
@@ -97,16 +96,19 @@ class MongoDriver:
         Raises `Unavailable` for a collection that was never set up, and `ConfigurationError` for one that
         was in another way.
         """
-        if self._client is None:
-            self._client = make_client(self._settings) if self._given is None else self._given
-        records = self._collection_of(self._client)
-        try:
-            with pymongo.timeout(self._patience_s):
-                await self._edge.run("open", self._prepare(records))
-        except BaseException:
-            await self.close()
-            raise
-        self._records = records
+        async with self._opening:
+            if self._given is None and self._records is not None:
+                return
+            if self._client is None:
+                self._client = make_client(self._settings) if self._given is None else self._given
+            records = self._collection_of(self._client)
+            try:
+                with pymongo.timeout(self._patience_s):
+                    await self._edge.run("open", self._prepare(records))
+            except BaseException:
+                await self.close()
+                raise
+            self._records = records
 
     async def close(self) -> None:
         """Close the client, if it was made here, within the deadline. Twice is harmless."""
@@ -209,7 +211,15 @@ class MongoDriver:
         """
         database = records.database
         if self._create:
-            await database.command(statements.setup(records.name))
+            try:
+                await database.command(statements.setup(records.name))
+            except OperationFailure as error:
+                if error.code in OF_ANOTHER_KIND:
+                    raise ConfigurationError(
+                        "the collection is of another kind (a view, capped, a time series), or has an index "
+                        "of that name already; it was left as it is, so choose another collection"
+                    ) from error
+                raise
         try:
             answer = await database.command({"listIndexes": records.name})
         except OperationFailure as error:
@@ -297,7 +307,7 @@ class MongoDriver:
 
 def _milliseconds(ttl: float | None) -> int | None:
     """Return a time to live as the server's clock counts it: at least one millisecond."""
-    return None if ttl is None else max(1, int(min(ttl, _LONGEST_TTL_S) * 1000))
+    return None if ttl is None else max(1, int(min(ttl, LONGEST_S) * 1000))
 
 
 def _not_set_up(why: str) -> Unavailable:

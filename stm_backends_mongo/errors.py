@@ -24,6 +24,9 @@ from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 NOT_SET_UP: Final = frozenset({26})
 """NamespaceNotFound: there is no such collection."""
 
+OF_ANOTHER_KIND: Final = frozenset({67, 72, 85, 86, 166})
+"""What setting up answers for a capped collection, a time series, an index in the way, and a view."""
+
 BEYOND_A_DOCUMENT: Final = frozenset({10334, 17419, 17420})
 """BSONObjectTooLarge, and an update whose result would be larger than a document can be: not done."""
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
 from stm_backends.driver import (
     ANY,
     KEEP,
@@ -44,8 +44,6 @@ _PURGE_EVERY: Final = 16
 """One write in so many, by chance, removes up to twice as many expired records."""
 
 _MAX_PAGE: Final = 10_000
-_LONGEST_TTL_S: Final = 1e11
-"""Some three thousand years; PostgreSQL's calendar ends, and infinity is `None`."""
 
 _DURABILITY: Final = {
     "off": "survives the death of any client; a crash of the server may take the last moments",
@@ -284,7 +282,7 @@ class PostgresDriver:
 
 def _seconds(ttl: float | None | KeepType) -> float | None:
     """Return a time to live as the statements want it; `KEEP` on nothing is for ever."""
-    return None if ttl is None or ttl is KEEP else min(float(ttl), _LONGEST_TTL_S)
+    return None if ttl is None or ttl is KEEP else min(float(ttl), LONGEST_S)
 
 
 def _is_purging() -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
 
-from stm_backends.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
 from stm_backends.driver import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.edge import Edge
 from stm_backends.errors import Corrupt, TooLarge, located
@@ -231,4 +231,4 @@ def _milliseconds(ttl: float | None | KeepType) -> Argument:
     """Return a time to live as the scripts take it."""
     if isinstance(ttl, Ttl):
         return ttl.value
-    return "" if ttl is None else math.ceil(ttl * 1000)
+    return "" if ttl is None else math.ceil(min(ttl, LONGEST_S) * 1000)

@@ -123,6 +123,17 @@ class Expiry(Contract):
         must_be(await driver.load(mortal), None, "KEEP leaves the end of its life where it was")
         must_be(await driver.load(lasting), folded, "KEEP gives no end to a record without one")
 
+    @check("driver.lifetime")
+    async def test_a_time_to_live_past_every_calendar_is_a_very_long_one(self, bench: Bench) -> None:
+        driver, key, saved = await bench.driver(), bench.key(), bench.key()
+        for length in (1, 2):
+            must_be(await driver.append(key, b"a", birth="birth", ttl=1e300), length, "it may live so long")
+        done = await driver.replace(saved, b"body", version="v1", expect=ANY, ttl=1e300)
+        must_be(done, True, "it may live so long")
+        must_be(await driver.load(key), Record("birth", None, (b"a", b"a")), "its life is a very long one")
+        must_be(await driver.load(saved), Record("v1", b"body", ()), "its life is a very long one")
+        must_be(await names_in(driver, key.scope), [key.name], "its life is a very long one")
+
     @check("driver.lifetime", slow=True)
     async def test_keep_on_a_record_that_was_not_there_is_for_ever(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()

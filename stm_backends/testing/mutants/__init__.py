@@ -49,6 +49,7 @@ from stm_backends.testing.mutants.keys import (
 )
 from stm_backends.testing.mutants.lives import (
     ClosesEverybodysStore,
+    DatesEveryEnd,
     DeleteCountsTheExpired,
     ExpiredComesBack,
     ExpiredIsListed,
@@ -163,6 +164,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     CounterVersions: Caught("test_a_new_record_is_not_mistaken_for_the_expired_one"),
     KeepIsForEver: Caught("test_keep_never_lengthens_and_never_ends_a_life"),
     RefusalRenewsTheTtl: Caught("test_a_refused_write_does_not_change_the_time_to_live"),
+    DatesEveryEnd: Caught("test_a_time_to_live_past_every_calendar_is_a_very_long_one"),
     ExpiredIsVisible: Caught("test_an_expired_record_is_absent_in_load"),
     ExpiredIsListed: Caught("test_an_expired_record_is_absent_in_scan"),
     ExpiredIsInTheWay: Caught("test_an_expired_record_is_absent_in_replace_absent"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from stm_backends.driver import ANY, AnyType, Key, Page, Record
-from stm_backends.errors import Unavailable
+from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.reference import MemoryDriver
 
 
@@ -34,6 +36,19 @@ class ExpiredComesBack(MemoryDriver):
             if found:
                 found.expires = None
         return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
+class DatesEveryEnd(MemoryDriver):
+    """Writes the end of a life as a date, of which there are not enough."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        if ttl is not None:
+            try:
+                datetime.fromtimestamp(ttl, UTC)
+            except (OverflowError, ValueError, OSError):
+                raise OutcomeUnknown("the end was refused", backend=self.name, operation="append") from None
+        return length
 
 
 class DeleteCountsTheExpired(MemoryDriver):

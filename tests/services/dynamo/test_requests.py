@@ -8,6 +8,7 @@ import functools
 import json
 import threading
 import time
+from collections.abc import Awaitable, Callable
 
 import boto3
 import pytest
@@ -25,17 +26,23 @@ KEY = Key("acme:u1:memory", "chat")
 
 
 class Requests:
-    """A DynamoDB that notes what it is asked, and first gives the answers that it was told to give."""
+    """A DynamoDB that notes what it is asked, and first gives the answers that it was told to give.
+
+    `meanwhile` says what somebody else does just before a request of that name is carried out, once.
+    """
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self.asked: list[str] = []
         self.script: list[tuple[int, str]] = []
+        self.meanwhile: dict[str, Callable[[], Awaitable[object]]] = {}
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.asked.append(request.headers["X-Amz-Target"].partition(".")[2])
+        if meanwhile := self.meanwhile.pop(self.asked[-1], None):
+            await meanwhile()
         if self.script:
             status, code = self.script.pop(0)
             text = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"})
@@ -183,6 +190,29 @@ async def test_a_record_that_grows_too_large_is_read_once_to_say_so(old):
         assert old.asked == ["UpdateItem", "GetItem"]
 
 
+@pytest.mark.parametrize("room", ["folded", "erased"])
+async def test_a_record_that_has_room_again_when_it_is_measured_takes_the_entry_after_all(old, local, room):
+    entry = b"x" * 200_000
+    async with opened(old) as driver, noted(local) as theirs, opened(theirs) as another:
+        for _ in range(2):
+            await driver.append(KEY, entry, birth="v1", ttl=None)
+
+        async def make_room():
+            if room == "erased":
+                assert await another.delete(KEY)
+            else:
+                assert await another.replace(KEY, b"", version="v2", expect="v1", drop=2, ttl=KEEP)
+
+        old.asked.clear()
+        old.meanwhile = {"GetItem": make_room}
+        assert await driver.append(KEY, entry, birth="v3", ttl=None) == 1
+        assert old.asked[:3] == ["UpdateItem", "GetItem", "UpdateItem"]
+        if room == "folded":
+            old.asked.clear()
+            assert await driver.append(KEY, entry, birth="v4", ttl=None) == 2
+            assert (await driver.load(KEY)).version == "v2"
+
+
 # what is sent again --------------------------------------------------------------------------------------
 
 
@@ -241,6 +271,24 @@ async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
     client.close()
 
 
+# opening -------------------------------------------------------------------------------------------------
+
+
+async def test_a_table_that_another_creates_is_asked_for_with_pauses_until_it_is_known(old):
+    async with opened(old):
+        driver = DynamoDriver(
+            DynamoSettings(endpoint_url=old.url, table="stm_requests", region="eu-west-1", **PRETENDED),
+            create=True,
+        )
+        unknown = (400, "ResourceNotFoundException")
+        old.script = [unknown, (400, "ResourceInUseException"), unknown, unknown]
+        start = time.monotonic()
+        await driver.open()
+        assert time.monotonic() - start > 0.9
+        assert old.asked[:5] == ["DescribeTable", "CreateTable", *["DescribeTable"] * 3]
+        await driver.close()
+
+
 # what errors mean ----------------------------------------------------------------------------------------
 
 
@@ -266,7 +314,8 @@ async def test_an_error_of_dynamodb_is_one_of_ours_and_shows_nothing_of_the_key(
             lambda: driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None),
             lambda: driver.delete(KEY),
         ):
-            old.script = [(status, code)]
+            # What is refused as invalid is looked at, and that is refused here, too.
+            old.script = [(status, code)] * (2 if code == "ValidationException" else 1)
             with pytest.raises(kind) as caught:
                 await write()
             assert KEY.scope not in str(caught.value)

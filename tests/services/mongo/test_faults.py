@@ -288,3 +288,15 @@ def test_a_driver_that_was_closed_can_be_opened_in_another_event_loop(place, key
             await driver.close()
 
     assert [asyncio.run(use()) for _ in range(2)] == [1, 2]
+
+
+async def test_opening_again_while_the_server_cannot_be_reached_leaves_the_driver_open(proxied, proxy, key):
+    async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver:
+        proxy.cut()
+        await driver.open()
+        proxy.restore()
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    assert await driver.load(key) is None
+                    break

@@ -29,11 +29,15 @@ async def test_an_example_runs_as_printed(place, program, tmp_path):
         program.replace(printed, place.url).replace('database="app"', f'database="{place.database}"'), "utf-8"
     )
     process = await subprocess.create_subprocess_exec(
-        sys.executable, "-W", "error", "example.py", cwd=tmp_path, stderr=subprocess.PIPE
+        *(sys.executable, "-W", "error", "example.py"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     async with asyncio.timeout(60):
-        assert (await process.communicate())[1] == b""
-    assert process.returncode == 0
+        printed, errors = await process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    assert b"Hi, how can I help?" in printed, "the example stores nothing"
 
 
 def test_the_table_lists_every_setting():

@@ -157,6 +157,7 @@ def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
         "mongodb://user:s3cret@h/chats",
         "mongodb://h/?tlsCertificateKeyFilePassword=s3cret&tls=maybe",
         "mongodb://user:s3cret/x@h/chats",
+        "mongodb://user:so?s3cret@h/chats",
         "mongodb://user:x@s3cret:s3cret/chats",
         "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:s3cret",
         "mongodb://h/?s3crett=1&maxPolSize=s3cret",

@@ -53,6 +53,27 @@ async def test_a_collection_to_which_different_keys_are_one_is_refused(place, fr
             pass
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"capped": True, "size": 100_000},
+        {"timeseries": {"timeField": "at"}},
+        {"viewOn": "stm_records", "pipeline": []},
+        {},
+    ],
+    ids=["capped", "a time series", "a view", "an index in the way"],
+)
+async def test_a_collection_of_another_kind_is_refused_and_left_as_it_is(place, fresh, kind):
+    collection = place.past.records.database.create_collection(fresh, **kind)
+    if not kind:
+        collection.create_index("other", name="stm_expires")
+    before = collection.options()
+    with pytest.raises(ConfigurationError, match="choose another collection"):
+        async with opened(place.options(collection=fresh), create=True):
+            pass
+    assert collection.options() == before
+
+
 async def test_ten_processes_that_set_the_collection_up_at_once_all_succeed(place, fresh):
     script = """
 import asyncio, sys

@@ -84,6 +84,7 @@ def test_an_option_that_nobody_knows_is_refused_with_a_near_miss():
         "postgresql://someone:hunter2@host/db?user=a&user=b",
         "postgresql://someone:hunter2@host/db?schema=a&schema=b",
         "postgresql://someone:hunter2@[host/db",
+        "postgresql://someone:so?hunter2@host/db",
         "postgresql://someone:hunter2@host/db?pgbouncer=yes",
         "postgresql://someone:hunter2@host/db?pgbouncer=true&synchronous_commit=off",
     ],

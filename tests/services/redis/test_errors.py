@@ -127,6 +127,10 @@ async def test_users_are_told_what_they_lack(start):
     assert (await enough.scan(KEY.scope, limit=1)).names == (KEY.name,)
     assert await enough.delete(KEY)
     await enough.close()
+    with pytest.raises(Denied, match="may not run"):
+        await open_at(server.url, **login("enough"), db=1)
+    server.ask("ACL", "SETUSER", "enough", "+select")
+    await (await open_at(server.url, **login("enough"), db=1)).close()
     server.ask("CONFIG", "SET", "requirepass", "p")
     with pytest.raises(Denied, match="user and password"):
         await open_at(server.url)

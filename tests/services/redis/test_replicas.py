@@ -9,11 +9,12 @@ import time
 import pytest
 
 from stm_backends.driver import Key, new_version
-from stm_backends.errors import ConfigurationError, OutcomeUnknown, Unavailable
+from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.processes import ledger
 from stm_backends_redis import RedisSettings
 from stm_backends_redis.durability import Safeguard
+from tests.services.redis.conftest import PERMISSIONS
 from tests.support.redis_server import NO_PERSISTENCE, RedisServer
 
 KEY = Key("tenant:user:memory", "conversation")
@@ -114,6 +115,37 @@ async def test_a_write_that_no_replica_confirms_is_unknown_and_one_that_is_confi
             with contextlib.suppress(OutcomeUnknown):
                 assert await driver.replace(KEY, b"body", version="v", expect="birth", drop=2, ttl=None)
                 break
+    await driver.close()
+
+
+async def test_what_was_not_written_needs_no_replica_to_be_known(start):
+    driver = await open_at(f"{start().url}?wait_replicas=1&deadline_s=1&max_record_bytes=10")
+    with pytest.raises(TooLarge):
+        await driver.append(KEY, b"eleven byte", birth="birth", ttl=None)
+    with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+        await driver.append(KEY, b"ten bytes.", birth="birth", ttl=None)
+    await driver.close()
+
+
+async def test_a_user_who_may_not_wait_is_denied_when_opening_and_told_no_lie_when_denied_later(start):
+    server = start()
+    server.ask("ACL", "SETUSER", "user", "on", ">p", "~stm:*", *PERMISSIONS, "-wait")
+    by_user = f"redis://user:p@127.0.0.1:{server.port}?wait_replicas=1&deadline_s=1"
+    with pytest.raises(Denied):
+        await open_at(by_user)
+    server.ask("ACL", "SETUSER", "user", "+wait")
+    driver = await open_at(by_user)
+    server.ask("ACL", "SETUSER", "user", "-wait")
+    with pytest.raises(OutcomeUnknown, match="done, but the server refused to wait"):
+        await driver.append(KEY, b"a", birth="birth", ttl=None)
+    assert (await driver.load(KEY)).tail == (b"a",)
+    await driver.close()
+
+
+async def test_opening_waits_for_no_replica(start):
+    began = time.monotonic()
+    driver = await open_at(f"{start().url}?wait_replicas=1&deadline_s=100")
+    assert time.monotonic() - began < 30
     await driver.close()
 
 

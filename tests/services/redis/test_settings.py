@@ -82,6 +82,7 @@ def test_a_url_says_what_the_options_would(url, settings):
         ("redis://h?key_prefix={x}", "no braces"),
         ("redis://h?pool_sise=3", "did you mean 'pool_size'"),
         ("redis://h?decode_responses=true", "no setting 'decode_responses'"),
+        ("redis://user:12?hunter2@h", "no such setting"),
         ("redis://h?pool_size=0", "pool_size"),
         ("redis://h?pool_size=1&pool_size=2", "twice"),
         ("redis://h?deadline_s=soon", "not a number"),
@@ -94,6 +95,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(url, says):
     with pytest.raises(ConfigurationError) as caught:
         RedisSettings.from_url(url)
     assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
