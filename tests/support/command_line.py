@@ -25,7 +25,7 @@ def cli(*arguments: object, timeout: float = 100, **environment: str) -> subproc
 def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
     """Run a replay; returns its exit status and its numbers."""
     numbers = tmp_path / "numbers.json"
-    done = cli("replay", file, "--json", numbers, *options, **environment)
+    done = cli("replay", file, "--json", numbers, *options, timeout=250, **environment)
     assert numbers.exists(), done.stderr
     assert numbers.stat().st_size, done.stderr
     return done.returncode, json.loads(numbers.read_text())

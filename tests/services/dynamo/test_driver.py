@@ -65,7 +65,7 @@ class TestDynamoDriver(DriverContract):
             open=functools.partial(open_at, behind.url, clock=clock, **SMALL, **place.credentials),
             pass_time=clock.pass_time,
             tick=60.0,
-            histories=15,
+            histories=6,
             damage=damage,
             peek=peek,
             outage=proxy.outage,

@@ -50,7 +50,7 @@ class TestMongoDriver(DriverContract):
             outage=proxy.outage,
             handed_in=handed_in,
             round_trips=lambda: COUNTER.count,
-            histories=12,
+            histories=8,
             server=f"{past.server}, a replica set",
         )
 
