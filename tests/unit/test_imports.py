@@ -230,7 +230,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("lease", {"driver"}),
         ("tasks", set[str]()),
         ("observer", set[str]()),
-        ("telemetry", {"driver", "errors", "observer", "types"}),
+        ("telemetry", {"driver", "integrations.extras", "observer", "types"}),
         ("sync.thread", {"errors"}),
         ("sync.summarizers", {"protocols"}),
         ("integration.resolving", {"observer", "types"}),
