@@ -66,6 +66,7 @@ class Sessions:
         """Yield what agent frameworks keep of a user: whose items, and of which conversation.
 
         `list`, `export`, `import_` and `copy` know nothing of these; `erase` and its like erase them.
+        One that is there throughout comes exactly once.
         """
         for kind in keys.LOG_KINDS:
             async for name in records.names(self._driver, keys.scope(tenant, user, kind)):

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from stm_backends.driver import ANY, AbsentType, AnyType, Driver, KeepType, Key, Page, Record, Traits
-from stm_backends.integrations.extras import missing_extra
+from stm_backends.extras import missing_extra
 from stm_backends.observer import KeyPart, Observer, TurnEvent
 from stm_backends.types import MemoryHealth
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from stm_backends.checks import require_count, require_seconds
 from stm_backends.errors import ConfigurationError
-from stm_backends.integrations.extras import missing_extra
+from stm_backends.extras import missing_extra
 from stm_backends.integrations.summary_prompt import messages_for, summary_in
 from stm_backends.policy import BadSummary
 
