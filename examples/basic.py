@@ -1,4 +1,4 @@
-# python examples/basic.py
+# pip install . && python examples/basic.py
 """An agent that knows what was said before. Run it again, or on several terminals at once: it goes on."""
 
 import asyncio

@@ -1,4 +1,4 @@
-# python examples/callbacks.py
+# pip install . && python examples/callbacks.py
 """Be told of turns, of summaries, and of a summarizer that fails and recovers."""
 
 import asyncio

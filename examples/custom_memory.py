@@ -1,4 +1,4 @@
-# python examples/custom_memory.py
+# pip install . && python examples/custom_memory.py
 """A memory of one's own (Layer 4): what the user asks to be remembered is shown for ever.
 
 It stands on two parts of the library, and an agent uses it like any other memory.

@@ -1,4 +1,4 @@
-# pip install "stm-backends[redis]" && python examples/on_redis.py
+# pip install ".[redis]" && python examples/on_redis.py
 """One conversation of two pods in Redis, which `REDIS_URL` names: redis://localhost:6379/0 unless set."""
 
 import asyncio

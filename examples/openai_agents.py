@@ -1,4 +1,4 @@
-# pip install openai-agents && python examples/openai_agents.py
+# pip install ".[openai-agents]" && python examples/openai_agents.py
 """The OpenAI Agents SDK on two pods that share one conversation. See docs/agents.md."""
 
 import asyncio

@@ -1,4 +1,4 @@
-# python examples/persistence.py
+# pip install . && python examples/persistence.py
 """A memory in this process, saved in a store. Two processes that save at once lose nothing."""
 
 import asyncio

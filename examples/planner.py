@@ -1,4 +1,4 @@
-# pip install penguiflow==3.11.2 && python examples/planner.py
+# pip install . penguiflow==3.11.2 && python examples/planner.py
 """PenguiFlow's planner on two pods that share one conversation. See docs/penguiflow.md."""
 
 import asyncio

@@ -1,4 +1,4 @@
-# python examples/synchronous.py
+# pip install . && python examples/synchronous.py
 """An agent without an event loop: any number of threads, and a summarizer that is a plain function."""
 
 from concurrent.futures import ThreadPoolExecutor

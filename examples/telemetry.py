@@ -1,4 +1,4 @@
-# pip install opentelemetry-sdk && python examples/telemetry.py
+# pip install ".[otel]" opentelemetry-sdk && python examples/telemetry.py
 """Spans and metrics of a conversation, on the console. Yours would go to a collector."""
 
 import asyncio

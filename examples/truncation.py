@@ -1,4 +1,4 @@
-# python examples/truncation.py
+# pip install . && python examples/truncation.py
 """The last turns and nothing else, no summarizer. Whose turns they are is read from the request."""
 
 import asyncio

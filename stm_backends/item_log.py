@@ -84,7 +84,8 @@ class ItemLog:
 
         Of two that do this at once each gets another item. If the log is cleared meanwhile, the answer may
         be `None`: what was removed is erased with the rest. It takes three round trips, and one more now and
-        then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned.
+        then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned, and `TooLarge`
+        if the log fills its record to the last byte: removing is an entry, too.
         """
         if not (await self._load("pop")).items:
             return None
@@ -115,7 +116,7 @@ class ItemLog:
             return items.read(record, self._codec)
 
     async def _append(self, entry: Entry) -> None:
-        """Append, folding a full record first if that makes room."""
+        """Append, folding a full record first: one body takes less than many entries, and no waste."""
         data = items.seal_entry(entry, self._codec)
         try:
             await self._send(data)
@@ -123,7 +124,7 @@ class ItemLog:
             if error.what == "entry":
                 raise
             log = await self._load("add")
-            if not (log.waste and await self._fold(log)):
+            if not (log.length and await self._fold(log)):
                 raise
             await self._send(data)
 

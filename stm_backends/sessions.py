@@ -33,6 +33,7 @@ from stm_backends.errors import (
     SessionNotFound,
     located,
 )
+from stm_backends.keys import LogKind
 from stm_backends.policy import Body
 from stm_backends.snapshot import Snapshot
 from stm_backends.types import MemoryHealth, MemoryKey
@@ -60,6 +61,16 @@ class Sessions:
         """Yield the conversations of a user; one that is there throughout comes exactly once."""
         async for name in records.names(self._driver, keys.scope(tenant, user, "memory")):
             yield MemoryKey(tenant, user, keys.unname(name))
+
+    async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
+        """Yield what agent frameworks keep of a user: whose items, and of which conversation.
+
+        `list`, `export`, `import_` and `copy` know nothing of these; `erase` and its like erase them.
+        One that is there throughout comes exactly once.
+        """
+        for kind in keys.LOG_KINDS:
+            async for name in records.names(self._driver, keys.scope(tenant, user, kind)):
+                yield kind, MemoryKey(tenant, user, keys.unname(name))
 
     async def export(self, key: MemoryKey) -> dict[str, Any]:
         """Return one conversation as JSON, read in one snapshot and left as it is.

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from stm_backends.driver import ANY, AbsentType, AnyType, Driver, KeepType, Key, Page, Record, Traits
-from stm_backends.errors import MissingExtra
+from stm_backends.extras import missing_extra
 from stm_backends.observer import KeyPart, Observer, TurnEvent
 from stm_backends.types import MemoryHealth
 
@@ -31,9 +31,7 @@ try:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Link, Span, SpanKind, StatusCode, TracerProvider
 except ModuleNotFoundError as error:
-    raise MissingExtra(
-        'telemetry needs the OpenTelemetry API, which is not installed: pip install "stm-backends[otel]"'
-    ) from error
+    raise missing_extra("otel", error) from error
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 

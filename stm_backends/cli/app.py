@@ -240,10 +240,16 @@ def list_(
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """List the users of a tenant, or the conversations of a user, one a line."""
+    """List the users of a tenant, or the conversations of a user, one a line.
+
+    What agent frameworks keep of a user (sessions of the OpenAI Agents SDK, LangChain's messages) is not
+    listed but counted.
+    """
     unnamed: list[MemoryKey] = []
+    logs = 0
 
     async def work() -> None:
+        nonlocal logs
         tenant, user = transfer.owner(whose)
         async with _existing(backend, url) as opened:
             if user is None:
@@ -255,12 +261,14 @@ def list_(
                     typer.echo(render.plain(key.composite()))
                 except InvalidKey:
                     unnamed.append(key)
+            logs = await transfer.count_logs(opened, tenant, user)
 
     run(work())
     for key in unnamed:
         typer.echo(
             f"There is also {transfer.named(key)}, which only erasing all of the user removes.", err=True
         )
+    _mention(logs, "listed")
 
 
 @app.command("export")
@@ -284,8 +292,11 @@ def export_(
 
     One that cannot be read is named and passed over, and the exit status is 1. The file appears as a
     whole, at the end; if nothing could be exported, what stood there before is kept.
+
+    What agent frameworks keep of a user (sessions of the OpenAI Agents SDK, LangChain's messages) is not
+    written; copy brings it along.
     """
-    unread = 0
+    unread = logs = 0
 
     def failed(key: MemoryKey, error: StmError) -> None:
         nonlocal unread
@@ -293,7 +304,10 @@ def export_(
         fail(error, what=transfer.named(key))
 
     async def work(out: TextIO) -> int:
+        nonlocal logs
         async with _existing(backend, url) as opened:
+            if whose and whose[1]:
+                logs = await transfer.count_logs(opened, whose[0], whose[1])
             return await transfer.write_export(opened, _selected(opened, wanted, whose), out, failed=failed)
 
     with reported():
@@ -307,6 +321,7 @@ def export_(
             raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
         with writing(output) as out:
             count = run(work(out))
+            _mention(logs, "written")
             if unread and not count:
                 raise typer.Exit(FAILED)
     if not is_standard(output):
@@ -383,7 +398,10 @@ def erase(
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """Erase a conversation, or everything of a user or of a tenant, for ever."""
+    """Erase a conversation, or everything of a user or of a tenant, for ever.
+
+    What agent frameworks keep of it goes with it.
+    """
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
         transfer.check(what)
@@ -402,6 +420,16 @@ def erase(
 
 
 app.command()(conformance)
+
+
+def _mention(logs: int, done: str) -> None:
+    """Say that a user has more than conversations, so that nobody takes what was done for all of it."""
+    if logs:
+        what = counted(logs, "log")
+        typer.echo(
+            f"Not {done}: {what} of agent frameworks' items. `copy` brings them along, `erase` takes them.",
+            err=True,
+        )
 
 
 def _existing(backend: str | None, url: str | None) -> Backend:

@@ -175,6 +175,11 @@ def check(what: str) -> None:
         owner(what)
 
 
+async def count_logs(backend: Backend, tenant: str, user: str) -> int:
+    """Return how many logs agent frameworks keep of a user, which no list and no export has."""
+    return len([log async for log in backend.sessions.logs(tenant, user)])
+
+
 async def erase(backend: Backend, what: str) -> int:
     """Erase a conversation, a user or a tenant; returns how many records there were."""
     if what.count(":") > 1:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from stm_backends.backend import Backend
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, located
-from stm_backends.integrations.extras import missing_extra
+from stm_backends.extras import missing_extra
 from stm_backends.types import MemoryKey
 
 try:

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from stm_backends.checks import require_count, require_seconds
 from stm_backends.errors import ConfigurationError
-from stm_backends.integrations.extras import missing_extra
+from stm_backends.extras import missing_extra
 from stm_backends.integrations.summary_prompt import messages_for, summary_in
 from stm_backends.policy import BadSummary
 
@@ -90,7 +90,11 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         return {"summary": summary_in(_text_of(await self._ask(messages)))}
 
     async def _ask(self, messages: list[dict[str, str]]) -> object:
-        """Send a request in the dialect that the endpoint understands, which is found out once."""
+        """Send a request in the dialect that the endpoint understands, which is found out once.
+
+        A refusal of that dialect is an error like any other, after which it is found out anew: behind an
+        endpoint there may be another model by now.
+        """
         dialects = self._dialects
         for cap, options in dialects:
             try:
@@ -103,6 +107,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
                 )
             except (BadRequestError, UnprocessableEntityError):
                 if (cap, options) == dialects[-1]:
+                    self._dialects = _DIALECTS
                     raise
             else:
                 self._dialects = ((cap, options),)

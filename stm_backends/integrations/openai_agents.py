@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from stm_backends.backend import Backend
-from stm_backends.integrations.extras import missing_extra
+from stm_backends.extras import missing_extra
 from stm_backends.types import MemoryKey
 
 try:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from stm_backends import backend as asynchronous
 from stm_backends import policy
@@ -70,6 +71,7 @@ class Backend(AbstractContextManager["Backend"]):
         # Reentrant, because a signal handler may close what is being closed.
         self._lifecycle = threading.RLock()
         self._process = 0
+        self._given_up: WeakSet[threading.Thread] = WeakSet()
         self.state_store = StateStore(backend.state_store, self.run)
 
     @property
@@ -96,12 +98,13 @@ class Backend(AbstractContextManager["Backend"]):
     ) -> Memory:
         """Return the memory of one conversation, shared with every thread and process that asks for its key.
 
-        A summarizer that is a plain function is called in a thread of its own, so it may take its time.
+        A summarizer that is a plain function is called in a thread of its own, so it may take its time,
+        but is to end: while 32 calls run on that took longer than `summarizer_timeout_s`, every other fails.
         Nothing is read or written by this. Raises as the asynchronous one does.
         """
         # Judged as it is: in a thread of its own everything looks callable.
         checked = policy.summarizer_for(as_config(config), summarizer)
-        threaded = None if summarizer is None else in_threads(checked)
+        threaded = None if summarizer is None else in_threads(checked, self._given_up)
 
         async def make() -> Memory:
             return Memory(self._backend.memory(key, config, summarizer=threaded), self.run)

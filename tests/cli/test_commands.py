@@ -262,6 +262,27 @@ def test_every_command_explains_itself():
 # Moving
 
 
+def test_what_agent_frameworks_keep_is_neither_listed_nor_exported_and_that_is_said(url: str, tmp_path: Path):
+    async def add() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            await backend.item_log(TRIP, "langchain").add([{"text": "Hello"}])
+            await backend.item_log(MemoryKey("acme", "u1", "else"), "openai-agents").add([{"text": "Hello"}])
+
+    assert "framework" not in cli("ls", "acme:u1", "--url", url).stderr
+    asyncio.run(add())
+    listed = cli("ls", "acme:u1", "--url", url)
+    assert len(lines(listed)) == 2
+    assert "Not listed: 2 logs of agent frameworks' items" in listed.stderr
+    written = cli("export", "--user", "acme:u1", "--url", url, "-o", str(tmp_path / "out.jsonl"))
+    assert "Not written: 2 logs of agent frameworks' items" in written.stderr
+    assert "framework" not in cli("ls", "acme:u2", "--url", url).stderr
+    # Erasing a conversation erases what frameworks keep of it, and erasing the user erases the rest.
+    assert cli("erase", TRIP.composite(), "--yes", "--url", url).exit_code == 0
+    assert "Not listed: 1 log of" in cli("ls", "acme:u1", "--url", url).stderr
+    assert cli("erase", "acme:u1", "--yes", "--url", url).exit_code == 0
+    assert cli("ls", "acme:u1", "--url", url).stderr == ""
+
+
 def test_what_export_writes_import_reads(url: str, tmp_path: Path):
     file, elsewhere = tmp_path / "out.jsonl", f"sqlite:///{tmp_path}/elsewhere.db"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Iterator
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
@@ -35,11 +35,11 @@ from stm_backends import (
     TooLarge,
     Unavailable,
     open_backend,
+    sync,
 )
 from stm_backends.integrations.langchain import StmChatMessageHistory
 
 KEY = MemoryKey("acme", "u1", "chat")
-T = TypeVar("T")
 
 EVERY_KIND: list[BaseMessage] = [
     SystemMessage("Be brief."),
@@ -244,38 +244,50 @@ def test_methods_that_wait_name_those_that_do_not() -> None:
         history.clear()
 
 
-class Elsewhere:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T], /) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
+def test_with_a_backend_of_the_facade_they_wait(tmp_path: Path) -> None:
+    with sync.open_backend(f"sqlite:///{tmp_path}/stm.db") as backend:
+        history = StmChatMessageHistory(backend.asynchronous, KEY, run=backend.run)
+        history.add_user_message("Hello")
+        history.add_messages([AIMessage("Hi")])
+        assert [message.content for message in history.messages] == ["Hello", "Hi"]
+        assert "Human: Hello" in str(history)
+        history.clear()
+        assert history.messages == []
+    with pytest.raises(Unavailable):
+        _ = history.messages
 
 
-@pytest.fixture
-def elsewhere() -> Iterator[Elsewhere]:
-    thread = Elsewhere()
-    yield thread
-    thread.close()
+def test_on_the_loops_own_thread_they_refuse_instead_of_waiting_for_themselves() -> None:
+    with sync.open_backend("memory://") as backend:
+        history = StmChatMessageHistory(backend.asynchronous, KEY, run=backend.run)
+
+        async def wrong() -> object:
+            return history.messages
+
+        with pytest.raises(ConfigurationError, match="own thread"):
+            backend.run(wrong())
 
 
-def test_with_a_loop_elsewhere_they_wait(elsewhere: Elsewhere, tmp_path: Path) -> None:
-    backend = open_backend(f"sqlite:///{tmp_path}/stm.db")
-    elsewhere.run(backend.open())
-    history = StmChatMessageHistory(backend, KEY, run=elsewhere.run)
-    history.add_user_message("Hello")
-    history.add_messages([AIMessage("Hi")])
-    assert [message.content for message in history.messages] == ["Hello", "Hi"]
-    assert "Human: Hello" in str(history)
-    history.clear()
-    assert history.messages == []
-    elsewhere.run(backend.close())
+def test_using_it_gives_no_warning() -> None:
+    program = """
+import asyncio
+from langchain_core.messages import HumanMessage
+from stm_backends import MemoryKey, open_backend
+from stm_backends.integrations.langchain import StmChatMessageHistory
+
+async def main():
+    async with open_backend("memory://") as backend:
+        history = StmChatMessageHistory(backend, MemoryKey("acme", "u1", "chat"))
+        await history.aadd_messages([HumanMessage("Hello")])
+        print(len(await history.aget_messages()))
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -189,6 +189,23 @@ async def test_a_request_that_is_refused_in_any_case_is_an_error(ask: Summarizer
         assert len(endpoint.requests) == 6
 
 
+async def test_another_model_behind_the_endpoint_is_understood_with_the_next_attempt(
+    ask: Summarizers,
+) -> None:
+    refused = "max_completion_tokens"
+
+    def reply(body: Any) -> Reply:
+        return refusal(400) if refused in body else ANSWER
+
+    with Endpoint(reply) as endpoint:
+        summarize = ask(endpoint)
+        await summarize(REQUEST)
+        refused = "max_tokens"
+        with pytest.raises(openai.BadRequestError):
+            await summarize(REQUEST)
+        assert await summarize(REQUEST) == {"summary": GOOD}
+
+
 @pytest.mark.parametrize(
     "options",
     [

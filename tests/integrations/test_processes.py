@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
+
+import pytest
 
 from stm_backends import MemoryKey, Record, keys, open_backend
+from tests.support.places import EACH, Place
 
-PODS, ITEMS = 4, 90
+PODS, ITEMS = 4, 60
 
 POD = """
 import asyncio, sys
@@ -30,13 +33,17 @@ asyncio.run(main(*sys.argv[1:]))
 async def stored(url: str) -> tuple[list[str], Record | None]:
     """Return the texts of the items, and the record that holds them."""
     key = MemoryKey("acme", "u1", "chat")
-    async with open_backend(url) as backend:
+    async with open_backend(url, create=True) as backend:
         found = await backend.item_log(key, "openai-agents").items()
         return [item["text"] for item in found], await backend.driver.load(keys.log_key(key, "openai-agents"))
 
 
-def test_processes_that_add_remove_and_fold_at_once_share_out_every_item(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/stm.db"
+@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+def test_processes_that_add_remove_and_fold_at_once_share_out_every_item(
+    datastore: str, place_on: Callable[[str], Place]
+) -> None:
+    url = place_on(datastore).url
+    assert asyncio.run(stored(url)) == ([], None)
     pods = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", POD, url, str(pod), str(ITEMS)],

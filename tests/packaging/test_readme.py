@@ -108,11 +108,12 @@ def test_every_path_that_a_document_names_exists(document: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_architecture_has_a_place_for_every_module_of_the_core() -> None:
+def test_the_architecture_has_a_place_for_every_module_of_the_core_and_every_driver() -> None:
     chapters = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("\n## ")
     (house,) = (chapter for chapter in chapters if chapter.startswith("The house"))
     core = ROOT / "stm_backends"
     modules = {path.name for path in core.glob("*.py")} | {
         f"{path.parent.name}/" for path in core.glob("*/*.py")
     }
-    assert set(re.findall(r"`(\w+\.py|\w+/)`", house)) == modules - {"__init__.py"}
+    drivers = {f"{path.parent.name}/" for path in ROOT.glob("stm_backends_*/plugin.py")}
+    assert set(re.findall(r"`(\w+\.py|\w+/)`", house)) == (modules | drivers) - {"__init__.py"}

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import pytest
@@ -219,6 +220,23 @@ async def test_a_full_record_is_folded_to_make_room() -> None:
         await log.add([{"text": "x" * 2_000}])
         assert await log.pop() == {"text": "x" * 2_000}
     assert await log.items() == [{"n": 0}]
+
+
+async def test_a_full_record_of_which_all_stands_is_folded_too_and_takes_more() -> None:
+    driver = MemoryDriver(max_entry_bytes=8_000, max_record_bytes=8_000)
+    await driver.open()
+    log = log_on(driver)
+    for number in range(50):
+        await log.add([{"n": number, "text": "x" * 50}])
+    before = await raw(driver)
+    assert before.body is None
+    with suppress(TooLarge):
+        for number in range(50, 1000):
+            await log.add([{"n": number, "text": "x" * 50}])
+    assert (await raw(driver)).body is not None
+    stored = await log.items()
+    assert numbers(stored) == list(range(len(stored)))
+    assert len(stored) * len(before.tail[0]) > 8_000
 
 
 async def test_a_record_that_is_full_of_what_stands_refuses_more_and_keeps_it() -> None:

@@ -534,6 +534,39 @@ def test_a_program_that_ends_without_closing_ends_and_has_its_backend_closed(url
         assert "while the program ended" in memory.get_llm_context()["conversation_memory"]["summary"]
 
 
+def test_a_summarizer_that_never_returns_does_not_take_ever_more_threads(
+    backend: sync.Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stm_backends.sync.summarizers.GIVEN_UP_AT_MOST", 2)
+    go, calls = threading.Event(), [0]
+
+    def hang(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls[0] += 1
+        go.wait(PATIENCE_S)
+        return {"summary": "late"}
+
+    impatient = ShortTermMemoryConfig(
+        strategy="rolling_summary",
+        budget=MemoryBudget(full_zone_turns=1),
+        summarizer_timeout_s=0.02,
+        retry_backoff_base_s=0.01,
+        degraded_retry_interval_s=0.01,
+    )
+    memory = backend.memory(KEY, impatient, summarizer=hang)
+    for text in ("one", "two"):
+        memory.add_turn(turn(text))
+    until = time.monotonic() + PATIENCE_S
+    while memory.stats.summarizer_failures < 6 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert memory.stats.summarizer_failures >= 6
+    assert calls == [2]
+    # Once they have returned, the memory recovers by itself.
+    go.set()
+    while not memory.stats.summaries and time.monotonic() < until:
+        time.sleep(0.01)
+    assert memory.stats.summaries == 1
+
+
 def test_a_summarizer_that_never_returns_keeps_no_program_from_ending(url: str) -> None:
     done = run_program(
         """

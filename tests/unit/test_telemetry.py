@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import subprocess
 import sys
@@ -35,14 +34,10 @@ from stm_backends.reference import MemoryDriver, MemoryStore
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from stm_backends.telemetry import SECONDS, ObservedDriver, Telemetry
+from stm_backends.telemetry import SECONDS, ObservedDriver
+from tests.support.telemetry import Ear
 
 MARK = "MARKER"
 KEY = MemoryKey(f"{MARK}-tenant", f"{MARK}-user", f"{MARK}-session")
@@ -62,46 +57,6 @@ async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def fail(request: Mapping[str, Any]) -> Mapping[str, Any]:
     raise LookupError(f"cannot summarize {request}")
-
-
-class Ear:
-    """A `Telemetry` and all that it exports."""
-
-    def __init__(self) -> None:
-        self._exporter, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
-        self.tracers, self.meters = TracerProvider(), MeterProvider([self._reader])
-        self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.telemetry = Telemetry(tracer_provider=self.tracers, meter_provider=self.meters)
-
-    @property
-    def spans(self) -> list[ReadableSpan]:
-        return list(self._exporter.get_finished_spans())
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.spans if span.name == name]
-
-    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """Return each metric's points: their attributes, and their value or count."""
-        return {
-            metric.name: [
-                (dict(point.attributes or {}), getattr(point, "value", getattr(point, "count", None)))
-                for point in metric.data.data_points
-            ]
-            for metric in self.metrics()
-        }
-
-    def metrics(self) -> list[Any]:
-        data = self._reader.get_metrics_data()
-        resources = data.resource_metrics if data else []
-        return [
-            metric for resource in resources for scope in resource.scope_metrics for metric in scope.metrics
-        ]
-
-    def exported(self) -> str:
-        """Return all of it, as text."""
-        return "".join(span.to_json() for span in self.spans) + json.dumps(
-            [json.loads(metric.to_json()) for metric in self.metrics()]
-        )
 
 
 @pytest.fixture
@@ -521,3 +476,14 @@ except stm_backends.MissingExtra as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert 'pip install "stm-backends[otel]"' in done.stdout, done.stderr
+
+
+def test_a_module_that_the_api_itself_lacks_is_no_matter_of_the_extra() -> None:
+    program = """
+import sys
+sys.modules["typing_extensions"] = None
+import stm_backends.telemetry
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: import of typing_extensions")

@@ -12,7 +12,7 @@ def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:
     it is.
     """
     module = (error.name or "").partition(".")[0]
-    if module not in _BROUGHT[extra]:
+    if module != _BROUGHT[extra]:
         return error
     missing = MissingExtra(
         f'this needs the module {module!r}, which is not installed: pip install "stm-backends[{extra}]"'
@@ -21,5 +21,10 @@ def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:
     return missing
 
 
-_BROUGHT = {"openai": {"openai"}, "openai-agents": {"agents"}, "langchain": {"langchain_core"}}
+_BROUGHT = {
+    "openai": "openai",
+    "openai-agents": "agents",
+    "langchain": "langchain_core",
+    "otel": "opentelemetry",
+}
 """The module that each extra is there for."""

@@ -1,0 +1,54 @@
+"""A `Telemetry` and all that it exports, for tests to look at. Needs OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from stm_backends.telemetry import Telemetry
+
+
+class Ear:
+    """A `Telemetry` and all that it exports."""
+
+    def __init__(self) -> None:
+        self._exporter, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
+        self.tracers, self.meters = TracerProvider(), MeterProvider([self._reader])
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.telemetry = Telemetry(tracer_provider=self.tracers, meter_provider=self.meters)
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._exporter.get_finished_spans())
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.name == name]
+
+    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+        """Return each metric's points: their attributes, and their value or count."""
+        return {
+            metric.name: [
+                (dict(point.attributes or {}), getattr(point, "value", getattr(point, "count", None)))
+                for point in metric.data.data_points
+            ]
+            for metric in self.metrics()
+        }
+
+    def metrics(self) -> list[Any]:
+        data = self._reader.get_metrics_data()
+        resources = data.resource_metrics if data else []
+        return [
+            metric for resource in resources for scope in resource.scope_metrics for metric in scope.metrics
+        ]
+
+    def exported(self) -> str:
+        """Return all of it, as text."""
+        return "".join(span.to_json() for span in self.spans) + json.dumps(
+            [json.loads(metric.to_json()) for metric in self.metrics()]
+        )
