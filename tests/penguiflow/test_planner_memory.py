@@ -17,6 +17,7 @@ import pytest
 from stm_backends import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 from tests.penguiflow import planning
 from tests.penguiflow.planning import KEY, OTHER, ROLLING, Pod, pod
+from tests.support.places import on_each_datastore
 
 TRUNCATION = ShortTermMemoryConfig(strategy="truncation")
 
@@ -71,6 +72,7 @@ async def test_concurrent_conversations_through_one_planner_never_meet(datastore
             assert await queries(one, key) == [f"{key.composite()} {number}" for number in range(4)]
 
 
+@on_each_datastore
 async def test_concurrent_runs_of_one_conversation_on_two_pods_lose_no_turn(datastore: str) -> None:
     async def talk(one: Pod, name: str) -> None:
         for number in range(5):
@@ -84,6 +86,7 @@ async def test_concurrent_runs_of_one_conversation_on_two_pods_lose_no_turn(data
     assert [item for item in stored if item[0] == "a"] == [f"a{number}" for number in range(5)]
 
 
+@on_each_datastore
 async def test_a_summary_written_in_the_background_by_one_pod_is_in_the_next_prompt_of_another(
     datastore: str,
 ) -> None:
@@ -111,12 +114,14 @@ def run_and_die(url: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@on_each_datastore
 def test_the_planner_keeps_its_memory_across_processes_that_are_killed(datastore: str) -> None:
     assert run_and_die(datastore, "run", "q0")["known"] == []
     assert run_and_die(datastore, "run", "q1")["known"] == ["q0"]
     assert run_and_die(datastore, "run", "q2")["known"] == ["q0", "q1"]
 
 
+@on_each_datastore
 def test_a_run_paused_in_a_process_that_is_killed_is_resumed_in_another(datastore: str) -> None:
     run_and_die(datastore, "run", "q0")
     paused = run_and_die(datastore, "run", "ask: may I?")
@@ -152,6 +157,7 @@ async def test_a_conversation_that_runs_inside_a_tool_of_another_keeps_its_turns
         assert shown["delegate: theirs 1"] == ["delegate: theirs 0"]
 
 
+@on_each_datastore
 async def test_a_run_that_fails_stores_nothing_and_leaves_nothing_bound(datastore: str) -> None:
     def broken(_: object) -> dict[str, Any]:
         raise RuntimeError("the model is gone")
@@ -212,6 +218,7 @@ async def test_a_configuration_of_ours_in_place_of_a_memory_is_no_memory(
         assert "memory_get_llm_context_failed" in caplog.text
 
 
+@on_each_datastore
 async def test_when_the_datastore_is_gone_the_planner_answers_without_memory_and_says_so(
     datastore: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ from penguiflow.state.protocol import SupportsMemoryState, SupportsPlannerState
 
 from stm_backends import DefaultShortTermMemory, MemoryKey, ShortTermMemoryConfig, open_backend
 from tests.penguiflow.planning import KEY, OTHER, Pod, pod, tool_context
+from tests.support.places import on_each_datastore
 
 
 def own() -> pf.ShortTermMemoryConfig:
@@ -25,6 +26,7 @@ def test_the_store_has_what_penguiflow_looks_for(datastore: str) -> None:
     assert isinstance(store, SupportsPlannerState)
 
 
+@on_each_datastore
 async def test_penguiflows_own_memory_is_kept_in_the_store_for_the_next_pod(datastore: str) -> None:
     async with pod(datastore, memory=own()) as one, pod(datastore, memory=own()) as two:
         asked: list[str] = []
@@ -49,6 +51,7 @@ async def test_a_run_is_resumed_on_another_pod_with_its_tool_context(datastore: 
         assert two.model.prompts[0].since[-1] == "Resume input: yes"
 
 
+@on_each_datastore
 async def test_of_pods_that_resume_a_run_at_once_one_does(datastore: str) -> None:
     async def resume(on: Pod, token: str) -> Any:
         try:
@@ -105,6 +108,7 @@ async def test_the_pod_that_paused_resumes_from_its_own_memory_and_leaves_the_co
 # ctx.kv
 
 
+@on_each_datastore
 async def test_what_a_tool_keeps_is_there_on_another_pod_for_the_same_session_alone(datastore: str) -> None:
     async def noted(on: Pod, text: str, key: MemoryKey) -> str:
         """Note something and return what the tool said was there before."""

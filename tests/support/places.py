@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 SERVERS = {"redis": "redis_url", "postgres": "postgres_url", "mongo": "mongo_url", "dynamo": "dynamodb"}
 """The datastores of many hosts, and the fixtures of `tests/conftest.py` that start them."""
 
 EACH = tuple(SERVERS)
 """For tests on each of them."""
+
+on_each_datastore = pytest.mark.parametrize("datastore", ["sqlite", *EACH], indirect=True)
+"""Marks a test that takes the URL of a `datastore`, to be run on SQLite too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,7 @@ def server(dynamodb_jar, tmp_path):
 async def test_a_server_that_hangs_is_waited_for_no_longer_than_the_deadline(server, key):
     async with opened(server.place, create=True):
         pass
-    async with opened(server.place, deadline_s=1.0) as driver:
+    async with opened(server.place, deadline_s=2.5) as driver:
         await driver.append(key, b"a", birth="v1", ttl=None)
         server.pause()
         try:
@@ -137,7 +137,7 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_the_deadline(ser
                 start = time.monotonic()
                 with pytest.raises(kind):
                     await operation
-                assert time.monotonic() - start < 4
+                assert time.monotonic() - start < 6
         finally:
             server.go_on()
         assert (await driver.load(key)).tail[0] == b"a"

@@ -204,7 +204,8 @@ async def test_nothing_is_lost_or_doubled_while_the_slot_of_a_conversation_moves
 
 
 async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_half_written(cluster):
-    driver = await open_at(cluster.url, deadline_s=1.5)
+    # Refusals are tried again for four fifths of it; the rest is for a machine that is busy.
+    driver = await open_at(cluster.url, deadline_s=4)
     key = Key("tenant:user:split", "conversation")
     slot = key_slot(place_of(key).encode())
     source = cluster.owner(slot)
