@@ -62,6 +62,7 @@ class Datastore:
     """A datastore in use. `about` says which server, which client library and which durability.
 
     `library` names the functions that the driver awaits and that are not ours: time within is not our own.
+    `blocking` is a bare client that lets the event loop wait, where there is one.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Datastore:
     driver: Driver
     bare: Bare
     library: tuple[tuple[type, str], ...]
+    blocking: Bare | None = None
 
 
 Opened = Callable[[Path], AbstractAsyncContextManager[Datastore]]
@@ -100,6 +102,7 @@ async def _open(driver: Driver) -> AsyncIterator[Driver]:
 async def sqlite(folder: Path) -> AsyncIterator[Datastore]:
     """A file, and beside it a bare statement by way of the same hand-off from the event loop."""
     bare = BareSqlite(folder / "bare.db")
+    blocking = BlockingSqlite(folder / "blocking.db")
     async with _open(SqliteDriver(SqliteSettings(path=str(folder / "memory.db")))) as driver:
         try:
             yield Datastore(
@@ -108,30 +111,27 @@ async def sqlite(folder: Path) -> AsyncIterator[Datastore]:
                 driver=driver,
                 bare=bare,
                 library=((ConnectionThread, "run"),),
+                blocking=blocking,
             )
         finally:
+            blocking.connection.close()
             await bare.thread.close(timeout=5)
 
 
-class BareSqlite:
-    """`INSERT` and `SELECT` in the thread of a connection, which is how an event loop stays free."""
+def _connect_bare(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = normal")
+    connection.execute("CREATE TABLE written (id INTEGER PRIMARY KEY, entry BLOB)")
+    connection.execute("CREATE TABLE kept (id INTEGER PRIMARY KEY, entry BLOB)")
+    return connection
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.thread = ConnectionThread(self._connect, name="bare")
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, isolation_level=None)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = normal")
-        connection.execute("CREATE TABLE written (id INTEGER PRIMARY KEY, entry BLOB)")
-        connection.execute("CREATE TABLE kept (id INTEGER PRIMARY KEY, entry BLOB)")
-        return connection
+class _SqliteStatements:
+    """`INSERT` and `SELECT`, however they are run."""
 
     async def _run(self, statement: str, *arguments: object) -> list[Any]:
-        return await self.thread.run(
-            lambda connection: connection.execute(statement, arguments).fetchall(), until=float("inf")
-        )
+        raise NotImplementedError
 
     async def keep(self, place: int, value: bytes) -> None:
         await self._run("INSERT OR REPLACE INTO kept VALUES (?, ?)", place, value)
@@ -141,6 +141,28 @@ class BareSqlite:
 
     async def read(self, place: int) -> object:
         return await self._run("SELECT entry FROM kept WHERE id = ?", place)
+
+
+class BareSqlite(_SqliteStatements):
+    """Statements in the thread of a connection, which is how an event loop stays free."""
+
+    def __init__(self, path: Path) -> None:
+        self.thread = ConnectionThread(lambda: _connect_bare(path), name="bare")
+
+    async def _run(self, statement: str, *arguments: object) -> list[Any]:
+        return await self.thread.run(
+            lambda connection: connection.execute(statement, arguments).fetchall(), until=float("inf")
+        )
+
+
+class BlockingSqlite(_SqliteStatements):
+    """Statements in the event loop's own thread, where everything else waits for them."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = _connect_bare(path)
+
+    async def _run(self, statement: str, *arguments: object) -> list[Any]:
+        return self.connection.execute(statement, arguments).fetchall()
 
 
 @asynccontextmanager

@@ -135,11 +135,15 @@ class Compared:
 
 @dataclass
 class AtLength:
-    """A conversation to which so many turns had been added before."""
+    """A conversation to which so many turns had been added before.
+
+    `blocking` are bare writes and bare reads that the event loop waited for, where they were measured.
+    """
 
     length: int
     add: Compared = field(default_factory=Compared)
     read: Compared = field(default_factory=Compared)
+    blocking: tuple[Calls, Calls] = field(default_factory=lambda: (Calls(), Calls()))
 
 
 @dataclass
@@ -231,8 +235,9 @@ def _rounds_of(length: int, rounds: int) -> Iterator[int]:
 
 
 async def alone(datastore: Datastore, length: int, rounds: int, pause: float) -> AtLength:
-    """Measure one conversation at a time. The four calls of a round come in random order."""
-    driver, bare, result = datastore.driver, datastore.bare, AtLength(length)
+    """Measure one conversation at a time. The calls of a round come in random order."""
+    driver, bare, blocking = datastore.driver, datastore.bare, datastore.blocking
+    result = AtLength(length)
     directory = Directory(driver, Codec())
     for number, count in enumerate(_rounds_of(length, rounds)):
         conversation = Conversation(driver, directory, f"{length} turns, {number}")
@@ -246,6 +251,10 @@ async def alone(datastore: Datastore, length: int, rounds: int, pause: float) ->
                 (result.read.ours, memory.get_llm_context, ()),
                 (result.read.bare, bare.read, (0,)),
             ]
+            if blocking is not None:
+                await conversation.show(blocking, 0)
+                write, read = result.blocking
+                calls += [(write, blocking.write, (0, entry)), (read, blocking.read, (0,))]
             random.shuffle(calls)
             for taken, call, arguments in calls:
                 if await settled(memory):

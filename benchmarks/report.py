@@ -122,6 +122,7 @@ def markdown(results: Results, picture: str | None) -> str:
                 for at in measured.lengths
             ),
         ),
+        *(_blocking(measured) for measured in results.datastores if measured.lengths[-1].blocking[0].times),
         TOGETHER_TEXT.format(count=TOGETHER, requests=REQUESTS_OF_A_FOLD),
         _table(
             [
@@ -187,6 +188,15 @@ def _ends(compared: Sequence[Compared], what: Callable[[Compared], float], goal:
 
 def _times(calls: Calls) -> str:
     return f"{calls.median:,.0f} / {calls.p95:,.0f}"
+
+
+def _blocking(measured: Measured) -> str:
+    at = measured.lengths[-1]
+    write, read = at.blocking
+    return (
+        f"{measured.name} without the hand-off to a thread, the event loop standing still meanwhile: a bare "
+        f"write takes {_times(write)}, a bare read {_times(read)}, after {at.length:,} turns.\n"
+    )
 
 
 def _together(name: str, together: Together) -> list[str]:

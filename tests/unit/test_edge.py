@@ -85,7 +85,7 @@ async def test_more_operations_than_places_wait_for_one_another():
 
     async def work() -> None:
         nonlocal under_way, most
-        async with places.turn():
+        async with places:
             under_way += 1
             most = max(most, under_way)
             await asyncio.sleep(0)
@@ -97,21 +97,21 @@ async def test_more_operations_than_places_wait_for_one_another():
 
 async def test_who_waits_for_a_place_in_vain_is_told_that_nothing_was_done():
     places = Places(1, patience_s=0.02)
-    async with places.turn():
+    async with places:
         with pytest.raises(Unavailable, match="more operations are under way than pool_size allows"):
-            async with places.turn():
+            async with places:
                 pass
-    async with places.turn():
+    async with places:
         pass
 
 
 async def test_draining_waits_for_what_is_under_way():
     places = Places(2, patience_s=0.01)
-    async with places.turn():
+    async with places:
         draining = asyncio.ensure_future(places.drain())
         await asyncio.sleep(0.02)
         assert not draining.done()
     await draining
     with pytest.raises(Unavailable):
-        async with places.turn():
+        async with places:
             pass
