@@ -78,6 +78,8 @@ def stm_backend():
 def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 200) -> tuple[int, str]:
     """Run Python with arguments; returns the exit status and what was printed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))}
+    # A plugin that is only installed beside us, and that takes seconds to import.
+    kept["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
     extra = {"PYTHONPATH": os.pathsep.join([str(path), kept.get("PYTHONPATH", "")])} if path else {}
     done = subprocess.run(
         [sys.executable, *map(str, command)],

@@ -29,7 +29,8 @@ class TestMemoryDriverOnARealClock(DriverContract):
 
     @pytest.fixture
     def datastore(self):
-        return Datastore(open=functools.partial(open_at, f"memory://{uuid.uuid4().hex}", **SMALL), tick=0.1)
+        opening = functools.partial(open_at, f"memory://{uuid.uuid4().hex}", **SMALL)
+        return Datastore(open=opening, tick=0.1, histories=10)
 
 
 async def test_a_driver_that_was_never_opened_is_unavailable():

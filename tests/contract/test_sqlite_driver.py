@@ -49,4 +49,5 @@ class TestSqliteDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, tmp_path):
-        return Datastore(open=functools.partial(open_at, f"sqlite:///{tmp_path}/stm.db"), tick=0.3)
+        opening = functools.partial(open_at, f"sqlite:///{tmp_path}/stm.db")
+        return Datastore(open=opening, tick=0.3, histories=5)

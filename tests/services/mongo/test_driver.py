@@ -24,7 +24,7 @@ from tests.support.contract import slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
-QUICK_S = 1.5
+QUICK_S = 2.5
 """A short deadline, so that an outage does not take long, and long enough for a busy machine."""
 
 
@@ -60,7 +60,7 @@ class TestMongoDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, place):
-        return Datastore(open=functools.partial(open_at, place.url), tick=0.3, histories=6)
+        return Datastore(open=functools.partial(open_at, place.url), tick=0.3, histories=3)
 
 
 class TestMongoDriverOnMotorAndASingleServer(DriverContract):

@@ -86,14 +86,14 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, url, tables):
-        return Datastore(open=functools.partial(open_at, url, schema=tables), histories=12)
+        return Datastore(open=functools.partial(open_at, url, schema=tables), histories=3)
 
 
 class TestMemoriesOnPostgres(PodsContract):
     @pytest.fixture
     def memories(self, through_proxy, proxy, tables):
-        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=1.0)
-        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=1.0)
+        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=2.0)
+        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=2.0)
 
 
 async def version(url):

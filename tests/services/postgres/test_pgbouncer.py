@@ -96,7 +96,7 @@ class TestPostgresDriverBehindPgBouncer(DriverContract):
     @pytest.fixture
     def datastore(self, pooled, tables):
         opening = functools.partial(open_at, pooled, schema=tables, pgbouncer=True)
-        return Datastore(open=opening, tick=0.5, histories=8)
+        return Datastore(open=opening, tick=0.5, histories=3)
 
 
 async def test_writers_on_connections_that_change_all_the_time_lose_nothing(pooled, tables):

@@ -25,7 +25,7 @@ from stm_backends_redis import RedisDriver
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
-QUICK_S = 0.5
+QUICK_S = 1.0
 """A short deadline, so that the lease of a killed pod does not stand long."""
 
 
@@ -58,7 +58,7 @@ class TestRedisDriver(DriverContract):
 
         yield Datastore(
             open=functools.partial(open_at, proxied_url, deadline_s=2.0, **SMALL),
-            histories=15,
+            histories=12,
             damage=damage,
             peek=peek,
             outage=proxy.outage,
@@ -74,7 +74,7 @@ class TestRedisDriverAsUsersHaveIt(DriverContract):
 
     @pytest.fixture
     def datastore(self, redis_url):
-        return Datastore(open=functools.partial(open_at, redis_url), histories=10)
+        return Datastore(open=functools.partial(open_at, redis_url), histories=3)
 
 
 class TestPodsOnRedis(PodsContract):
