@@ -36,8 +36,8 @@ class PinningMemory:
         saved = not turn.user_message.startswith("remember")
         while not saved:  # Saved on the condition that nobody saved in between.
             state, version = await self._store.load_versioned(self._pins)
-            pins = [*(state or {"pins": []})["pins"], turn.user_message]
-            saved = await self._store.save_if(self._pins, {"pins": pins}, expect=version)
+            pins = dict.fromkeys([*(state or {"pins": []})["pins"], turn.user_message])
+            saved = await self._store.save_if(self._pins, {"pins": list(pins)}, expect=version)
 
     async def get_llm_context(self) -> dict:
         context = await self._turns.get_llm_context()

@@ -36,15 +36,15 @@ with sync.open_backend("sqlite:///synchronous.db") as backend:
             memory.flush()  # summaries are written in the background; a service need not wait for them
             context = memory.get_llm_context()["conversation_memory"]
             print(guest, "knows", [turn["user"] for turn in context["recent_turns"]])
-            print("    and that there was", "a table for two" in context["summary"])
+            print("    and of a table for two:", "a table for two" in context["summary"])
 
     backend.state_store.save_memory_state("any key", {"any": "json"})
     print(backend.state_store.load_memory_state("any key"))
 
 # ann knows ['make it three', 'in the garden']
-#     and that there was True
+#     and of a table for two: True
 # bob knows ['make it three', 'in the garden']
-#     and that there was True
+#     and of a table for two: True
 # eve knows ['make it three', 'in the garden']
-#     and that there was True
+#     and of a table for two: True
 # {'any': 'json'}

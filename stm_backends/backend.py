@@ -18,7 +18,7 @@ from stm_backends.codec import Codec, Transform
 from stm_backends.directory import Directory
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import Driver, Key, Traits
-from stm_backends.errors import InvalidKey
+from stm_backends.errors import ConfigurationError, InvalidKey
 from stm_backends.item_log import ItemLog
 from stm_backends.keys import LogKind
 from stm_backends.observer import SILENT, Observer
@@ -81,6 +81,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> None:
         require_count("max_summaries", max_summaries)
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
+        if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+            raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
         self.driver = driver = observer.driver(driver)
         self._observer = observer
         self._codec = Codec(transforms)

@@ -115,7 +115,8 @@ class Driver(Protocol):
     Expired means absent, in every operation, at once, judged at one instant per operation. A time to
     live is seconds from now; `None` is for ever. Every operation ends within the driver's deadline.
     An outage is an error (`Unavailable`, `OutcomeUnknown`), never an empty answer. Cancelling a call
-    leaves the record as it was before or as it is after.
+    leaves the record as it was before or as it is after; a write that was sent already may still be done
+    a moment later.
     """
 
     @property

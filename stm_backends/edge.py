@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
@@ -17,6 +19,32 @@ _LATE: Final[Meaning] = (OutcomeUnknown, "no answer within the deadline")
 
 _READS: Final = frozenset({"open", "load", "scan"})
 """Operations that may be tried again whatever became of them."""
+
+
+_CAUSES: Final[Mapping[type[BaseException], str]] = {
+    socket.gaierror: "the name of the host is not known",
+    ConnectionRefusedError: "refused: nothing listens there",
+    ssl.SSLError: "TLS was not agreed on",
+}
+"""What the system said when no connection came about, which clients tell in many ways or not at all."""
+
+_FURTHEST_CAUSE: Final = 10
+
+
+def with_cause(meaning: Meaning, error: BaseException) -> Meaning:
+    """Return what an error amounts to, with what the system said of the connection if nothing was done."""
+    kind, message = meaning
+    if kind is not Unavailable:
+        return meaning
+    cause: BaseException | None = error
+    for _ in range(_FURTHEST_CAUSE):
+        for cause_kind, words in _CAUSES.items():
+            # Of a name with several addresses, asyncio tells all refusals in the words of one error.
+            several = cause_kind is ConnectionRefusedError and "Connect call failed" in str(cause)
+            if isinstance(cause, cause_kind) or several:
+                return kind, f"{message} ({words})"
+        cause = cause and (cause.__cause__ or cause.__context__)
+    return meaning
 
 
 class Places:
@@ -81,7 +109,7 @@ class Edge:
             meaning = _LATE if late else self._meaning(error)
             if meaning is None:
                 raise
-            raise self._error(operation, meaning) from error
+            raise self._error(operation, with_cause(meaning, error)) from error
 
     def _error(self, operation: str, meaning: Meaning) -> StorageError:
         kind, message = meaning

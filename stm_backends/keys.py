@@ -93,8 +93,10 @@ def blob_key(key: str) -> Key:
     """Return where the saved state of any string key lives.
 
     A composite, and a `kv:v1:tenant:user:...` key, belong to their own tenant and user, so that erasing
-    the user erases them; every other string belongs to `OTHER_BLOBS`.
+    the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for what is none.
     """
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+        raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
     owner = blob_owner(key)
     return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key))
 

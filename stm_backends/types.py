@@ -10,7 +10,7 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -279,7 +279,18 @@ def _copy(cls: type[_T], source: object, error: type[ConfigurationError] = Confi
     try:
         return cls(**{name: value for name, value in given.items() if value is not _LACKING})
     except TypeError as problem:
-        raise error(f"{_kind(source)} is not a {cls.__name__}: {problem}") from None
+        missing = [name for name in _required(cls) if given[name] is _LACKING]
+        what = f"it has no {' and no '.join(missing)}" if missing else str(problem)
+        raise error(f"{_kind(source)} is not a {cls.__name__}: {what}") from None
+
+
+def _required(cls: Any) -> list[str]:
+    """Return the fields of a dataclass that have no default."""
+    return [
+        one.name
+        for one in dataclasses.fields(cls)
+        if one.default is MISSING and one.default_factory is MISSING
+    ]
 
 
 _LACKING = object()

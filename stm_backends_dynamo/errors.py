@@ -32,12 +32,18 @@ _THROTTLED: Final[Meaning] = (Unavailable, "throttled until the deadline; raise 
 _CONFLICT: Final[Meaning] = (Unavailable, "the item is part of a transaction, or of a write elsewhere")
 _NO_TABLE: Final[Meaning] = (
     Unavailable,
-    "there is no such table in this region; create=True creates it, `stm-backends schema dynamo` shows how",
+    (
+        "there is no such table in this region; open once with create=True (`stm-backends ping --create "
+        "--url URL` does), or run what `stm-backends schema --url URL` prints"
+    ),
 )
 _DENIED: Final[Meaning] = (Denied, "these credentials may not do that, or are not valid (any more)")
 _NO_CREDENTIALS: Final[Meaning] = (
     Denied,
-    "no credentials were found, or they could not be had, where AWS programs look for them",
+    (
+        "no credentials were found, or they could not be had, where AWS programs look for them: "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, the role of the host"
+    ),
 )
 _CLOCK: Final[Meaning] = (
     Denied,

@@ -312,8 +312,8 @@ def _milliseconds(ttl: float | None) -> int | None:
 
 def _not_set_up(why: str) -> Unavailable:
     return Unavailable(
-        f"the collection is not set up ({why}); open it once with create=True, or run what "
-        "`stm-backends schema mongo` prints",
+        f"the collection is not set up ({why}); open it once with create=True (`stm-backends ping --create "
+        "--url URL` does), or run what `stm-backends schema --url URL` prints",
         backend=MongoDriver.name,
         operation="open",
     )

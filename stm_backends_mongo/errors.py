@@ -67,7 +67,10 @@ _KINDS: Final[dict[type[Exception], Meaning]] = {
         OutcomeUnknown,
         "written by the primary, but not acknowledged in time by as many members as the durability asks for",
     ),
-    ServerSelectionTimeoutError: (Unavailable, "no server that could do this was found within the deadline"),
+    ServerSelectionTimeoutError: (
+        Unavailable,
+        "no server that could do this was found within the deadline; see hosts, ports and replicaSet",
+    ),
     WaitQueueTimeoutError: (Unavailable, "no connection was free within the deadline"),
     NetworkTimeout: (OutcomeUnknown, "no answer within the deadline"),
     AutoReconnect: (OutcomeUnknown, "the connection was lost"),

@@ -12,7 +12,7 @@ from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.edge import Meaning
+from stm_backends.edge import Meaning, with_cause
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 
 _ALTERED: Final = "the tables of this library were altered by something else"
@@ -20,8 +20,8 @@ _BUSY: Final = (
     "gave way to other transactions, or to their locks; nothing was done, and it may be tried again"
 )
 MISSING: Final = (
-    "the tables of this library are not there; open with create=True, or run what `stm-backends schema "
-    "postgres` prints"
+    "the tables of this library are not there; open once with create=True (`stm-backends ping --create "
+    "--url URL` does), or run what `stm-backends schema --url URL` prints"
 )
 _POOLER: Final = (
     "if a pooler in between gives each transaction another connection, set pgbouncer=True (or, on a pool "
@@ -105,6 +105,7 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
     kind, message = found
     if kind is OutcomeUnknown:
         kind = Unavailable
+    kind, message = with_cause((kind, message), error)
     return kind(message, backend="postgres", operation=operation)
 
 

@@ -71,7 +71,10 @@ _CLASSES: Final[Mapping[type[Exception], Meaning]] = {
     client.ClusterError: _MOVING,
     client.InvalidResponse: (OutcomeUnknown, "the answer was not that of a Redis server"),
     sentinel.MasterNotFoundError: (Unavailable, "no sentinel can be reached that knows the service"),
-    client.RedisClusterException: (Unavailable, "no node of the cluster could be asked for this key"),
+    client.RedisClusterException: (
+        Unavailable,
+        "no node of a cluster could be asked; if it is none, its URL begins with redis://",
+    ),
     # What is left of these two has been sent, as far as anybody knows.
     client.ConnectionError: _LOST,
     client.TimeoutError: _LOST,
@@ -93,6 +96,11 @@ _WORDLESS: Final[Mapping[str, Meaning]] = {
 }
 """What a server answers without such a word, or with one that says nothing: `ERR`, which is left out."""
 
+_NO_COMMAND: Final[Meaning] = (
+    Unavailable,
+    "the server does not know a command that is needed: it is no sentinel, or too old",
+)
+
 _FORBIDDEN_IN_SCRIPT: Final = "The user executing the script can't"
 
 _IN_SCRIPT: Final = re.compile(f"(?:^|: -?)({'|'.join(_CODES)}|{_FORBIDDEN_IN_SCRIPT})\\b")
@@ -113,6 +121,8 @@ def meaning(error: BaseException) -> Meaning | None:
     if found is None and isinstance(error, client.ResponseError):
         code = _IN_SCRIPT.search(str(error))
         if code is None:
+            if str(error).startswith("unknown command"):
+                return _NO_COMMAND
             return _WORDLESS.get(str(error), _UNEXPECTED)
         return _CODES.get(code[1], _FORBIDDEN)
     return found

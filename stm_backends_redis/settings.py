@@ -200,7 +200,9 @@ def _hosts(places: str, *, default_port: int) -> tuple[Address, ...]:
             one = urlsplit(f"//{place}")
             port = one.port
         except ValueError:
-            raise ConfigurationError("a host of the redis URL has a port that is no number") from None
+            raise ConfigurationError(
+                "a host of the redis URL has a port that is no number from 1 to 65535"
+            ) from None
         if not one.hostname:
             raise ConfigurationError("a redis URL names a host: redis://localhost:6379/0")
         found.append((one.hostname, port or default_port))

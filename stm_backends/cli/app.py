@@ -177,17 +177,22 @@ def drivers() -> None:
 
 @app.command()
 def schema(
-    backend: Annotated[str, typer.Argument(help="The backend's name.", metavar="NAME")],
+    backend: Annotated[
+        str | None,
+        typer.Argument(help="The backend's name. Not needed if the URL says it.", metavar="NAME"),
+    ] = None,
     url: UrlOfName = None,
 ) -> None:
     """Print what --create would do, in the datastore's own language, to do it by hand.
 
-    The datastore is not asked, and the backend's client library is not needed.
+    Of the URL it takes the schema, table or database that is to be set up. The datastore is not asked,
+    and the backend's client library is not needed.
     """
     with reported():
-        text = plugins.schema(backend, url=url)
+        where = backend or places.given(url)
+        text = plugins.schema(where, url=url if backend else None)
     if text is None:
-        name = plugins.scheme_of(backend) or backend
+        name = plugins.scheme_of(where) or where
         typer.echo(f"There is nothing to set up for the backend {name!r}.", err=True)
     else:
         typer.echo(text.rstrip("\n"))
@@ -200,12 +205,13 @@ def ping(
     ] = None,
     backend: BackendName = None,
     url: Url = None,
+    create: Create = False,
 ) -> None:
     """Ask the datastore for one record, and say how long that took."""
 
     async def work() -> tuple[str, float]:
         by_url = where is not None and ":" in where
-        async with places.existing(where) if where and by_url else _existing(where or backend, url) as opened:
+        async with _existing(where or backend, None if by_url else url, create=create) as opened:
             return opened.name, await opened.ping()
 
     name, seconds = run(work())
@@ -246,17 +252,19 @@ def list_(
     listed but counted.
     """
     unnamed: list[MemoryKey] = []
-    logs = 0
+    found = logs = 0
 
     async def work() -> None:
-        nonlocal logs
+        nonlocal found, logs
         tenant, user = transfer.owner(whose)
         async with _existing(backend, url) as opened:
             if user is None:
                 async for one in opened.sessions.users(tenant):
+                    found += 1
                     typer.echo(render.plain(transfer.user_composite(tenant, one)))
                 return
             async for key in opened.sessions.list(tenant, user):
+                found += 1
                 try:
                     typer.echo(render.plain(key.composite()))
                 except InvalidKey:
@@ -269,6 +277,8 @@ def list_(
             f"There is also {transfer.named(key)}, which only erasing all of the user removes.", err=True
         )
     _mention(logs, "listed")
+    if not (found or logs):
+        typer.echo(render.plain(f"There is nothing of {whose}."), err=True)
 
 
 @app.command("export")
@@ -322,7 +332,9 @@ def export_(
         with writing(output) as out:
             count = run(work(out))
             _mention(logs, "written")
-            if unread and not count:
+            if not count:
+                if not unread:
+                    say_wrong("there is no conversation to export; see: stm-backends ls TENANT:USER")
                 raise typer.Exit(FAILED)
     if not is_standard(output):
         typer.echo(f"{counted(count, 'conversation')} written to {output}", err=True)
@@ -432,8 +444,10 @@ def _mention(logs: int, done: str) -> None:
         )
 
 
-def _existing(backend: str | None, url: str | None) -> Backend:
-    return places.existing(backend, url=url) if backend else places.existing(places.given(url))
+def _existing(backend: str | None, url: str | None, *, create: bool = False) -> Backend:
+    if backend:
+        return places.existing(backend, url=url, create=create)
+    return places.existing(places.given(url), create=create)
 
 
 async def _selected(

@@ -61,8 +61,9 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
+        are = "are" if len(missing) > 1 else "is"
         typer.echo(
-            f"The conformance suite needs {' and '.join(missing)}, which is not installed:\n"
+            f"The conformance suite needs {' and '.join(missing)}, which {are} not installed:\n"
             '  pip install "stm-backends[cli,conformance]"',
             err=True,
         )

@@ -32,11 +32,11 @@ MISUSED: Final = 2
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Give --merge to add the turns that are missing, or --replace to erase what is there.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
-    Unavailable: "Nothing was changed. Once the datastore answers again, the same may be tried again.",
+    Unavailable: "Nothing was changed. Once the cause is mended, the same may be tried again.",
     OutcomeUnknown: "The last write was perhaps done; doing the same again is harmless.",
     TooLarge: "Nothing was written. The limits are settings of the backend.",
     Corrupt: "Nothing was overwritten.",
-    Denied: "See whether this user may read and write that file or database.",
+    Denied: "See whether user and password are right, and whether that user may read and write there.",
 }
 
 _OPENING: Final[dict[type[StmError], str]] = {

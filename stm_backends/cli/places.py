@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import parse_qsl
 
 from stm_backends.backend import Backend, open_backend
 from stm_backends.errors import ConfigurationError
 
 _URL: Final = re.compile(
-    r"([a-z][a-z0-9+.\-]*)://(?:[^/?#@]*@)?([^/?#@:]*(?::\d+)?(?:/[^?#@]*)?)(?:[?#][^@]*)?", re.IGNORECASE
+    r"([a-z][a-z0-9+.\-]*)://(?:[^/?#@]*@)?([^/?#@:]*(?::\d+)?(?:/[^?#@]*)?)(?:\?([^#@]*))?(?:#[^@]*)?",
+    re.IGNORECASE,
 )
+
+_TELLING: Final = ("host", "port", "schema", "key_prefix", "region", "endpoint_url")
+"""Settings that tell one place from another, and are no secret."""
 
 
 def given(url: str | None) -> str:
@@ -22,8 +27,13 @@ def given(url: str | None) -> str:
     return url
 
 
-def existing(name_or_url: str, *, url: str | None = None) -> Backend:
-    """Return a backend that does not create its datastore, if it is one that otherwise would."""
+def existing(name_or_url: str, *, url: str | None = None, create: bool = False) -> Backend:
+    """Return a backend that does not create its datastore, if it is one that otherwise would.
+
+    `create=True` has it set up what it needs.
+    """
+    if create:
+        return open_backend(name_or_url, url=url, create=True)
     try:
         return open_backend(name_or_url, url=url, must_exist=True)
     except ConfigurationError:
@@ -32,13 +42,15 @@ def existing(name_or_url: str, *, url: str | None = None) -> Backend:
 
 
 def shown(name_or_url: str, url: str | None = None) -> str:
-    """Return a backend's name, or a URL without user, password and settings.
+    """Return a backend's name, or a URL without user, password and what does not tell where it is.
 
     Where it is not plain which part is the secret, nothing but the scheme is shown.
     """
     text = url or name_or_url
     found = _URL.fullmatch(text)
     if found is not None:
-        return f"{found[1]}://{found[2]}"
+        settings = parse_qsl(found[3] or "")
+        told = "&".join(f"{name}={value}" for name, value in settings if name in _TELLING)
+        return f"{found[1]}://{found[2]}{'?' if told else ''}{told}"
     scheme, colon, _ = text.partition(":")
     return f"{scheme}:…" if colon else name_or_url

@@ -51,7 +51,8 @@ def report(result: Report) -> RenderableType:
         took = f"{result.seconds:.1f} s"
         parts.append(
             Text(
-                f"No pod was killed: the turns took {took}, and --kill-every was {result.kill_every:g} s.",
+                f"No pod was killed: the turns took {took}, and --kill-every was "
+                f"{result.kill_every:g} s; give less.",
                 style="yellow",
             )
         )

@@ -49,7 +49,7 @@ class Exchange:
 async def conversation(
     backend: Backend,
     key: MemoryKey | None,
-    config: object | None = None,
+    config: object,
     *,
     summarizer: Summarizer | None = None,
 ) -> AsyncGenerator[Exchange]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
+from stm_backends.errors import InvalidState
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 OBSERVED_CHARACTERS: Final = 400
@@ -36,8 +37,9 @@ def build_turn(
     An `answer` that is no text is kept as JSON; of a mapping with the text `raw_answer`, that text. Each
     tool's observation becomes one line of at most `OBSERVED_CHARACTERS` characters and an ellipsis.
     `reasoning` says in a line why the tools were called, and is kept with them. `ts` is in seconds since
-    1970, and is now unless given.
+    1970, and is now unless given. Raises `InvalidState` for a step that is none.
     """
+    steps = [_as_step(step) for step in steps]
     succeeded = [step for step in steps if step.error is None and step.observation is not None]
     digest = TrajectoryDigest(
         tools_invoked=[step.name for step in succeeded],
@@ -52,6 +54,12 @@ def build_turn(
         artifacts_hidden_refs=list(artifacts_hidden_refs),
         ts=time.time() if ts is None else ts,
     )
+
+
+def _as_step(step: object) -> ToolStep:
+    if all(hasattr(step, name) for name in ToolStep._fields):
+        return cast("ToolStep", step)
+    raise InvalidState(f"a step is a ToolStep(name, observation, error), not {type(step).__name__}")
 
 
 def _answer(answer: object) -> str:

@@ -280,7 +280,7 @@ class SqliteDriver:
         except sqlite3.OperationalError as error:
             if uri and not self._path.exists():
                 raise Unavailable(
-                    "there is no database file at this path; leave out must_exist to have one created",
+                    "there is no database file at this path, and must_exist asks for one",
                     backend=self.name,
                     operation="open",
                 ) from error

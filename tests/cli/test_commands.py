@@ -22,7 +22,7 @@ from stm_backends import (
     MemoryKey,
     ShortTermMemoryConfig,
 )
-from stm_backends.cli import main
+from stm_backends.cli import main, places
 from stm_backends.cli.app import app
 from stm_backends.driver import Key
 from stm_backends.keys import memory_key
@@ -208,6 +208,26 @@ def test_only_what_another_version_wrote_is_answered_with_an_upgrade(url: str):
     assert "pgrade" not in cli("show", "acme:u1:trip", "--url", url).stderr
 
 
+def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/new.db"
+
+    assert "there is no database file at this path" in cli("ping", "--url", url).stderr
+    assert not (tmp_path / "new.db").exists()
+    assert lines(cli("ping", "--create", "--url", url))[0].startswith("sqlite: answered in ")
+    assert (tmp_path / "new.db").exists()
+
+
+def test_a_place_is_named_by_what_tells_it_from_others_and_never_by_a_secret():
+    for url, shown in (
+        ("postgresql://me:secret@host/db?schema=a&password=secret", "postgresql://host/db?schema=a"),
+        ("redis://:secret@host:7/0?key_prefix=x:", "redis://host:7/0?key_prefix=x:"),
+        ("dynamodb://t?endpoint_url=http://h:1&secret_access_key=s", "dynamodb://t?endpoint_url=http://h:1"),
+        ("dynamodb://t?endpoint_url=http://u:s@h:1", "dynamodb:…"),
+        ("sqlite:///memory.db", "sqlite:///memory.db"),
+    ):
+        assert places.shown(url) == shown
+
+
 def test_ping_says_how_long_an_answer_took(url: str):
     for arguments in ((url,), ("--url", url), ("sqlite", "--url", url)):
         assert re.fullmatch(r"sqlite: answered in [\d.]+ ms", lines(cli("ping", *arguments))[0])
@@ -280,7 +300,7 @@ def test_what_agent_frameworks_keep_is_neither_listed_nor_exported_and_that_is_s
     assert cli("erase", TRIP.composite(), "--yes", "--url", url).exit_code == 0
     assert "Not listed: 1 log of" in cli("ls", "acme:u1", "--url", url).stderr
     assert cli("erase", "acme:u1", "--yes", "--url", url).exit_code == 0
-    assert cli("ls", "acme:u1", "--url", url).stderr == ""
+    assert cli("ls", "acme:u1", "--url", url).stderr == "There is nothing of acme:u1.\n"
 
 
 def test_what_export_writes_import_reads(url: str, tmp_path: Path):
@@ -293,6 +313,17 @@ def test_what_export_writes_import_reads(url: str, tmp_path: Path):
     again = [json.loads(line) for line in lines(cli("export", "--user", "acme:u1", "--url", elsewhere))]
     assert again == exported
     assert len(exported) == 2
+
+
+def test_an_export_of_nobody_fails_and_keeps_the_file_that_was_there(url: str, tmp_path: Path):
+    file = tmp_path / "keep.jsonl"
+    file.write_text("kept")
+
+    result = cli("export", "--user", "acme:typo", "--url", url, "-o", str(file))
+
+    assert result.exit_code == 1
+    assert "there is no conversation to export" in result.stderr
+    assert file.read_text() == "kept"
 
 
 def test_an_export_names_what_it_cannot_read_and_goes_on_with_the_rest(url: str, tmp_path: Path):

@@ -426,6 +426,7 @@ def test_a_writer_in_another_process_is_noticed_and_the_next_copy_completes(
 def test_a_schema_is_printed_to_be_handed_to_the_datastore(tmp_path: Path) -> None:
     done = cli("schema", "sqlite")
     assert done.exit_code == 0
+    assert cli("schema", "--url", url_of(tmp_path, "made")).stdout == done.stdout
     with closing(sqlite3.connect(tmp_path / "made.db")) as connection:
         connection.executescript(done.stdout)
     write(f"{url_of(tmp_path, 'made')}?must_exist=true", "load", TRIP)

@@ -511,3 +511,8 @@ def test_every_public_name_is_there_and_the_list_is_sorted() -> None:
     assert stm_backends.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="no_such_name"):
         stm_backends.no_such_name  # noqa: B018 -- reading it is the test
+
+
+def test_what_is_no_observer_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="observer is an Observer, not str"):
+        open_backend("memory", observer="me")  # type: ignore[arg-type]

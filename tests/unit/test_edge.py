@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 
 import pytest
 
@@ -55,6 +57,38 @@ async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge
         await edge.run(operation, fail(ConnectionResetError()))
     with pytest.raises(kind, match="no answer within the deadline"):
         await edge.run(operation, asyncio.Event().wait())
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "the name of the host is not known"),
+        (
+            ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)"),
+            "refused: nothing listens there",
+        ),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "refused: nothing listens there"),
+        (ssl.SSLError("WRONG_VERSION_NUMBER"), "TLS was not agreed on"),
+    ],
+)
+async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies(
+    edge: Edge, cause: OSError, words: str
+) -> None:
+    async def connect() -> None:
+        try:
+            raise cause
+        except OSError:
+            raise TimeoutError("could not connect") from None
+
+    with pytest.raises(Unavailable, match=rf"^mine\.append: no connection was free \({words}\)$"):
+        await edge.run("append", connect())
+
+
+async def test_of_what_was_perhaps_done_no_cause_is_told(edge: Edge) -> None:
+    error = ConnectionResetError()
+    error.__cause__ = ConnectionRefusedError()
+    with pytest.raises(OutcomeUnknown, match=r"the connection was lost$"):
+        await edge.run("append", fail(error))
 
 
 async def test_the_clients_own_timeout_is_not_taken_for_the_deadline(edge: Edge) -> None:

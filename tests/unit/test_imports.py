@@ -235,7 +235,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("sync.summarizers", {"protocols"}),
         ("integration.resolving", {"observer", "types"}),
         ("integration.prompt", {"protocols"}),
-        ("integration.turns", {"types"}),
+        ("integration.turns", {"errors", "types"}),
         ("extras", {"errors"}),
         ("integrations.summary_prompt", {"integration.prompt", "policy", "view"}),
         ("items", {"codec", "driver", "errors", "policy"}),

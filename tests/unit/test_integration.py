@@ -475,3 +475,8 @@ async def test_a_summary_that_outlives_its_block_is_stored_before_the_backend_cl
         conversation(backend, KEY, config, summarizer=summarize) as turn,
     ):
         assert turn.context["conversation_memory"]["summary"] == "1 turns"
+
+
+def test_what_is_no_step_is_refused() -> None:
+    with pytest.raises(InvalidState, match=r"a step is a ToolStep\(name, observation, error\), not dict"):
+        build_turn("q", "a", [{"name": "search"}])  # type: ignore[list-item]

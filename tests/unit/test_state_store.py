@@ -232,6 +232,8 @@ async def test_a_key_that_is_too_long_is_refused(store: StateStore) -> None:
         await store.save_memory_state("x" * 1001, {})
     with pytest.raises(InvalidKey):
         await store.load_memory_state("x" * 1001)
+    with pytest.raises(InvalidKey, match="is a string, not int"):
+        await store.load_memory_state(5)  # type: ignore[arg-type]
 
 
 async def test_a_state_does_not_touch_the_conversation_of_the_same_key(

@@ -186,6 +186,13 @@ def test_what_is_no_turn_is_refused(theirs: Any) -> None:
         as_turn(theirs)
 
 
+def test_what_a_turn_lacks_is_named() -> None:
+    with pytest.raises(
+        InvalidState, match=r"^str is not a ConversationTurn: it has no user_message and no assis"
+    ):
+        as_turn("hello")
+
+
 def test_a_turn_without_an_id_gets_one_of_its_own_and_an_id_is_kept() -> None:
     assert as_turn_id("mine") == "mine"
     assert len({as_turn_id(None) for _ in range(100)}) == 100

@@ -25,10 +25,12 @@ class Interruptions(Contract):
             if await cancelled_after(steps, driver.append(key, entry, birth="birth", ttl=None)):
                 acknowledged.append(entry)
         await driver.append(key, b"end", birth="birth", ttl=None)
+        acknowledged.append(b"end")
         tail = (await loaded(driver, key)).tail
         assert len(tail) == len(set(tail)), "an append that was cancelled must not be done twice"
-        must_be(list(tail), [*sorted(tail[:-1], key=int), b"end"], "they were appended in this order")
-        assert set(acknowledged) <= set(tail), "an append that was acknowledged must be there"
+        # One that was cancelled after it was sent may arrive late, so it may stand anywhere.
+        found = [entry for entry in tail if entry in acknowledged]
+        must_be(found, acknowledged, "what was acknowledged is there, in the order of the calls")
 
     @check("driver.cancellation")
     async def test_a_cancelled_fold_is_wholly_there_or_not_at_all(self, bench: Bench) -> None:

@@ -332,7 +332,7 @@ async def test_a_table_that_is_not_there_is_unavailable_and_says_how_to_have_it(
     )
     await driver.open()
     try:
-        with pytest.raises(Unavailable, match="create=True creates it"):
+        with pytest.raises(Unavailable, match="open once with create=True"):
             await driver.load(KEY)
     finally:
         await driver.close()

@@ -64,13 +64,7 @@ class TestMongoDriverAsUsersHaveIt(DriverContract):
 
 
 class TestMongoDriverOnMotorAndASingleServer(DriverContract):
-    opted_out: ClassVar = {
-        **slow_checks("asked of the same driver on PyMongo above"),
-        "test_a_cancelled_append_is_wholly_there_or_not_at_all": (
-            "Motor runs each operation in a thread, which goes on when its caller is cancelled: the entry "
-            "comes wholly or not at all, but perhaps after later ones"
-        ),
-    }
+    opted_out: ClassVar = slow_checks("asked of the same driver on PyMongo above")
 
     @pytest.fixture
     def datastore(self, single, single_place):

@@ -264,7 +264,7 @@ async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluste
         key = Key(f"tenant:finder{number}:memory", "conversation")
         assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
     await driver.close()
-    with pytest.raises(Unavailable, match="no node of the cluster"):
+    with pytest.raises(Unavailable, match="no node of a cluster"):
         await open_at(f"redis+cluster://127.0.0.1:{unused_port}")
 
 

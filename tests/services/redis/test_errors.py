@@ -29,7 +29,7 @@ def caused(error, cause):
         (client.TimeoutError("Timeout reading from h:6379"), OutcomeUnknown),
         (OSError("broken pipe"), OutcomeUnknown),
         (client.InvalidResponse("Protocol error"), OutcomeUnknown),
-        (client.ResponseError("unknown command 'EVALSHA'"), OutcomeUnknown),
+        (client.ResponseError("unknown command 'EVALSHA'"), Unavailable),
         (client.ConnectionError("Error 111 connecting to h:6379. Connect call failed"), Unavailable),
         (client.TimeoutError("Timeout connecting to server"), Unavailable),
         (client.ConnectionError("max number of clients reached"), Unavailable),
