@@ -85,8 +85,8 @@ def require_clock(clock: object) -> None:
 def not_open(*, backend: str, operation: str) -> Unavailable:
     """Return the error of a driver that was never opened or is closed; its message says how to mend it."""
     return Unavailable(
-        "the driver is not open; use the backend, its driver and its memories within `async with "
-        "open_backend(...) as backend:`, which is `with` where `stm_backends.sync` opens it",
+        "the driver is not open; use `async with open_backend(...) as backend:` (`with` in "
+        "stm_backends.sync), and use the backend, its driver and its memories within that block",
         backend=backend,
         operation=operation,
     )
