@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import parse_qsl
 
 from stm_backends.backend import Backend, open_backend
 from stm_backends.errors import ConfigurationError
@@ -49,8 +48,8 @@ def shown(name_or_url: str, url: str | None = None) -> str:
     text = url or name_or_url
     found = _URL.fullmatch(text)
     if found is not None:
-        settings = parse_qsl(found[3] or "")
-        told = "&".join(f"{name}={value}" for name, value in settings if name in _TELLING)
+        settings = (found[3] or "").split("&")
+        told = "&".join(setting for setting in settings if setting.partition("=")[0] in _TELLING)
         return f"{found[1]}://{found[2]}{'?' if told else ''}{told}"
     scheme, colon, _ = text.partition(":")
     return f"{scheme}:…" if colon else name_or_url
