@@ -75,8 +75,8 @@ def run_tests(session: nox.Session) -> None:
         return
     session.run("coverage", "erase")
     # The wheel has a session of its own, with the tools that build it.
-    # Tests wait for processes, leases and clocks more than they compute: twice as many workers as cores.
-    workers = str(2 * (os.cpu_count() or 1))
+    # Tests wait for processes, leases and clocks, too; many more workers than cores would miss deadlines.
+    workers = str((os.cpu_count() or 1) + 1)
     session.run("coverage", "run", "-m", "pytest", "--ignore=tests/packaging/test_wheel.py", "-n", workers)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.servers import Proxy, Server, free_port
+from tests.support.servers import Proxy, Server, await_stopped, free_port
 
 SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
 
@@ -56,6 +56,7 @@ class Postgres(Server):
     def pause(self) -> None:
         for process in self._processes():
             os.kill(process, signal.SIGSTOP)
+            await_stopped(process)
 
     def go_on(self) -> None:
         for process in self._processes():

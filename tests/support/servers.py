@@ -88,6 +88,7 @@ class Server:
         """Let the process hang: it holds its connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        await_stopped(self._process.pid)
 
     def go_on(self) -> None:
         """Let a paused process go on."""
@@ -232,3 +233,14 @@ class Proxy:
                 await self._flowing[direction].wait()
                 target.write(data)
                 await target.drain()
+
+
+def await_stopped(process: int) -> None:
+    """Wait until each thread of a process has stopped: a signal is only sent when `kill` returns."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            threads = Path(f"/proc/{process}/task").glob("*/stat")
+            if all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads):
+                return
+        time.sleep(0.005)

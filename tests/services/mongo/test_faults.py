@@ -207,13 +207,13 @@ async def test_a_server_that_hangs_holds_nobody_beyond_the_deadline(single, sing
         single.pause()
         try:
             for kind, call in (
-                (Unavailable, driver.load(key)),
-                (StorageError, driver.append(key, b"b", birth="v1", ttl=None)),
-                (StorageError, driver.delete(Key(key.scope, "other"))),
+                (Unavailable, lambda: driver.load(key)),
+                (StorageError, lambda: driver.append(key, b"b", birth="v1", ttl=None)),
+                (StorageError, lambda: driver.delete(Key(key.scope, "other"))),
             ):
                 started = time.monotonic()
                 with pytest.raises(kind):
-                    await call
+                    await call()
                 assert time.monotonic() - started < DEADLINE_S + 2
         finally:
             single.go_on()
