@@ -100,7 +100,7 @@ def demo(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
         url = f"sqlite:///{Path(folder, 'demo.db')}"
         command = ("python", "-m", "stm_backends.cli")
-        budget = ("--full-zone-turns", "2", "--summary-max-tokens", "100")
+        budget = ("--full-zone-turns", "2", "--summary-max-tokens", "200")
         options = ("--pods", "4", "--strategy", "rolling_summary", *budget)
         session.run(*command, "replay", "examples/conversations.jsonl", "--url", url, *options)
         session.run(*command, "show", "demo:replay:trip-to-lisbon", "--url", url)
