@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,6 +30,7 @@ _CAUSES: Final[Mapping[type[BaseException], str]] = {
 """What the system said when no connection came about, which clients tell in many ways or not at all."""
 
 _FURTHEST_CAUSE: Final = 10
+_REFUSED: Final = f"[Errno {errno.ECONNREFUSED}]"
 
 
 def with_cause(meaning: Meaning, error: BaseException) -> Meaning:
@@ -40,7 +42,7 @@ def with_cause(meaning: Meaning, error: BaseException) -> Meaning:
     for _ in range(_FURTHEST_CAUSE):
         for cause_kind, words in _CAUSES.items():
             # Of a name with several addresses, asyncio tells all refusals in the words of one error.
-            several = cause_kind is ConnectionRefusedError and "Connect call failed" in str(cause)
+            several = cause_kind is ConnectionRefusedError and _REFUSED in str(cause)
             if isinstance(cause, cause_kind) or several:
                 return kind, f"{message} ({words})"
         cause = cause and (cause.__cause__ or cause.__context__)

@@ -84,6 +84,13 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
         await edge.run("append", connect())
 
 
+async def test_a_host_that_cannot_be_reached_is_not_said_to_refuse(edge: Edge) -> None:
+    error = TimeoutError()
+    error.__cause__ = OSError("Multiple exceptions: [Errno 113] Connect call failed")
+    with pytest.raises(Unavailable, match=r"no connection was free$"):
+        await edge.run("append", fail(error))
+
+
 async def test_of_what_was_perhaps_done_no_cause_is_told(edge: Edge) -> None:
     error = ConnectionResetError()
     error.__cause__ = ConnectionRefusedError()
