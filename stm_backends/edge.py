@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
+import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,8 +21,11 @@ Meaning: TypeAlias = tuple[type[StorageError], str]
 _LATE: Final[Meaning] = (OutcomeUnknown, "no answer within the deadline")
 
 _READS: Final = frozenset({"open", "load", "scan"})
-"""Operations that may be tried again whatever became of them."""
+"""Operations that change no record, so that their outcome does not matter once they have failed."""
 
+_REPEATED: Final = frozenset({"load", "scan"})
+_PAUSES_S: Final = (0.02, 0.1, 0.3)
+"""A read that fails for a passing reason is repeated after each of these pauses at most, with jitter."""
 
 _CAUSES: Final[Mapping[type[BaseException], str]] = {
     socket.gaierror: "the name of the host is not known",
@@ -94,16 +99,25 @@ class Edge:
         self._deadline_s = deadline_s
         self._meaning = meaning
 
-    async def run(self, operation: str, work: Awaitable[T]) -> T:
-        """Await a call within the deadline; raises `StorageError` for whatever the client raises.
+    async def run(self, operation: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Call `work` within the deadline; raises `StorageError` for whatever the client raises.
 
         A write that did not end in time is `OutcomeUnknown`, and so is what the driver's table says so of.
-        A read never is: nothing depends on whether it was done, and it may be tried again.
+        A read never is: nothing depends on whether it was done. A `load` or `scan` that failed for a passing
+        reason is repeated within the deadline; a write never is.
         """
         deadline = asyncio.timeout(self._deadline_s)
         try:
             async with deadline:
-                return await work
+                for longest in _PAUSES_S if operation in _REPEATED else ():
+                    try:
+                        return await work()
+                    except Exception as error:
+                        pause = random.uniform(longest / 2, longest)
+                        if not self._passes(error) or pause >= _left(deadline):
+                            raise
+                    await asyncio.sleep(pause)
+                return await work()
         except StorageError:
             raise
         except Exception as error:
@@ -113,8 +127,20 @@ class Edge:
                 raise
             raise self._error(operation, with_cause(meaning, error)) from error
 
+    def _passes(self, error: Exception) -> bool:
+        """Say whether what failed may succeed a moment later."""
+        meaning = self._meaning(error)
+        kind = type(error) if isinstance(error, StorageError) else meaning and meaning[0]
+        return kind in (Unavailable, OutcomeUnknown)
+
     def _error(self, operation: str, meaning: Meaning) -> StorageError:
         kind, message = meaning
         if kind is OutcomeUnknown and operation in _READS:
             kind = Unavailable
         return kind(message, backend=self._backend, operation=operation)
+
+
+def _left(deadline: asyncio.Timeout) -> float:
+    """Return how many seconds are left."""
+    when = deadline.when()
+    return math.inf if when is None else when - asyncio.get_running_loop().time()

@@ -99,7 +99,7 @@ class DynamoDriver:
         async with self._opening:
             try:
                 if self._client is None:
-                    self._client = self._given or await self._edge.run("open", self._make_client())
+                    self._client = self._given or await self._edge.run("open", self._make_client)
                 if self._create:
                     await table.prepare(self._client, self._settings.table, backend=self.name)
                     self._create = False
@@ -241,7 +241,7 @@ class DynamoDriver:
         self._running.add(ended)
         try:
             with located(self.name, operation):
-                return await self._edge.run(operation, in_turn())
+                return await self._edge.run(operation, in_turn)
         finally:
             self._running.discard(ended)
             ended.set_result(None)

@@ -33,7 +33,7 @@ async def prepare(client: Any, table: str, *, backend: str) -> None:
     until = asyncio.get_running_loop().time() + PATIENCE_S
     requests = Requests(client, table, until=until)
     edge = Edge(backend=backend, deadline_s=PATIENCE_S, meaning=meaning)
-    await edge.run("open", _prepare(requests))
+    await edge.run("open", lambda: _prepare(requests))
 
 
 async def _prepare(requests: Requests) -> None:

@@ -104,7 +104,7 @@ class MongoDriver:
             records = self._collection_of(self._client)
             try:
                 with pymongo.timeout(self._patience_s):
-                    await self._edge.run("open", self._prepare(records))
+                    await self._edge.run("open", lambda: self._prepare(records))
             except BaseException:
                 await self.close()
                 raise
@@ -286,7 +286,7 @@ class MongoDriver:
             raise not_open(backend=self.name, operation=operation)
         # PyMongo passes what is left of this on to the server, as maxTimeMS.
         with pymongo.timeout(self._patience_s):
-            return await self._edge.run(operation, work(records))
+            return await self._edge.run(operation, lambda: work(records))
 
     def _record_of(self, found: Document) -> Record:
         version, body, tail, size = (found.get(name, ...) for name in ("version", "body", "tail", "size"))

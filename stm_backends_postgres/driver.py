@@ -201,8 +201,9 @@ class PostgresDriver:
         """Send something on a connection of the pool, within the deadline."""
         if self._pool is None:
             raise not_open(backend=self.name, operation=operation)
-        require_same_loop(self._pool)
-        return await self._edge.run(operation, self._borrow(self._pool, operation, send))
+        pool = self._pool
+        require_same_loop(pool)
+        return await self._edge.run(operation, lambda: self._borrow(pool, operation, send))
 
     async def _borrow(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         patience = self._settings.deadline_s

@@ -70,7 +70,7 @@ class RedisDriver:
                 return
             connected = self._given or connect(self._settings)
             try:
-                await self._edge.run("open", self._greet(connected.client))
+                await self._edge.run("open", lambda: self._greet(connected.client))
             except BaseException:
                 await connected.close()
                 raise
@@ -161,7 +161,10 @@ class RedisDriver:
         connected = self._connected
         if connected is None:
             raise not_open(backend=self.name, operation=operation)
-        work = self._until_taken(connected, send, statement, arguments)
+
+        def work() -> Awaitable[Any]:
+            return self._until_taken(connected, send, statement, arguments)
+
         with located(self.name, operation):
             return await self._edge.run(operation, work)
 

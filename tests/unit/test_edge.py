@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from stm_backends.edge import Edge, Meaning, Places
-from stm_backends.errors import Denied, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.errors import Denied, OutcomeUnknown, StorageError, TooLarge, Unavailable
 
 
 def meaning(error: Exception) -> Meaning | None:
@@ -34,13 +34,43 @@ async def fail(error: Exception) -> None:
 
 
 async def test_an_answer_passes_as_it_is(edge: Edge) -> None:
-    assert await edge.run("load", answer()) == 7
+    assert await edge.run("load", answer) == 7
+
+
+@pytest.mark.parametrize("operation", ["load", "scan"])
+async def test_a_read_that_failed_for_a_passing_reason_is_repeated(operation: str) -> None:
+    patient = Edge(backend="mine", deadline_s=5.0, meaning=meaning)
+    failures: list[Exception] = [ConnectionResetError(), TimeoutError(), Unavailable("no connection")]
+
+    async def recover() -> int:
+        if failures:
+            raise failures.pop()
+        return 7
+
+    assert await patient.run(operation, recover) == 7
+
+
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [("append", ConnectionResetError()), ("load", PermissionError()), ("open", TimeoutError())],
+)
+async def test_a_write_and_what_will_not_pass_are_tried_once(operation: str, error: Exception) -> None:
+    patient, calls = Edge(backend="mine", deadline_s=5.0, meaning=meaning), 0
+
+    async def failing() -> None:
+        nonlocal calls
+        calls += 1
+        raise error
+
+    with pytest.raises(StorageError):
+        await patient.run(operation, failing)
+    assert calls == 1
 
 
 async def test_an_error_of_the_client_becomes_what_the_table_says(edge: Edge) -> None:
     cause = PermissionError("user 'root'")
     with pytest.raises(Denied) as caught:
-        await edge.run("append", fail(cause))
+        await edge.run("append", lambda: fail(cause))
     assert str(caught.value) == "mine.append: not allowed"
     assert caught.value.__cause__ is cause
 
@@ -54,9 +84,9 @@ async def test_an_error_of_the_client_becomes_what_the_table_says(edge: Edge) ->
 )
 async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge, operation, kind) -> None:
     with pytest.raises(kind):
-        await edge.run(operation, fail(ConnectionResetError()))
+        await edge.run(operation, lambda: fail(ConnectionResetError()))
     with pytest.raises(kind, match="no answer within the deadline"):
-        await edge.run(operation, asyncio.Event().wait())
+        await edge.run(operation, asyncio.Event().wait)
 
 
 @pytest.mark.parametrize(
@@ -81,39 +111,39 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
             raise TimeoutError("could not connect") from None
 
     with pytest.raises(Unavailable, match=rf"^mine\.append: no connection was free \({words}\)$"):
-        await edge.run("append", connect())
+        await edge.run("append", connect)
 
 
 async def test_a_host_that_cannot_be_reached_is_not_said_to_refuse(edge: Edge) -> None:
     error = TimeoutError()
     error.__cause__ = OSError("Multiple exceptions: [Errno 113] Connect call failed")
     with pytest.raises(Unavailable, match=r"no connection was free$"):
-        await edge.run("append", fail(error))
+        await edge.run("append", lambda: fail(error))
 
 
 async def test_of_what_was_perhaps_done_no_cause_is_told(edge: Edge) -> None:
     error = ConnectionResetError()
     error.__cause__ = ConnectionRefusedError()
     with pytest.raises(OutcomeUnknown, match=r"the connection was lost$"):
-        await edge.run("append", fail(error))
+        await edge.run("append", lambda: fail(error))
 
 
 async def test_the_clients_own_timeout_is_not_taken_for_the_deadline(edge: Edge) -> None:
     with pytest.raises(Unavailable, match="no connection was free"):
-        await edge.run("append", fail(TimeoutError()))
+        await edge.run("append", lambda: fail(TimeoutError()))
 
 
 async def test_an_error_of_ours_and_a_mistake_pass_as_they_are(edge: Edge) -> None:
     ours = TooLarge("entry", size=2, limit=1, backend="mine", operation="append")
     with pytest.raises(TooLarge) as caught:
-        await edge.run("append", fail(ours))
+        await edge.run("append", lambda: fail(ours))
     assert caught.value is ours
     with pytest.raises(ZeroDivisionError):
-        await edge.run("append", fail(ZeroDivisionError()))
+        await edge.run("append", lambda: fail(ZeroDivisionError()))
 
 
 async def test_cancellation_passes_as_it_is(edge: Edge) -> None:
-    task = asyncio.ensure_future(edge.run("append", asyncio.Event().wait()))
+    task = asyncio.ensure_future(edge.run("append", asyncio.Event().wait))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
