@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
-from weakref import WeakSet
 
 from stm_backends import plugins, policy
+from stm_backends.backgrounds import MAX_SUMMARIES, Backgrounds
 from stm_backends.checks import require_count, require_seconds
 from stm_backends.codec import Codec, Transform
 from stm_backends.directory import Directory
@@ -40,7 +40,7 @@ def open_backend(
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
-    max_summaries: int = 8,
+    max_summaries: int = MAX_SUMMARIES,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
     **options: Any,
@@ -48,9 +48,10 @@ def open_backend(
     """Return a backend by its entry-point name or by URL, to be used as `async with`.
 
     `create=True` sets up what the datastore needs beforehand, such as tables. `transforms` change what
-    is stored, in order: compression, encryption. `max_summaries` bounds the summarizer calls in flight.
-    `close_timeout_s` is how long closing waits for summaries under way. `observer` hears what is done, such
-    as `telemetry.Telemetry()`. `options` are the driver's own.
+    is stored, in order: compression, encryption. `max_summaries` bounds the summarizer calls in flight; a
+    tenant that has some leaves a quarter of them to the others. `close_timeout_s` is how long closing waits
+    for summaries under way. `observer` hears what is done, such as `telemetry.Telemetry()`. `options` are the
+    driver's own.
     A name, a URL or an option that is wrong raises a `ConfigurationError` right here.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
@@ -75,7 +76,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         driver: Driver,
         *,
         transforms: Sequence[Transform] = (),
-        max_summaries: int = 8,
+        max_summaries: int = MAX_SUMMARIES,
         close_timeout_s: float = 10.0,
         observer: Observer = SILENT,
     ) -> None:
@@ -89,10 +90,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._directory = Directory(driver, self._codec)
         self.state_store = StateStore(driver, self._codec, self._directory)
         self.sessions = Sessions(driver, self._codec, self._directory)
-        self._max_summaries = max_summaries
-        self._slots = asyncio.Semaphore(max_summaries)
+        self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s
-        self._given: WeakSet[DistributedShortTermMemory | MemoryRouter] = WeakSet()
         self._open = False
         self._closing: asyncio.Future[None] | None = None
 
@@ -111,23 +110,22 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     ) -> DistributedShortTermMemory:
         """Return the memory of one conversation, shared with every process that asks for the same key.
 
-        Nothing is read or written by this. The backend sees to its background when closing. Raises
+        Nothing is read or written by this. All memory objects of a conversation have one background, which
+        works with the settings and the summarizer of the newest, and ends when the backend is closed. Raises
         `InvalidKey` for what is no key, and `ConfigurationError` for a configuration or a summarizer that
         cannot work.
         """
         _require_key(key)
-        memory = DistributedShortTermMemory(
+        return DistributedShortTermMemory(
             self.driver,
             key,
             config,
             summarizer=summarizer,
             codec=self._codec,
             directory=self._directory,
-            slots=self._slots,
+            backgrounds=self._backgrounds,
             observer=self._observer,
         )
-        self._given.add(memory)
-        return memory
 
     def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
         """Return one memory object for all conversations, as agent frameworks want it.
@@ -136,9 +134,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """
         config = as_config(config)
         policy.summarizer_for(config, summarizer)
-        router = MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
-        self._given.add(router)
-        return router
+        return MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
         """Return what an agent framework keeps of one conversation, shared as a memory is.
@@ -170,7 +166,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._open = True
 
     async def close(self) -> None:
-        """End the background of every memory handed out, give back leases, close the driver.
+        """End the background of every conversation, give back leases, close the driver.
 
         Takes no longer than `close_timeout_s` and a few operations. If it is cancelled, it waits for no
         summary any more and still does all of this before it ends. Closing twice is harmless, and
@@ -186,32 +182,12 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._closing = closing = asyncio.get_running_loop().create_future()
         try:
             try:
-                await self._close_memories()
+                await self._backgrounds.close(timeout=self._close_timeout_s)
             finally:
-                # A semaphore belongs to the event loop it was first waited for on; the next may be another.
-                self._slots = asyncio.Semaphore(self._max_summaries)
                 await self.driver.close()
         finally:
             self._closing = None
             closing.set_result(None)
-
-    async def _close_memories(self) -> None:
-        timeout, deadline = self._close_timeout_s, self.traits.deadline
-        closings = {asyncio.ensure_future(given.close(timeout=timeout)) for given in tuple(self._given)}
-        if not closings:
-            return
-        try:
-            await asyncio.wait(closings, timeout=timeout + deadline)
-        finally:
-            late = {task for task in closings if not task.done()}
-            for task in late:
-                task.cancel()
-            if late:
-                # What they cancel in turn gives its lease back, which takes the driver.
-                await asyncio.wait(late, timeout=1.0 + deadline)
-        for task in closings:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                logger.warning("a memory did not close well: %s", type(error).__name__)
 
     async def __aenter__(self) -> Backend:
         await self.open()

@@ -18,7 +18,7 @@ from stm_backends import log, policy
 from stm_backends.conversation import Conversation
 from stm_backends.errors import InvalidKey, Unavailable
 from stm_backends.observer import SILENT, Observer, observed
-from stm_backends.policy import Body, Fold, Step, Trim, Wait
+from stm_backends.policy import Body, Fold, Recover, Step, Trim, Wait
 from stm_backends.protocols import Summarizer
 from stm_backends.states import FORGET_BY_COUNT, State, dump_state, load_state, own_turn
 from stm_backends.stores import Shelf
@@ -311,6 +311,11 @@ class DefaultShortTermMemory:
         while True:
             clock = self._clock()
             step = conversation.next_step(now=clock if now is None else now, batch=batch)
+            if isinstance(step, Recover):
+                shown = self.health
+                conversation.body = policy.after_recovery(conversation.body)
+                self._announce(shown)
+                continue
             if not isinstance(step, Trim):
                 return step
             conversation.trim(step, now=clock)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from stm_backends import keys, log, policy
+from stm_backends import log, policy
+from stm_backends.backgrounds import Backgrounds
 from stm_backends.codec import Codec
 from stm_backends.directory import Directory
 from stm_backends.driver import Driver
-from stm_backends.errors import TooLarge
+from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.observer import SILENT, Observer, observed
 from stm_backends.protocols import Summarizer
-from stm_backends.shared import SharedConversation
 from stm_backends.snapshot import Snapshot
-from stm_backends.tasks import Background
 from stm_backends.types import (
     ConversationTurn,
     MemoryHealth,
@@ -32,16 +32,20 @@ from stm_backends.types import (
     as_turn,
     as_turn_id,
 )
-from stm_backends.upkeep import Stats, Upkeep
+from stm_backends.upkeep import Stats
 from stm_backends.view import render
+
+OVERHEAD: Final = 512
+"""Bytes that a turn takes in a record beyond its entry: the datastore's own, and a remembered id or two."""
 
 
 class DistributedShortTermMemory:
     """The memory of one conversation, shared by every process that opens the same key.
 
-    `config` may be any object with the fields of `ShortTermMemoryConfig`. `slots` bounds the summarizer
-    calls in flight, across as many memories as share it. `observer` hears what it does. Raises
-    `ConfigurationError` for `rolling_summary` without a summarizer.
+    `config` may be any object with the fields of `ShortTermMemoryConfig`. `backgrounds` has the background
+    of each conversation, for all memories that share it, and the clock; without it this memory has one of its
+    own. `observer` hears what it does. Raises `ConfigurationError` for `rolling_summary` without a
+    summarizer.
     """
 
     def __init__(  # noqa: PLR0913 -- a backend gives them all; by hand a driver and a key will do
@@ -53,7 +57,7 @@ class DistributedShortTermMemory:
         summarizer: Summarizer | None = None,
         codec: Codec | None = None,
         directory: Directory | None = None,
-        slots: asyncio.Semaphore | None = None,
+        backgrounds: Backgrounds | None = None,
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -62,21 +66,18 @@ class DistributedShortTermMemory:
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._owner = (key.tenant_id, key.user_id)
-        self._background = Background(self)
-        self._shared = SharedConversation(driver, key, self._config, self._codec, clock)
-        self._upkeep = Upkeep(
-            self._shared,
-            keys.lease_key(key),
-            policy.summarizer_for(self._config, summarizer),
-            slots or asyncio.Semaphore(),
-            self._background,
-            observer,
-        )
+        if backgrounds is None:
+            backgrounds = Backgrounds(driver, self._codec, observer=observer, clock=clock)
+        self._upkeep = backgrounds.of(key)
+        self._upkeep.use(self._config, policy.summarizer_for(self._config, summarizer))
+        self._upkeep.memories.add(self)
+        self._shared = self._upkeep.shared
+        self._before = replace(self._upkeep.stats)
 
     @property
     def stats(self) -> Stats:
-        """What this object has done so far."""
-        return self._upkeep.stats
+        """What this process has done for the conversation since this object was made."""
+        return self._upkeep.stats.since(self._before)
 
     @property
     def health(self) -> MemoryHealth:
@@ -84,15 +85,17 @@ class DistributedShortTermMemory:
         return self._shared.health
 
     def estimate_tokens(self) -> int:
-        """Estimate what `get_llm_context` would show, from the last load and our own turns since."""
-        return self._shared.view(self._shared.known()).tokens
+        """Estimate what `get_llm_context` would show, from the last load and this process's turns since."""
+        return self._shared.view(self._shared.known(), self._config).tokens
 
     @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Remember a completed turn: one round trip, whatever other processes do meanwhile.
 
         Adding the same `turn_id` again changes nothing, while the first stands and for some time after
-        (the last 256 turns that left, and at least ten operation deadlines). Raises `InvalidState` for a
+        (the last 256 turns that left, and at least ten operation deadlines); where this process knows of the
+        first, it reads instead of writing. A full record is summarized at once, or loses its oldest pending
+        turns while summarizing fails, so that this one is stored. Raises `InvalidState` for a
         turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"` refuses it, `TooLarge`,
         and `OutcomeUnknown` if it was perhaps stored; nothing else stores half a turn or doubles one.
         """
@@ -100,21 +103,42 @@ class DistributedShortTermMemory:
             return
         stored = self.checked(turn, turn_id)
         entry = self._codec.seal_turn(stored)
-        if self._config.budget.overflow_policy == "error":
-            # The one exception to one round trip: a refusal must rest on what is there now.
-            self._require_room(await self._shared.load("add_turn"), stored)
+        refuses = self._config.budget.overflow_policy == "error"
+        if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
+            # The exceptions to one round trip: a refusal must rest on what is there now, and so must it
+            # that a repeat is not stored.
+            snapshot = await self._shared.load("add_turn")
+            if snapshot.holds(stored.id):
+                self._upkeep.stir(self._upkeep.next_step(snapshot))
+                if self._shared.unsure.pop(stored.id, False) is None:
+                    self._appended(turn)
+                return
+            if refuses:
+                self._require_room(snapshot, stored)
         # Costs a round trip once in a while: see Directory. Written first, so that whoever erases the
         # tenant finds this user; again after a birth, because an erasure may have come in between.
         await self._directory.note(*self._owner)
-        length, born = await self._append(entry)
+        known = self._shared.knows(stored.id)
+        try:
+            length, born = await self._append(entry)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            if turn_id is not None and not known:
+                self._shared.note_unsure(stored.id)
+            raise
         if born:
-            self._background.start(self._directory.note_birth(self._owner), name="stm-directory")
-        self.stats.appended += 1
-        self.observer.turns("appended", 1)
-        if not self._shared.knows(stored.id):
+            self._upkeep.background.start(self._directory.note_birth(self._owner), name="stm-directory")
+        if self._shared.unsure.pop(stored.id, False) is None or not (
+            known or stored.id in self._shared.added
+        ):
             self._shared.note_added(stored, length)
-            self._background.call_back(self._config.on_turn_added, turn)
+            self._appended(turn)
         self._upkeep.stir_after_append(length)
+
+    def _appended(self, turn: ConversationTurn) -> None:
+        """Tell that a turn is stored, once for each."""
+        self._upkeep.stats.appended += 1
+        self.observer.turns("appended", 1)
+        self._upkeep.background.call_back(self._config.on_turn_added, turn)
 
     @staticmethod
     def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
@@ -128,7 +152,7 @@ class DistributedShortTermMemory:
             return {}
         snapshot = await self._shared.load("get_llm_context")
         self._upkeep.stir(self._upkeep.next_step(snapshot))
-        view = self._shared.view(snapshot)
+        view = self._shared.view(snapshot, self._config)
         if view.trimmed and self._config.budget.overflow_policy == "error":
             log.trimmed_for_reading()
         self.observer.context_shown(lambda: view.tokens)
@@ -148,33 +172,35 @@ class DistributedShortTermMemory:
         """
         if self._config.strategy != "rolling_summary":
             return
-        until = asyncio.get_running_loop().time() + (
-            policy.patience(self._config) if timeout is None else timeout
-        )
-        self._upkeep.hurried += 1
+        loop, upkeep = asyncio.get_running_loop(), self._upkeep
+        until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
+        failures = upkeep.failures
+        upkeep.hurried += 1
         try:
             while True:
+                # Asked for first, so that no step is missed that the load does not show.
+                change = upkeep.change()
                 snapshot = await self._shared.load("flush")
-                step = self._upkeep.next_step(snapshot)
-                remaining = until - asyncio.get_running_loop().time()
-                given_up = self.health is MemoryHealth.DEGRADED or self._upkeep.closing
-                if step is None or given_up or remaining <= 0:
+                step = upkeep.next_step(snapshot)
+                # What cannot do its work is not started again and again.
+                given_up = self.health is MemoryHealth.DEGRADED or upkeep.failures > failures
+                remaining = until - loop.time()
+                if step is None or given_up or upkeep.closing or remaining <= 0:
                     return
-                self._upkeep.stir(step)
-                worker = self._upkeep.worker
-                if worker is not None:
-                    await asyncio.wait({worker}, timeout=remaining)
-                # A background that cannot do it and ends at once must not make this a busy loop.
-                await asyncio.sleep(0.01)
+                upkeep.stir(step)
+                await asyncio.wait({change}, timeout=remaining)
         finally:
-            self._upkeep.hurried -= 1
+            upkeep.hurried -= 1
 
     async def close(self, *, timeout: float = 0.0) -> None:
         """End the background: what runs may finish within `timeout` seconds, the lease is given back.
 
-        A later call that sees work starts the background again.
+        While other memory objects of this process have the conversation, it goes on for them. A later call
+        that sees work starts the background again.
         """
-        await self._upkeep.close(timeout=timeout)
+        self._upkeep.memories.discard(self)
+        if not self._upkeep.memories:
+            await self._upkeep.close(timeout=timeout)
 
     def abandon(self) -> None:
         """End the background without waiting for it; the next call that sees work starts it again."""
@@ -182,25 +208,25 @@ class DistributedShortTermMemory:
 
     @property
     def busy(self) -> bool:
-        """Whether work of this object is under way or scheduled."""
-        return bool(self._background)
+        """Whether work for this conversation is under way or planned in this process."""
+        return self._upkeep.busy
 
     def _require_room(self, snapshot: Snapshot, stored: StoredTurn) -> None:
-        if not snapshot.holds(stored.id):
-            pending, recent = policy.split((*snapshot.turns, stored), self._config)
-            body = snapshot.body
-            view = render(
-                self._config, health=body.health, summary=body.summary, pending=pending, recent=recent
-            )
-            view.require_room()
+        pending, recent = policy.split((*snapshot.turns, stored), self._config)
+        body = snapshot.body
+        view = render(self._config, health=body.health, summary=body.summary, pending=pending, recent=recent)
+        view.require_room()
 
     async def _append(self, entry: bytes) -> tuple[int, bool]:
         """Append, making room in a full record if need be; see `SharedConversation.append`."""
-        give_up_at = asyncio.get_running_loop().time() + self._upkeep.lease_ttl
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._upkeep.lease_ttl
         while True:
             try:
-                return await self._shared.append(entry)
+                return await self._shared.append(entry, ttl=self._config.session_ttl_s)
             except TooLarge as error:
-                late = asyncio.get_running_loop().time() >= give_up_at
-                if error.what == "entry" or late or not await self._upkeep.relieve():
+                remaining = give_up_at - loop.time()
+                if error.what == "entry" or remaining <= 0:
+                    raise
+                if not await self._upkeep.make_room(len(entry) + OVERHEAD, within=remaining):
                     raise

@@ -6,7 +6,8 @@ memories ask the same questions here, and in `view` what the model may see of al
 in how they carry the answers out:
 
 - `next_step`: is there something to summarize, to trim or to wait for?
-- `after_fold`, `after_failure`, `after_trim`: what is the body then?
+- `room_step`: what gives way at once when the record is full?
+- `after_fold`, `after_failure`, `after_trim`, `after_recovery`: what is the body then?
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
-from stm_backends.view import is_blank, shown_turn, summary_within_budget
+from stm_backends.view import is_blank, shown_text, shown_turn, summary_within_budget
 
 REMEMBERED_IDS: Final = 256
 """How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
@@ -46,9 +47,18 @@ class Forgotten:
     def __contains__(self, turn_id: str) -> bool:
         return len(self.digests) > 1 and f",{digest(turn_id)}," in self.digests
 
-    def adding(self, turn_ids: Sequence[str], *, now: float, keep_for: float) -> Forgotten:
-        """Return these and more, without those that are both old and past `REMEMBERED_IDS`."""
-        return self._adding([digest(turn_id) for turn_id in turn_ids], now=now, keep_for=keep_for)
+    def adding(
+        self, turn_ids: Sequence[str], *, now: float, keep_for: float, copies: Set[str] = frozenset()
+    ) -> Forgotten:
+        """Return these and more, without those that are both old and past `REMEMBERED_IDS`.
+
+        `copies` are the ids of which a repeat still stands in the record. They are kept however old they
+        are: forgotten, the repeat would become a turn.
+        """
+        standing = frozenset(digest(turn_id) for turn_id in copies)
+        return self._adding(
+            [digest(turn_id) for turn_id in turn_ids], now=now, keep_for=keep_for, standing=standing
+        )
 
     def union(self, newer: Forgotten, *, now: float, keep_for: float) -> Forgotten:
         """Return these, then those of `newer` that are not among them."""
@@ -59,7 +69,9 @@ class Forgotten:
         """Return the short hashes, oldest first."""
         return self.digests.strip(",").split(",") if self.ages else []
 
-    def _adding(self, newer: list[str], *, now: float, keep_for: float) -> Forgotten:
+    def _adding(
+        self, newer: list[str], *, now: float, keep_for: float, standing: Set[str] = frozenset()
+    ) -> Forgotten:
         if not newer:
             return self
         digests = [*self.each(), *newer]
@@ -76,10 +88,11 @@ class Forgotten:
         while young and young[0][0] <= now - keep_for:
             old += young.pop(0)[1]
         # Only the old ones may go, and of those only what is past the number that always stays.
-        old -= min(old, max(0, len(digests) - REMEMBERED_IDS))
-        kept = old + sum(count for _, count in young)
+        going = min(old, max(0, len(digests) - REMEMBERED_IDS))
+        kept = [one for one in digests[:going] if one in standing] + digests[going:]
+        old = len(kept) - sum(count for _, count in young)
         ages = ((0.0, old), *young) if old else tuple(young)
-        return Forgotten(f",{','.join(digests[len(digests) - kept :])},", ages)
+        return Forgotten(f",{','.join(kept)},", ages)
 
 
 def digest(turn_id: str) -> str:
@@ -144,7 +157,12 @@ class Wait:
     seconds: float
 
 
-Step: TypeAlias = Fold | Trim | Wait | None
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Nothing is left to summarize, so nothing is wrong: the memory is healthy, without a call."""
+
+
+Step: TypeAlias = Fold | Trim | Wait | Recover | None
 
 
 def split(
@@ -162,34 +180,71 @@ def next_step(
     *,
     now: float,
     batch: int | None = None,
+    known_for: float = 0.0,
 ) -> Step:
     """Decide what the background shall do about the turns that are not recent any more.
 
     `now` is in epoch seconds. `batch` is how many pending turns make a fold worthwhile; unless given it
-    is the configured one.
+    is the configured one. `known_for` is for how many seconds this process has known of the last failure:
+    a process that has waited for the whole delay need not trust a clock that may be wrong.
     """
-    if config.strategy == "none" or not pending:
+    if config.strategy == "none":
         return None
     if config.strategy == "truncation":
         # Trimming at twice the zone spreads one write over as many turns.
         worthwhile = len(pending) > config.budget.full_zone_turns
         return Trim(len(pending), lost=False) if worthwhile else None
+    if not pending:
+        return None if body.health is MemoryHealth.HEALTHY else Recover()
     if config.budget.summary_max_tokens == 0:
         return Trim(len(pending), lost=False)
-    if body.health is MemoryHealth.DEGRADED:
-        # One turn at least: with nothing to summarize there would be no attempt that ends it.
-        backlog = max(config.recovery_backlog_limit, 1)
-        if len(pending) > backlog:
-            return Trim(len(pending) - backlog, lost=True)
     if body.health is MemoryHealth.HEALTHY:
         if len(pending) < (config.fold_batch_turns if batch is None else batch):
             return None
     else:
         # Bounded by our own delay: another machine's clock may be wrong by any amount.
-        wait = min(body.next_attempt_at - now, delay_after(config, body.attempts))
+        wait = min(body.next_attempt_at - now, delay_after(config, body.attempts) - known_for)
         if wait > 0:
-            return Wait(wait)
-    return Fold(body.summary, tuple(pending))
+            return _backlog_trim(config, body, pending) or Wait(wait)
+    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending)))
+
+
+def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]) -> Trim | None:
+    """Return what is past the limit between two attempts. A due attempt comes first: it may save them."""
+    # One turn at least: with nothing to summarize there would be no attempt that ends it.
+    surplus = len(pending) - max(config.recovery_backlog_limit, 1)
+    return Trim(surplus, lost=True) if surplus > 0 and body.health is MemoryHealth.DEGRADED else None
+
+
+def oldest_for_fold(
+    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]
+) -> Sequence[StoredTurn]:
+    """Return the oldest pending turns that one summarizer call covers: at least one.
+
+    At most `fold_max_turns`, and at most `fold_max_tokens` as the summarizer sees them. Both are halved for
+    each failure in a row, because what failed may have been too much for the model.
+    """
+    halvings = min(body.attempts, 62)
+    most, room = max(1, config.fold_max_turns >> halvings), config.fold_max_tokens >> halvings
+    for count, stored in enumerate(pending[:most]):
+        room -= config.estimate(shown_text(stored.turn, config))
+        if room < 0 and count:
+            return pending[:count]
+    return pending[:most]
+
+
+def room_step(
+    config: ShortTermMemoryConfig, step: Step, pending: Sequence[StoredTurn], *, count: int
+) -> Step:
+    """Return what makes room in a full record at once: `step` if it does, else a trim.
+
+    Between two attempts that fail, the oldest `count` turns are lost so that a new one can be stored.
+    """
+    if isinstance(step, (Fold, Trim)) or not pending:
+        return step
+    if config.strategy == "rolling_summary":
+        return Trim(min(count, len(pending)), lost=True)
+    return Trim(len(pending), lost=False)
 
 
 def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
@@ -219,27 +274,58 @@ def after_failure(config: ShortTermMemoryConfig, body: Body, *, now: float) -> B
 
 
 def after_fold(
-    config: ShortTermMemoryConfig, body: Body, fold: Fold, summary: str, *, now: float, keep_for: float
+    config: ShortTermMemoryConfig,
+    body: Body,
+    fold: Fold,
+    summary: str,
+    *,
+    now: float,
+    keep_for: float,
+    copies: Set[str] = frozenset(),
 ) -> Body:
-    """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut."""
+    """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut.
+
+    `copies` are the ids of which a repeat stays in the record, see `Forgotten.adding`. Raises `BadSummary`
+    if the budget leaves nothing of the summary.
+    """
+    within = summary_within_budget(summary, config)
+    if not within:
+        raise BadSummary("nothing of the summary is left within summary_max_tokens")
     return replace(
         body,
-        summary=summary_within_budget(summary, config),
+        summary=within,
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,
         folded=body.folded + len(fold.turns),
-        forgotten=body.forgotten.adding([t.id for t in fold.turns], now=now, keep_for=keep_for),
+        forgotten=body.forgotten.adding(
+            [t.id for t in fold.turns], now=now, keep_for=keep_for, copies=copies
+        ),
     )
 
 
-def after_trim(body: Body, trim: Trim, gone: Sequence[StoredTurn], *, now: float, keep_for: float) -> Body:
-    """Return the body after the turns of a trim have gone."""
+def after_trim(
+    body: Body,
+    trim: Trim,
+    gone: Sequence[StoredTurn],
+    *,
+    now: float,
+    keep_for: float,
+    copies: Set[str] = frozenset(),
+) -> Body:
+    """Return the body after the turns of a trim have gone; `copies` as for `after_fold`."""
     return replace(
         body,
         dropped=body.dropped + (len(gone) if trim.lost else 0),
-        forgotten=body.forgotten.adding([stored.id for stored in gone], now=now, keep_for=keep_for),
+        forgotten=body.forgotten.adding(
+            [stored.id for stored in gone], now=now, keep_for=keep_for, copies=copies
+        ),
     )
+
+
+def after_recovery(body: Body) -> Body:
+    """Return the body of a memory that has nothing left to summarize."""
+    return replace(body, health=MemoryHealth.HEALTHY, attempts=0, next_attempt_at=0.0)
 
 
 def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> Callable[..., object]:

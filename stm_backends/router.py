@@ -65,13 +65,12 @@ class _Binding:
         """Whether a caller may be another run than the one that made this binding."""
         return self.above > 0 or (bool(self.below) and not self.exact)
 
-    def end(self) -> DistributedShortTermMemory | None:
+    def end(self) -> None:
         """Be over, also in a task that was started inside, lives on and has this in its own stack."""
-        memory, self.memory = self.memory, None
+        self.memory = None
         for other in self.below:
             other.above -= 1
         self.below = ()
-        return memory
 
 
 class MemoryRouter:
@@ -208,9 +207,7 @@ class MemoryRouter:
         depth = stack.index(binding) if binding in stack else len(stack)
         self._stack.set(stack[:depth])
         for ended in {binding, *stack[depth:]}:
-            memory = ended.end()
-            if memory is not None and self._memories.get(ended.composite) is not memory:
-                memory.abandon()
+            ended.end()
 
     async def _fill(self, binding: _Binding, composite: str) -> None:
         binding.memory = self._memory_of(composite, keys.parse_composite(composite))
@@ -244,19 +241,7 @@ class MemoryRouter:
     def _memory_of(self, composite: str, key: MemoryKey) -> DistributedShortTermMemory:
         memory = self._memories.pop(composite, None) or self._make_memory(key)
         self._memories[composite] = memory
-        self._let_go()
+        while len(self._memories) > self._keep:
+            # One that a binding needs lives on in it, and its background by itself.
+            self._memories.popitem(last=False)
         return memory
-
-    def _let_go(self) -> None:
-        """Let the least recently used go, those at work only when there are far too many.
-
-        A memory that is still needed by a binding lives on in it; one that had something to do is
-        stirred again by the next read, in whichever process that happens.
-        """
-        surplus = len(self._memories) - self._keep
-        for composite, memory in [*self._memories.items()][: max(0, surplus) * 8]:
-            if len(self._memories) <= self._keep:
-                return
-            if not memory.busy or len(self._memories) > 2 * self._keep:
-                del self._memories[composite]
-                memory.abandon()

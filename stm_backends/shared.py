@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from stm_backends import keys, policy, records
 from stm_backends.codec import Codec
@@ -14,29 +15,32 @@ from stm_backends.snapshot import Snapshot
 from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
 from stm_backends.view import View, render
 
+UNSURE_IDS: Final = 256
+"""How many turns with an unknown outcome are remembered."""
+
 
 class SharedConversation:
-    """Loads, appends and replaces, and knows what it has seen and added itself.
+    """Loads, appends and replaces, and knows what this process has seen and added.
 
-    `seen` is what the last load found and `added` are the turns of this object since; neither is ever
-    the ground of a write. `recovering` says that this process tries to leave `DEGRADED`. `clock` is in
-    epoch seconds.
+    `seen` is what the last load found and `added` are the turns of this process since; neither is ever
+    the ground of a write. `unsure` are the ids of turns that may have been stored, though their `add_turn`
+    could not say so. `recovering` says that this process tries to leave `DEGRADED`. `clock` is in epoch
+    seconds.
     """
 
     def __init__(
         self,
         driver: Driver,
         key: MemoryKey,
-        config: ShortTermMemoryConfig,
         codec: Codec,
         clock: Callable[[], float],
     ) -> None:
         self.driver = driver
-        self.config = config
         self.codec = codec
         self.clock = clock
         self.seen = Snapshot()
         self.added: dict[str, StoredTurn] = {}
+        self.unsure: dict[str, None] = {}
         self.recovering = False
         self._key = keys.memory_key(key)
 
@@ -49,11 +53,11 @@ class SharedConversation:
         """Return the health that is shown with a snapshot."""
         return MemoryHealth.RECOVERING if self.recovering else snapshot.body.health
 
-    def view(self, snapshot: Snapshot) -> View:
+    def view(self, snapshot: Snapshot, config: ShortTermMemoryConfig) -> View:
         """Return what the model may see of a snapshot."""
-        pending, recent = policy.split(snapshot.turns, self.config)
+        pending, recent = policy.split(snapshot.turns, config)
         return render(
-            self.config,
+            config,
             health=self.health_of(snapshot),
             summary=snapshot.body.summary,
             pending=pending,
@@ -61,12 +65,16 @@ class SharedConversation:
         )
 
     def known(self) -> Snapshot:
-        """Return what this object knows without asking: the last load and its own turns since."""
+        """Return what this process knows without asking: the last load and its own turns since."""
         return replace(self.seen, turns=(*self.seen.turns, *self.added.values()))
 
     def knows(self, turn_id: str) -> bool:
         """Say whether a turn is known to stand there, or to have stood there lately."""
         return turn_id in self.added or self.seen.holds(turn_id)
+
+    def may_hold(self, turn_id: str) -> bool:
+        """Say whether a turn may stand there, by what this process knows: a load says for sure."""
+        return turn_id in self.unsure or self.knows(turn_id)
 
     async def load(self, operation: str) -> Snapshot:
         """Return the conversation as it is now. Raises `Corrupt`, saying which `operation` met it."""
@@ -84,16 +92,20 @@ class SharedConversation:
         with located(self.driver.name, operation):
             return Snapshot.of(record, self.codec)
 
-    async def append(self, entry: bytes) -> tuple[int, bool]:
+    def note_unsure(self, turn_id: str) -> None:
+        """Remember that nobody knows whether a turn was stored."""
+        self.unsure[turn_id] = None
+        if len(self.unsure) > UNSURE_IDS:
+            del self.unsure[next(iter(self.unsure))]
+
+    async def append(self, entry: bytes, *, ttl: float | None) -> tuple[int, bool]:
         """Add an entry; returns the new length of the tail, and whether this may have been its birth."""
         sent = 0
 
         async def send() -> int:
             nonlocal sent
             sent += 1
-            return await self.driver.append(
-                self._key, entry, birth=new_version(), ttl=self.config.session_ttl_s
-            )
+            return await self.driver.append(self._key, entry, birth=new_version(), ttl=ttl)
 
         length = await records.resent(send)
         return length, length <= sent
@@ -125,7 +137,7 @@ class SharedConversation:
         opened = {
             entry: stored
             for entry, stored in self.seen.opened.items()
-            if stored is not None and stored.id not in body.forgotten
+            if not isinstance(stored, str) and stored.id not in body.forgotten
         }
         self.seen = Snapshot(version, body, left, ids={stored.id for stored in left}, opened=opened)
         self.added = {i: stored for i, stored in self.added.items() if i not in covered}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -16,19 +17,19 @@ class Snapshot:
     """A conversation at one instant. `version` is `None` if there is no record.
 
     `turns` are the distinct turns that no summary covers, oldest first; `starts` is where the first
-    entry of each stands among the `length` raw entries of the tail. Repeats of a turn, and late copies
-    of one that was folded or trimmed before, are entries without being turns. `ids` are those of the
-    turns. `opened` is what each raw
-    entry holds, `None` for such a late copy, so that the next snapshot need not open it again.
+    entry of each stands among the raw entries of the tail. `entries` has the turn's id and the size in bytes
+    of each raw entry. Repeats of a turn, and late copies of one that was folded or trimmed before, are
+    entries without being turns. `ids` are those of the turns. `opened` is what each raw entry holds, for a
+    late copy its id alone, so that the next snapshot need not open it again.
     """
 
     version: str | None = None
     body: Body = Body()
     turns: tuple[StoredTurn, ...] = ()
     starts: tuple[int, ...] = ()
-    length: int = 0
+    entries: tuple[tuple[str, int], ...] = ()
     ids: Set[str] = frozenset[str]()
-    opened: Mapping[bytes, StoredTurn | None] = field(default_factory=dict[bytes, StoredTurn | None])
+    opened: Mapping[bytes, StoredTurn | str] = field(default_factory=dict[bytes, StoredTurn | str])
 
     @staticmethod
     def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
@@ -39,22 +40,26 @@ class Snapshot:
         """
         if record is None:
             return Snapshot()
-        known: Mapping[bytes, StoredTurn | None] = {}
+        known: Mapping[bytes, StoredTurn | str] = {}
         if last is not None and last.version == record.version:
             body, known = last.body, last.opened
         else:
             body = codec.open_body(record.body)
-        opened: dict[bytes, StoredTurn | None] = {}
+        opened: dict[bytes, StoredTurn | str] = {}
         turns: dict[str, StoredTurn] = {}
         starts: list[int] = []
+        entries: list[tuple[str, int]] = []
         for position, entry in enumerate(record.tail):
-            if entry in known:
-                stored = known[entry]
-            else:
+            stored = known.get(entry)
+            if stored is None:
                 found = codec.open_turn(entry)
-                stored = None if found.id in body.forgotten else found
+                stored = found.id if found.id in body.forgotten else found
             opened[entry] = stored
-            if stored is not None and stored.id not in turns:
+            if isinstance(stored, str):
+                entries.append((stored, len(entry)))
+                continue
+            entries.append((stored.id, len(entry)))
+            if stored.id not in turns:
                 turns[stored.id] = stored
                 starts.append(position)
         return Snapshot(
@@ -62,24 +67,66 @@ class Snapshot:
             body,
             tuple(turns.values()),
             tuple(starts),
-            len(record.tail),
+            tuple(entries),
             ids=turns.keys(),
             opened=opened,
         )
 
-    def entries(self, count: int) -> int:
+    @property
+    def repeats(self) -> int:
+        """How many raw entries are no turns."""
+        return max(0, len(self.entries) - len(self.turns))
+
+    def entries_of(self, count: int) -> int:
         """Return how many raw entries go when the oldest `count` turns do, repeats included.
 
         Nothing up to the next turn that stays is left behind, so a repeat is dropped with its like.
         """
-        return self.starts[count] if count < len(self.starts) else self.length
+        return self.starts[count] if count < len(self.starts) else len(self.entries)
 
     def within(self, turns: Sequence[StoredTurn], max_drop: int) -> int:
         """Return how many of these oldest turns can go in one `replace` of at most `max_drop` entries."""
         count = len(turns)
-        while count and self.entries(count) > max_drop:
+        while count and self.entries_of(count) > max_drop:
             count -= 1
         return count
+
+    def turns_of(self, size: int) -> int:
+        """Return how many of the oldest turns take so many bytes together, with their repeats."""
+        taken = 0
+        for position, (_, length) in enumerate(self.entries):
+            taken += length
+            if taken >= size:
+                return sum(start <= position for start in self.starts)
+        return len(self.turns)
+
+    def copies(self, drop: int) -> frozenset[str]:
+        """Return the ids that late copies would have once the oldest `drop` entries are gone."""
+        going = {identity for identity, _ in self.entries[:drop]} | {
+            stored for stored in self.opened.values() if isinstance(stored, str)
+        }
+        return frozenset(identity for identity, _ in self.entries[drop:] if identity in going)
+
+    def leading_repeats(self) -> int:
+        """Return how many of the oldest entries can go without a trace.
+
+        What is left must hold the same turns in the same order, so an entry goes only if a repeat of its turn
+        stands before the next other turn.
+        """
+        if not self.repeats:
+            return 0
+        if not self.turns:
+            return len(self.entries)
+        order, first = [stored.id for stored in self.turns], dict[str, int]()
+        for position in range(len(self.entries) - 1, -1, -1):
+            identity = self.entries[position][0]
+            if identity in self.ids:
+                first[identity] = position
+            if identity == order[0] and len(first) == len(order):
+                places = [first[one] for one in order]
+                if all(one < other for one, other in itertools.pairwise(places)):
+                    return position
+        return self.starts[0]
 
     def holds(self, turn_id: str) -> bool:
         """Say whether a turn stands here, or did within the remembered past."""

@@ -104,9 +104,9 @@ class MemoryIsolation:
                 raise ConfigurationError(f"{name} must be a non-empty string")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, because PenguiFlow's is not
 class MemoryKey:
-    """Whose conversation, and which one. The boundary that no memory crosses."""
+    """Whose conversation, and which one. The boundary that no memory crosses. Not to be changed once used."""
 
     tenant_id: str
     user_id: str
@@ -140,6 +140,8 @@ class ShortTermMemoryConfig:
     - `summarizer_timeout_s`: a summarizer call that takes longer counts as failed.
     - `fold_batch_turns`: how many turns must have left the full zone to be worth a summarizer call.
     - `session_ttl_s`: a conversation that nobody adds to for this long is forgotten; `None`: never.
+    - `fold_max_turns`, `fold_max_tokens`: how much one summarizer call covers at most; what is pending beyond
+      that follows in further calls. Both are halved for each failure in a row, down to one turn.
     """
 
     strategy: Strategy = "none"
@@ -158,13 +160,15 @@ class ShortTermMemoryConfig:
     summarizer_timeout_s: float = 60.0
     fold_batch_turns: int = 1
     session_ttl_s: float | None = None
+    fold_max_turns: int = 50
+    fold_max_tokens: int = 4000
 
     def __post_init__(self) -> None:
         _require_one_of(self, "strategy", ("truncation", "rolling_summary", "none"))
         _require_fields(self, "budget", "MemoryBudget", "full_zone_turns")
         _require_fields(self, "isolation", "MemoryIsolation", "session_key")
         _require_count(self, "recovery_backlog_limit", "retry_attempts")
-        _require_count(self, "fold_batch_turns", least=1)
+        _require_count(self, "fold_batch_turns", "fold_max_turns", "fold_max_tokens", least=1)
         _require_seconds(self, "retry_backoff_base_s", "degraded_retry_interval_s", zero=True)
         _require_seconds(self, "summarizer_timeout_s", zero=False)
         if self.session_ttl_s is not None:

@@ -1,7 +1,8 @@
-"""What has to be done to a shared conversation, done in the background by whichever process sees it.
+"""What has to be done to a shared conversation, done in the background by the process that sees it.
 
-One pod at a time summarizes, under a lease; whoever sees a due fold, trim or retry starts to see to it, so
-any pod resumes what a dead one left. `policy.next_step` says what is to be done.
+One pod at a time changes what stands there, under a lease: it folds, trims, compacts and recovers. Any
+process that sees something due starts to see to it, so any pod resumes what a dead one left.
+`policy.next_step` says what is due; a `Plan` says when this process acts on it.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
+from weakref import WeakSet
 
 from stm_backends import log, policy
 from stm_backends.driver import Key
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.lease import Lease
 from stm_backends.observer import Observer
-from stm_backends.policy import Body, Fold, Step, Trim, Wait
+from stm_backends.policy import Body, Fold, Recover, Step, Trim, Wait
 from stm_backends.shared import SharedConversation
+from stm_backends.slots import Slots
 from stm_backends.snapshot import Snapshot
 from stm_backends.tasks import Background
-from stm_backends.types import MemoryHealth
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 from stm_backends.view import cut_summary
 
 logger = logging.getLogger("stm_backends")
@@ -35,10 +39,20 @@ LONGEST_POLL_S: Final = 5.0
 FAULTS_BEFORE_REST: Final = 3
 """After so many storage errors in a row the background ends; the next call that sees work starts it."""
 
+TICK_S: Final = 0.001
+"""The shortest wait: timers may fire a little early."""
+
+REPEATS_KEPT: Final = 16
+"""So many repeats at the head of a record are worth a write that removes them."""
+
+WAITING_KEPT: Final = 10_000
+"""So many conversations of a backend may wait for their time. Past that, those touched longest ago are let
+go, until a call or another process sees to them."""
+
 
 @dataclass(slots=True)
 class Stats:
-    """What this object has done so far. `lost_races` counts summaries and trims that came too late."""
+    """What has been done. `lost_races` counts summaries and trims that came too late."""
 
     appended: int = 0
     summaries: int = 0
@@ -49,207 +63,355 @@ class Stats:
     summarizer_calls: int = 0
     summarizer_failures: int = 0
 
+    def since(self, before: Stats) -> Stats:
+        """Return what was done after `before`."""
+        return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__match_args__})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When the background acts next, and how.
+
+    `at` is on the event loop's clock. `look` loads first, to see whether anything is due at all; otherwise
+    the lease is taken at once. `calls` says that a summarizer call is expected, which takes a slot. A `firm`
+    plan is not brought forward: another process holds the lease, or the datastore has failed.
+    """
+
+    at: float
+    look: bool = True
+    calls: bool = False
+    firm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Let the oldest `entries` go, whose turns stand in the record a second time or have left it."""
+
+    entries: int
+
+
+Due: TypeAlias = Step | Compact
+
+
+class Waiting:
+    """The conversations of a backend that wait for their time: a timer each, no task, and not too many."""
+
+    def __init__(self, most: int = WAITING_KEPT) -> None:
+        self._most = most
+        self._timers: OrderedDict[Upkeep, asyncio.TimerHandle] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def wait(self, upkeep: Upkeep, until: float) -> None:
+        """Wake a background at this time of the running loop, and not before."""
+        self.end(upkeep)
+        self._timers[upkeep] = asyncio.get_running_loop().call_at(until, upkeep.wake)
+        if len(self._timers) > self._most:
+            next(iter(self._timers)).rest()
+
+    def end(self, upkeep: Upkeep) -> None:
+        """Do not wake it any more."""
+        timer = self._timers.pop(upkeep, None)
+        if timer is not None:
+            timer.cancel()
+
 
 class Upkeep:
-    """The background of one conversation in one process.
+    """The background of one conversation in one process, for all its memory objects there.
 
-    `hurried` counts those who wait for it: for them even less than `fold_batch_turns` is folded. `slots`
-    bounds the summarizer calls in flight, across as many conversations as share it.
+    `hurried` counts the callers that wait for it: for them even less than `fold_batch_turns` is folded.
+    `slots` bounds the summarizer calls in flight, across as many conversations as share it.
     """
 
     def __init__(
         self,
         shared: SharedConversation,
         lease_key: Key,
-        summarizer: Callable[..., object],
-        slots: asyncio.Semaphore,
-        background: Background,
+        tenant: str,
+        slots: Slots,
+        waiting: Waiting,
         observer: Observer,
     ) -> None:
-        self._shared = shared
+        self.shared = shared
+        self.background = Background(self)
+        self.memories: WeakSet[object] = WeakSet()
+        self.config = ShortTermMemoryConfig()
+        self._summarizer = policy.summarizer_for(self.config, None)
         self._lease_key = lease_key
-        self._summarizer = summarizer
+        self._tenant = tenant
         self._slots = slots
-        self._background = background
+        self._waiting = waiting
         self._observer = observer
-        deadline = shared.driver.traits.deadline
-        self._keep_ids_for = 10 * deadline
-        # The summarizer's own time, and then time to load, store and release.
-        self.lease_ttl = shared.config.summarizer_timeout_s + 3 * deadline
-        self.worker: asyncio.Task[None] | None = None
+        self._keep_ids_for = 10 * shared.driver.traits.deadline
+        self._plan: Plan | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._queued = False
+        self._changes: set[asyncio.Future[None]] = set()
+        self._attempt: tuple[_Attempt, float] | None = None
+        self._unstored: tuple[_Attempt, Exception] | None = None
+        self._polls = self._faults = 0
+        self._needed = self._relieved = 0
         self.hurried = 0
-        self._wake = asyncio.Event()
-        self._closed = asyncio.Event()
-        self._waited_for: tuple[int, float] | None = None
+        self.failures = 0
+        self.closing = False
         self.stats = Stats()
 
+    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
+        """Work with these settings from now on: those of the newest memory object that keeps anything."""
+        if config.strategy != "none":
+            self.config, self._summarizer = config, summarizer
+
     @property
-    def closing(self) -> bool:
-        """Whether `close` is under way."""
-        return self._closed.is_set()
+    def lease_ttl(self) -> float:
+        """The summarizer's own time in seconds, and then time to load, store and release."""
+        return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way or planned."""
+        return bool(self.background) or self._plan is not None
 
     async def close(self, *, timeout: float) -> None:
         """End what runs, within `timeout` seconds if it does so by itself, and give the lease back."""
-        self._closed.set()
-        self._wake.set()
-        await self._background.close(timeout=timeout)
-        self._closed = asyncio.Event()
+        self.closing = True
+        self.rest()
+        if self._queued and self._worker is not None:
+            # It has begun nothing yet that is worth waiting for.
+            self._worker.cancel()
+        self._tell_change()
+        try:
+            await self.background.close(timeout=timeout)
+        finally:
+            self.closing = False
 
     def abandon(self) -> None:
         """End what runs without waiting for it."""
-        if self.worker is not None and not self.worker.get_loop().is_closed():
-            self.worker.cancel()
+        self.rest()
+        if self._worker is not None and not self._worker.get_loop().is_closed():
+            self._worker.cancel()
 
-    def next_step(self, snapshot: Snapshot) -> Step:
-        pending, _ = policy.split(snapshot.turns, self._shared.config)
-        body = snapshot.body
-        # Whoever has slept through the whole wait need not ask a clock that may be behind.
-        waited = self._waited_for == _attempt(body)
+    # What is due
+
+    def next_step(self, snapshot: Snapshot) -> Due:
+        """Say what is due, in portions that this datastore takes."""
+        config, most = self.config, self.shared.driver.traits.max_drop
+        pending, _ = policy.split(snapshot.turns, config)
+        if self._needed and not pending and snapshot.repeats:
+            # Entries go from the oldest end only: these are in the way of the repeats.
+            pending = snapshot.turns
         step = policy.next_step(
-            self._shared.config,
-            body,
+            config,
+            snapshot.body,
             pending,
-            now=body.next_attempt_at if waited else self._shared.clock(),
-            batch=1 if self.hurried else None,
+            now=self.shared.clock(),
+            batch=1 if self.hurried or self._needed else None,
+            known_for=self._known_for(snapshot.body),
         )
-        if isinstance(step, (Fold, Trim)):
-            going = pending if isinstance(step, Fold) else pending[: step.count]
-            count = max(1, snapshot.within(going, self._shared.driver.traits.max_drop))
-            return (
-                replace(step, turns=going[:count]) if isinstance(step, Fold) else replace(step, count=count)
-            )
+        if self._needed:
+            count = max(1, snapshot.turns_of(self._needed))
+            step = policy.room_step(config, step, pending, count=count)
+        worthwhile = 1 if self._needed else REPEATS_KEPT
+        if snapshot.repeats >= worthwhile and (self._needed or step is None or isinstance(step, Wait)):
+            count = min(snapshot.leading_repeats(), most)
+            if count >= worthwhile:
+                return Compact(count)
+        if isinstance(step, Fold):
+            return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, most))])
+        if isinstance(step, Trim):
+            return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], most)))
         return step
 
-    async def relieve(self) -> bool:
-        """Make room in a full record at once, by a fold or a trim; say whether there may be room now."""
-        self.hurried += 1
-        try:
-            before = self.stats.folded + self.stats.trimmed
-            if self._summarizes:
-                await self._advance(look=True)
-            else:
-                snapshot = await self._shared.load("add_turn")
-                pending, _ = policy.split(snapshot.turns, self._shared.config)
-                if pending:
-                    await self._trim(snapshot, Trim(len(pending), lost=False))
-            return self.stats.folded + self.stats.trimmed > before
-        except _LeaseHeld:
-            # Whoever holds it is making room, for all that we know.
-            await asyncio.sleep(random.uniform(0, FIRST_POLL_S))
-            return True
-        finally:
-            self.hurried -= 1
-
-    async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
-        version = await self._shared.replace(snapshot, body, drop=drop)
-        if version is None:
-            self.stats.lost_races += 1
-            self._observer.race_lost()
-        return version
+    def _known_for(self, body: Body) -> float:
+        """Return for how many seconds this process has known of the attempt that a body tells of."""
+        attempt, now = _attempt(body), asyncio.get_running_loop().time()
+        if self._attempt is None or self._attempt[0] != attempt:
+            self._attempt = attempt, now
+        return now - self._attempt[1] + TICK_S
 
     @property
     def _summarizes(self) -> bool:
-        config = self._shared.config
-        return config.strategy == "rolling_summary" and config.budget.summary_max_tokens > 0
+        return self.config.strategy == "rolling_summary" and self.config.budget.summary_max_tokens > 0
+
+    # When it is done
 
     def stir_after_append(self, length: int) -> None:
-        """See to it that the background runs if this tail has something for it."""
-        waiting = length - self._shared.config.budget.full_zone_turns
-        if self._shared.config.strategy == "truncation":
-            due = waiting > self._shared.config.budget.full_zone_turns
-        elif self._shared.seen.body.health is MemoryHealth.HEALTHY:
-            due = waiting >= (1 if self.hurried else self._shared.config.fold_batch_turns)
+        """Plan what a tail of this length has for the background, as far as is known without asking."""
+        config, seen = self.config, self.shared.seen
+        zone, health = config.budget.full_zone_turns, seen.body.health
+        # Of a tail that was folded since the last load, nobody knows the repeats.
+        count = length - zone - (seen.repeats if length > len(seen.entries) else 0)
+        if config.strategy == "truncation":
+            due = count > zone
+        elif health is MemoryHealth.HEALTHY:
+            due = count >= (1 if self.hurried else config.fold_batch_turns)
+        elif self._plan is None and not self._running:
+            due = count > 0
         else:
-            due = waiting > 0
+            due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
         if due:
-            healthy = self._summarizes and self._shared.seen.body.health is MemoryHealth.HEALTHY
-            self._start_worker(0.0, look=not healthy)
+            calls = self._summarizes and health is MemoryHealth.HEALTHY
+            self._want(Plan(_now(), look=not calls, calls=calls))
 
-    def stir(self, step: Step) -> None:
-        if step is not None:
-            wait = step.seconds if isinstance(step, Wait) else 0.0
-            self._start_worker(wait, look=not isinstance(step, Fold))
+    def stir(self, step: Due) -> None:
+        """Plan what a load has shown to be due."""
+        plan = _plan_for(step)
+        if plan is not None:
+            self._want(plan)
 
-    def _start_worker(self, wait: float, *, look: bool) -> None:
-        if self._closed.is_set():
-            return
-        worker = self.worker
-        if worker is None or worker.done() or worker.get_loop() is not asyncio.get_running_loop():
-            self._wake, self._closed = asyncio.Event(), asyncio.Event()
-            self.worker = self._background.start(self._work(wait, look=look), name="stm-memory")
-        elif not wait:
-            self._wake.set()
+    async def make_room(self, size: int, *, within: float) -> bool:
+        """Make room for `size` bytes in a full record; say whether it may help to send them again.
 
-    async def _work(self, wait: float | None, *, look: bool) -> None:
-        """Do what is due until nothing is, waiting as long as the policy says."""
-        polls = faults = 0
-        wake, scheduled = self._wake, True
-        while wait is not None:
-            attempt = _attempt(self._shared.seen.body) if scheduled and wait > 0 else None
-            try:
-                async with asyncio.timeout(wait):
-                    await wake.wait()
-            except TimeoutError:
-                self._waited_for = attempt or self._waited_for
-            if self._closed.is_set():
-                return
-            self._wake.clear()
-            wake, scheduled = self._wake, False
-            try:
-                with self._observer.background():
-                    held, wait = await self._advance_unless_held(look=look)
-                if held:
-                    # Whoever holds it sees our turns; a wake-up would only make us ask in vain.
-                    wake = self._closed
-                    wait = min(FIRST_POLL_S * 2**polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
-                    polls = min(polls + 1, 10)
-                else:
-                    polls, faults, scheduled = 0, 0, True
-            except Corrupt as error:
-                logger.error("the memory's background stopped: %s", error)
-                return
-            except StorageError as error:
-                faults += 1
-                logger.warning("the memory's background met an error: %s", error)
-                wait = None if faults > FAULTS_BEFORE_REST else 2.0**faults
-            except Exception as error:
-                # A user's token estimator, say; its message may quote the conversation.
-                logger.error("the memory's background stopped: %s", type(error).__name__)
-                logger.debug("the background's traceback", exc_info=True)
-                return
-            look = True
-            if wait is None and self._wake.is_set():
-                wait = 0.0
-
-    async def _advance_unless_held(self, *, look: bool) -> tuple[bool, float | None]:
-        """Do one step, see `_advance`; says whether another process holds the lease, which is no error."""
-        try:
-            return False, await self._advance(look=look)
-        except _LeaseHeld:
-            return True, None
-
-    async def _advance(self, *, look: bool) -> float | None:
-        """Do one step. Returns in how many seconds there is another, `None` if there is none in sight.
-
-        `look=False` skips the first load when the caller has just seen that a fold is due.
+        Returns after one step of the background, or `within` seconds.
         """
-        if look or not self._summarizes:
-            snapshot = await self._shared.load("background")
-            step = self.next_step(snapshot)
-            if not isinstance(step, Fold):
-                return await self._act(snapshot, step)
-        async with self._slots, self._leased():
+        relieved, self._needed = self._relieved, max(self._needed, size)
+        changed = self.change()
+        self._want(Plan(_now()))
+        if self._plan is not None or self._running:
+            await asyncio.wait({changed}, timeout=within)
+        return self._relieved > relieved or self._needed > 0
+
+    def change(self) -> asyncio.Future[None]:
+        """Return what is done when the background has taken its next step, or ends."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        return change
+
+    def _tell_change(self) -> None:
+        for change in tuple(self._changes):
+            if not change.done() and not change.get_loop().is_closed():
+                change.set_result(None)
+
+    @property
+    def _running(self) -> bool:
+        worker = self._worker
+        return worker is not None and not worker.done() and worker.get_loop() is asyncio.get_running_loop()
+
+    def _want(self, plan: Plan) -> None:
+        """Carry out a plan, unless another comes before it."""
+        if self.closing:
+            return
+        current = self._plan
+        if current is None or (plan.at < current.at and not current.firm):
+            # What runs may just be doing it.
+            self._plan = replace(plan, look=True, calls=False) if self._running else plan
+        self._arm()
+
+    def _arm(self) -> None:
+        """See to it that the plan is carried out when its time comes."""
+        plan = self._plan
+        if plan is not None and not self._running:
+            if plan.at <= _now():
+                self.wake()
+            else:
+                self._waiting.wait(self, plan.at)
+
+    def wake(self) -> None:
+        """Carry out the plan now."""
+        self._waiting.end(self)
+        self._worker = self.background.start(self._work(), name="stm-memory")
+
+    def rest(self) -> None:
+        """Plan nothing; the next call that sees work does."""
+        self._waiting.end(self)
+        self._plan = None
+
+    async def _work(self) -> None:
+        """Carry out one plan after another until none is due."""
+        try:
+            while not self.closing and (plan := self._plan) is not None and plan.at <= _now() + TICK_S:
+                self._plan = None
+                following = await self._carry_out(plan)
+                other = self._plan
+                if following is not None and (following.firm or other is None or following.at < other.at):
+                    self._plan = following
+                self._tell_change()
+        except asyncio.CancelledError:
+            self._plan = None
+            raise
+        finally:
+            if self._worker is asyncio.current_task():
+                self._worker = None
+                self._tell_change()
+                if not self.closing:
+                    self._arm()
+
+    async def _carry_out(self, plan: Plan) -> Plan | None:
+        """Take one step. Returns the plan for the next, `None` if there is none in sight."""
+        try:
+            with self._observer.background():
+                following = await self._advance(plan)
+        except _LeaseHeld:
+            # Its holder sees our turns too; asking earlier would be in vain.
+            wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
+            self._polls = min(self._polls + 1, 10)
+            return Plan(_now() + wait, firm=True)
+        except Corrupt as error:
+            logger.error("the memory's background stopped: %s", error)
+        except StorageError as error:
+            logger.warning("the memory's background met an error: %s", error)
+            self._faults += 1
+            if self._faults <= FAULTS_BEFORE_REST:
+                return Plan(_now() + 2.0**self._faults, firm=True)
+        except Exception as error:
+            # A user's token estimator, say; its message may quote the conversation.
+            logger.error("the memory's background stopped: %s", type(error).__name__)
+            logger.debug("the background's traceback", exc_info=True)
+        else:
+            self._polls = self._faults = 0
+            return following
+        self._plan, self._needed, self._faults = None, 0, 0
+        self.failures += 1
+        return None
+
+    # How it is done
+
+    async def _advance(self, plan: Plan) -> Plan | None:
+        calls = plan.calls
+        if plan.look:
+            step = self.next_step(await self.shared.load("background"))
+            if step is None or isinstance(step, Wait):
+                return self._nothing_to_do(step)
+            calls = isinstance(step, Fold)
+        async with self._slot() if calls else contextlib.nullcontext(), self._leased():
             # Loaded under the lease: its last holder may have stored a summary since anybody looked.
-            snapshot = await self._shared.load("background")
-            return await self._act(snapshot, self.next_step(snapshot))
+            snapshot = await self.shared.load("background")
+            step = self.next_step(snapshot)
+            match step:
+                case Fold():
+                    # A call takes a slot, and slots are not waited for under the lease.
+                    return await self._fold(snapshot, step) if calls else _plan_for(step)
+                case Trim():
+                    return await self._trim(snapshot, step)
+                case Compact():
+                    return await self._compact(snapshot, step)
+                case Recover():
+                    return await self._recover(snapshot)
+                case _:
+                    return self._nothing_to_do(step)
+
+    def _nothing_to_do(self, step: Wait | None) -> Plan | None:
+        self._needed = 0
+        return _plan_for(step)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        self._queued = True
+        try:
+            async with self._slots.slot(self._tenant):
+                self._queued = False
+                yield
+        finally:
+            self._queued = False
 
     @contextlib.asynccontextmanager
     async def _leased(self) -> AsyncGenerator[None]:
         lease = Lease(
-            self._shared.driver,
+            self.shared.driver,
             self._lease_key,
             ttl=self.lease_ttl,
-            content=self._shared.codec.seal("lease", {}),
+            content=self.shared.codec.seal("lease", {}),
         )
         try:
             if not await lease.acquire():
@@ -261,80 +423,96 @@ class Upkeep:
             except StorageError as error:
                 logger.warning("a lease was not given back and will expire: %s", error)
 
-    async def _act(self, snapshot: Snapshot, step: Step) -> float | None:
-        match step:
-            case None:
-                return None
-            case Wait(seconds):
-                return seconds
-            case Trim():
-                return await self._trim(snapshot, step)
-            case Fold():
-                return await self._fold(snapshot, step)
+    async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
+        version = await self.shared.replace(snapshot, body, drop=drop)
+        if version is None:
+            self.stats.lost_races += 1
+            self._observer.race_lost()
+        elif drop:
+            self._needed, self._relieved = 0, self._relieved + 1
+        return version
 
-    async def _trim(self, snapshot: Snapshot, trim: Trim) -> float | None:
+    async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         gone = snapshot.turns[: trim.count]
+        drop = snapshot.entries_of(len(gone))
         body = policy.after_trim(
-            snapshot.body, trim, gone, now=self._shared.clock(), keep_for=self._keep_ids_for
+            snapshot.body,
+            trim,
+            gone,
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=snapshot.copies(drop),
         )
-        if await self._replace(snapshot, body, drop=snapshot.entries(len(gone))) is None:
-            return 0.0
+        if await self._replace(snapshot, body, drop=drop) is None:
+            return Plan(_now())
         self.stats.trimmed += len(gone)
         if trim.lost:
             self.stats.dropped += len(gone)
             self._observer.turns("dropped", len(gone))
             log.dropped(len(gone))
-        return 0.0 if trim.lost else None
+        return Plan(_now()) if trim.lost else None
 
-    async def _fold(self, snapshot: Snapshot, fold: Fold) -> float | None:
-        recovering = snapshot.body.health is MemoryHealth.DEGRADED
-        if recovering:
-            self._shared.recovering = True
+    async def _compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
+        await self._replace(snapshot, snapshot.body, drop=compact.entries)
+        return Plan(_now())
+
+    async def _recover(self, snapshot: Snapshot) -> Plan | None:
+        body = policy.after_recovery(snapshot.body)
+        if await self._replace(snapshot, body, drop=0) is None:
+            return Plan(_now())
+        self.shared.note_body(body)
+        log.recovered()
+        self._health_changed(snapshot.body.health, body.health)
+        return None
+
+    async def _fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
+        if self._unstored is not None and self._unstored[0] == _attempt(snapshot.body):
+            return await self._store_failure(snapshot, self._unstored[1])
+        if snapshot.body.health is MemoryHealth.DEGRADED:
+            self.shared.recovering = True
             self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
         try:
             summary = await self._summarize(fold)
             self._body_after(snapshot, fold, summary)
         except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
+            self.stats.summarizer_failures += 1
+            self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
         else:
             if not await self._store_summary(snapshot, fold, summary):
-                return 0.0
-            pending, _ = policy.split(snapshot.turns, self._shared.config)
-            return 0.0 if len(fold.turns) < len(pending) else None
+                return Plan(_now())
+            pending, _ = policy.split(snapshot.turns, self.config)
+            left = len(pending) - len(fold.turns)
+            due = left >= (1 if self.hurried else self.config.fold_batch_turns)
+            return Plan(_now(), look=False, calls=True) if due else None
         finally:
-            if self._shared.recovering:
+            if self.shared.recovering:
                 # The conversation has become another one, or was erased.
-                self._shared.recovering = False
-                self._health_changed(MemoryHealth.RECOVERING, self._shared.health)
+                self.shared.recovering = False
+                self._health_changed(MemoryHealth.RECOVERING, self.shared.health)
 
     def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> Body:
         """Return the body with this summary, cut to what the datastore takes if need be."""
-
-        def with_summary(text: str) -> Body:
-            return policy.after_fold(
-                self._shared.config,
-                snapshot.body,
-                fold,
-                text,
-                now=self._shared.clock(),
-                keep_for=self._keep_ids_for,
-            )
-
-        def fits(text: str) -> bool:
-            return (
-                len(self._shared.codec.seal_body(with_summary(text))) <= self._shared.driver.traits.max_entry
-            )
-
-        summary = cut_summary(summary, fits)
-        if not summary:
+        body = policy.after_fold(
+            self.config,
+            snapshot.body,
+            fold,
+            summary,
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=snapshot.copies(snapshot.entries_of(len(fold.turns))),
+        )
+        most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
+        kept = cut_summary(body.summary, lambda text: len(seal(replace(body, summary=text))) <= most)
+        if not kept:
             raise policy.BadSummary("no summary fits into the largest entry of this datastore")
-        return with_summary(summary)
+        return replace(body, summary=kept)
 
     async def _summarize(self, fold: Fold) -> str:
         self.stats.summarizer_calls += 1
         with self._observer.call("summarize"):
-            answer = await self._background.call_within(
-                self._shared.config.summarizer_timeout_s, self._summarizer, fold.request(self._shared.config)
+            answer = await self.background.call_within(
+                self.config.summarizer_timeout_s, self._summarizer, fold.request(self.config)
             )
             return policy.summary_of(answer)
 
@@ -343,51 +521,78 @@ class Upkeep:
         while True:
             before = snapshot.body
             body = self._body_after(snapshot, fold, summary)
-            version = await self._replace(snapshot, body, drop=snapshot.entries(len(fold.turns)))
+            version = await self._replace(snapshot, body, drop=snapshot.entries_of(len(fold.turns)))
             if version is not None:
                 break
-            snapshot = await self._shared.load("background")
+            snapshot = await self.shared.load("background")
             if not fold.still_applies(snapshot.body, snapshot.turns):
                 return False
-        self._shared.note_fold(fold, body, version)
+        self.shared.note_fold(fold, body, version)
         self.stats.summaries += 1
         self.stats.folded += len(fold.turns)
         self._observer.turns("folded", len(fold.turns))
         if before.health is not MemoryHealth.HEALTHY:
             log.recovered()
-        self._background.call_back(self._shared.config.on_summary_updated, before.summary, body.summary)
-        shown = MemoryHealth.RECOVERING if self._shared.recovering else before.health
-        self._shared.recovering = False
+        self.background.call_back(self.config.on_summary_updated, before.summary, body.summary)
+        shown = MemoryHealth.RECOVERING if self.shared.recovering else before.health
+        self.shared.recovering = False
         self._health_changed(shown, body.health)
         return True
 
-    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> float:
-        """Store that an attempt failed. Returns how long to wait before the next."""
-        self.stats.summarizer_failures += 1
-        self._observer.summarizer_failed(error)
-        body = policy.after_failure(self._shared.config, snapshot.body, now=self._shared.clock())
-        if await self._replace(snapshot, body, drop=0) is None:
-            return 0.0
-        shown = MemoryHealth.RECOVERING if self._shared.recovering else snapshot.body.health
-        self._shared.recovering = False
-        self._shared.note_body(body)
+    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan:
+        """Store that an attempt failed, through lost races too unless another process has stored a newer one.
+
+        Until it is stored, this process makes no other attempt.
+        """
+        attempt = _attempt(snapshot.body)
+        self._unstored = attempt, error
+        while True:
+            body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
+            if await self._replace(snapshot, body, drop=0) is not None:
+                break
+            snapshot = await self.shared.load("background")
+            if snapshot.version is None or _attempt(snapshot.body) != attempt:
+                self._unstored = None
+                return Plan(_now())
+        self._unstored = None
+        shown = MemoryHealth.RECOVERING if self.shared.recovering else snapshot.body.health
+        self.shared.recovering = False
+        self.shared.note_body(body)
         if body.health is MemoryHealth.RETRY:
             log.retrying(body.attempts, error)
         elif snapshot.body.health is not MemoryHealth.DEGRADED:
             log.degraded(error)
         self._health_changed(shown, body.health)
-        return policy.delay_after(self._shared.config, body.attempts)
+        if self._needed:
+            return Plan(_now())
+        self._known_for(body)
+        return Plan(_now() + policy.delay_after(self.config, body.attempts), look=False, calls=True)
 
     def _health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
         if old is not new:
             self._observer.health_changed(old, new)
-            self._background.call_back(self._shared.config.on_health_changed, old, new)
+            self.background.call_back(self.config.on_health_changed, old, new)
 
 
 class _LeaseHeld(Exception):
-    """Another process is summarizing this conversation."""
+    """Another process is at work on this conversation."""
 
 
-def _attempt(body: Body) -> tuple[int, float]:
-    """Return what tells one scheduled summarizer call from the next."""
-    return body.attempts, body.next_attempt_at
+_Attempt: TypeAlias = tuple[str, int, float]
+
+
+def _attempt(body: Body) -> _Attempt:
+    """Return what tells one summarizer call, made or planned, from the next."""
+    return body.summary, body.attempts, body.next_attempt_at
+
+
+def _plan_for(step: Due) -> Plan | None:
+    """Return when a step is to be taken; a slot is asked for where a summarizer call is."""
+    if step is None:
+        return None
+    wait = max(step.seconds, TICK_S) if isinstance(step, Wait) else 0.0
+    return Plan(_now() + wait, look=False, calls=isinstance(step, (Fold, Wait)))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

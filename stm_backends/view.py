@@ -119,6 +119,11 @@ def shown_turn(turn: ConversationTurn, config: ShortTermMemoryConfig) -> dict[st
     return shown
 
 
+def shown_text(turn: ConversationTurn, config: ShortTermMemoryConfig) -> str:
+    """Return one turn as the text whose tokens are counted."""
+    return _encode(shown_turn(turn, config))
+
+
 def is_blank(summary: str) -> bool:
     """Say whether a summary says nothing: white space and tags alone."""
     return not _TAG.sub("", summary).strip()
@@ -209,8 +214,7 @@ class _Context:
     def _text(self, index: int) -> str:
         text = self._texts.get(index)
         if text is None:
-            shown = shown_turn(self._turns[index].turn, self.config)
-            text = self._texts[index] = _encode(shown)
+            text = self._texts[index] = shown_text(self._turns[index].turn, self.config)
         return text
 
 

@@ -1,0 +1,69 @@
+"""Who may call the summarizer next: a bound on the calls in flight that is fair to tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator
+
+
+class Slots:
+    """At most `count` calls in flight, of which a tenant that has some leaves a quarter to the others.
+
+    That quarter (two of eight; none of fewer than four) is for tenants without a call in flight: a tenant
+    whose model hangs cannot take every slot. Waiting tenants take turns, and within a tenant whoever came
+    first is first.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._kept = count // 4
+        self._running: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def slot(self, tenant: str) -> AsyncGenerator[None]:
+        """Hold a slot for as long as the context lasts."""
+        await self._take(tenant)
+        try:
+            yield
+        finally:
+            self._give_back(tenant)
+
+    async def _take(self, tenant: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._hand_out()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                # It was given a slot in the same moment.
+                self._give_back(tenant)
+            raise
+
+    def _give_back(self, tenant: str) -> None:
+        self._free += 1
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while (tenant := self._next()) is not None:
+            turns = self._waiting.pop(tenant)
+            turn = turns.popleft()
+            if turns:
+                # Behind every other tenant that waits.
+                self._waiting[tenant] = turns
+            if not turn.done():
+                self._free -= 1
+                self._running[tenant] += 1
+                turn.set_result(None)
+
+    def _next(self) -> str | None:
+        for tenant in self._waiting:
+            if self._free > (self._kept if self._running[tenant] else 0):
+                return tenant
+        return None
