@@ -36,12 +36,14 @@ class _Worker:
     """One run of the background.
 
     `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it is making an
-    attempt to leave `DEGRADED`, and has said so.
+    attempt to leave `DEGRADED`, and has said so. `failed` says that it ended by an error that is no
+    failure of the summarizer: one of a user's clock or observer, say.
     """
 
     task: asyncio.Task[None] | None = None
     waiting_for: float | None = None
     recovering: bool = False
+    failed: bool = False
 
     @property
     def running(self) -> bool:
@@ -139,7 +141,8 @@ class DefaultShortTermMemory:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 
         Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one summarizer call
-        and all its retries. Cancelling it stops the waiting and nothing else.
+        and all its retries. Cancelling it stops the waiting and nothing else. If the background ends by an
+        error, which is in the log, there is nothing to wait for.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
@@ -148,15 +151,18 @@ class DefaultShortTermMemory:
             while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
                 self._wake()
                 remaining = until - loop.time()
-                task = self._worker.task if self._worker is not None else None
+                worker = self._worker
+                task = worker.task if worker is not None else None
                 if task is None or task.done() or remaining <= 0:
                     return
                 change: asyncio.Future[None] = loop.create_future()
                 self._changes.add(change)
                 try:
-                    await asyncio.wait({change, task}, timeout=remaining)
+                    await asyncio.wait({change, task}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self._changes.discard(change)
+                if worker is not None and worker.failed:
+                    return
         finally:
             self._flushing -= 1
 
@@ -320,7 +326,17 @@ class DefaultShortTermMemory:
                 log.dropped(step.count)
 
     async def _work(self, worker: _Worker) -> None:
-        """Do what is due until nothing is, waiting as long as the policy says."""
+        """Do what is due, and end when nothing is."""
+        try:
+            await self._do_what_is_due(worker)
+        except Exception as error:
+            worker.failed = True
+            # The message may quote the conversation.
+            logger.error("the memory's background stopped: %s", type(error).__name__)
+            logger.debug("the background's traceback", exc_info=True)
+
+    async def _do_what_is_due(self, worker: _Worker) -> None:
+        """Do one step after another, waiting as long as the policy says."""
         while self._worker is worker:
             due = self._conversation.body.next_attempt_at
             # Whoever has slept through the whole wait need not ask a clock that may stand still.

@@ -221,10 +221,16 @@ def after_failure(config: ShortTermMemoryConfig, body: Body, *, now: float) -> B
 def after_fold(
     config: ShortTermMemoryConfig, body: Body, fold: Fold, summary: str, *, now: float, keep_for: float
 ) -> Body:
-    """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut."""
+    """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut.
+
+    Raises `BadSummary` if nothing that says something is left of it: the previous summary says more.
+    """
+    kept = summary_within_budget(summary, config)
+    if not kept:
+        raise BadSummary("nothing of the summary fits into summary_max_tokens")
     return replace(
         body,
-        summary=summary_within_budget(summary, config),
+        summary=kept,
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,

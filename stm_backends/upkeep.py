@@ -321,7 +321,7 @@ class Upkeep:
             )
 
         def fits(text: str) -> bool:
-            return (
+            return bool(text) and (
                 len(self._shared.codec.seal_body(with_summary(text))) <= self._shared.driver.traits.max_entry
             )
 
