@@ -302,10 +302,11 @@ class DefaultShortTermMemory:
         # One that is not asleep looks for itself, and what it summarizes must not be trimmed meanwhile.
         if worker is not None and running and worker.waiting_for is None:
             return
-        if self._next_step() is None or self._closed or _loop() is None:
+        due = self._next_step() is not None
+        if not (due or self._conversation.has_recovered) or self._closed or _loop() is None:
             return
         if worker is not None and running:
-            if worker.waiting_for == self._conversation.body.next_attempt_at:
+            if due and worker.waiting_for == self._conversation.body.next_attempt_at:
                 return
             worker.cancel()
         self._worker = worker = _Worker()
@@ -350,6 +351,11 @@ class DefaultShortTermMemory:
                     worker.waiting_for = due
                     await asyncio.sleep(seconds)
                 case _:
+                    if self._conversation.has_recovered:
+                        shown = self.health
+                        self._conversation.recover()
+                        log.recovered()
+                        self._announce(shown)
                     return
 
     async def _fold(self, fold: Fold, worker: _Worker) -> None:

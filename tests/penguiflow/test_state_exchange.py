@@ -131,6 +131,10 @@ def test_truncation_within_a_budget_makes_the_same_state_and_view(
         for turn in turns:
             for memory in (theirs, mine):
                 await memory.add_turn(turn)
+            if not theirs.to_dict()["turns"] and zone:
+                # This turn alone is larger than the budget: theirs has nothing left, ours shows it cut.
+                assert mine.estimate_tokens() <= total
+                return
             assert without_ours(mine.to_dict()) == theirs.to_dict()
             assert await views(mine) == await views(theirs)
 
