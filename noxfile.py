@@ -109,7 +109,7 @@ def full(session: nox.Session) -> None:
 
 THEIR_TESTS = (
     "test_short_term_memory.py",
-    "test_react_*.py",
+    "test_react_planner*.py",
     "test_planner_*.py",
     "test_state_unified_store.py",
     "test_session*.py",

@@ -49,6 +49,7 @@ class Conversation:
         self.body = state.body
         self.recovering = state.recovering
         self._gone = state.gone
+        self._extra = state.extra
         self._pending = [*state.pending]
         self._recent = deque(state.recent)
         self._ids = {stored.id for stored in state.turns}
@@ -74,6 +75,7 @@ class Conversation:
             recent=tuple(self._recent),
             gone=self._gone,
             recovering=self.recovering,
+            extra=self._extra,
         )
 
     @property
@@ -182,6 +184,22 @@ class Conversation:
         """Return what `merged` needs of this instant."""
         return Sides(self.state, self.agreed, tuple(self._covered))
 
+    def summarized_sides(self) -> Sides | None:
+        """Return `sides` as if no turn had been added that was never seen in a store.
+
+        `None` if a summary to be saved of them is not there, or covers one that was never seen there: it is
+        for `persist` to say when a turn is saved.
+        """
+        if self.body.summary == self.agreed.body.summary:
+            return None
+        seen, gone = {stored.id for stored in self.agreed.turns}, self.agreed.body.forgotten
+        if any(stored.id not in seen and stored.id not in gone for stored in self._covered):
+            return None
+        pending, recent = (
+            tuple(stored for stored in turns if stored.id in seen) for turns in (self._pending, self._recent)
+        )
+        return self.sides()._replace(local=replace(self.state, pending=pending, recent=recent))
+
     def merged(self, stored: State | None, sides: Sides, *, now: float) -> State:
         """Return what is to be saved over a stored state, `None` being nothing there."""
         if stored is None:
@@ -215,9 +233,13 @@ class Conversation:
         """Continue with what a store holds, and with what it does not have yet."""
         self._rebase(stored, merge(self._config, stored, *self.sides(), now=now), by)
 
-    def take_saved(self, saved: State, since: State, by: object | None, *, now: float) -> None:
-        """Continue with what was saved, and with what has happened since its own side was `since`."""
-        sides = self.sides()._replace(agreed=since)
+    def take_saved(self, saved: State, since: Sides, by: object | None, *, now: float) -> None:
+        """Continue with what was saved, and with what has happened since it was made of `since`."""
+        sides = self.sides()
+        if sides == since:
+            self._rebase(saved, saved, by)
+            return
+        sides = sides._replace(agreed=since.local)
         self._rebase(saved, merge(self._config, saved, *sides, exact=True, now=now), by)
 
     def _rebase(self, agreed: State, state: State, by: object | None) -> None:

@@ -222,7 +222,7 @@ class _Context:
         if self.config.token_estimator is not None:
             return math.inf
         characters: float = len(summary)
-        for _, turn in self._turns:
+        for _, turn, _ in self._turns:
             characters += len(turn.user_message) + len(turn.assistant_response) + 20
             if turn.trajectory_digest is not None:
                 characters += _characters(turn.trajectory_digest)
