@@ -1,10 +1,11 @@
-"""Everything that is checked, built and shown: `nox` runs the checks, `nox -s demo` the main job.
+"""Everything that is checked, built and shown: `nox` and `nox -s full` check, `nox -s demo` shows it at work.
 
 Needs Python, the package index, and nothing else: no other interpreter, no root. The servers that the tests
 talk to come from package indexes too; DynamoDB Local needs Java and npm.
 """
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -80,6 +81,40 @@ def run_tests(session: nox.Session) -> None:
     session.run("coverage", "run", "-m", "pytest", "--ignore=tests/packaging/test_wheel.py", "-n", workers)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
+
+
+@nox.session(default=False)
+def full(session: nox.Session) -> None:
+    """What CI runs after `nox`: PenguiFlow's own tests of its memory and its planner, on our classes."""
+    install_group(session, "test", "penguiflow")
+    session.install("-e", ".")
+    (release,) = PYPROJECT["dependency-groups"]["penguiflow"]
+    plugins = Path("tests", "penguiflow").absolute()
+    with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
+        # A wheel has no tests.
+        session.run(
+            *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps"),
+            *("--dest", folder, release),
+        )
+        (sdist,) = Path(folder).glob("*.tar.gz")
+        shutil.unpack_archive(sdist, folder, filter="data")
+        with session.chdir(sdist.with_name(sdist.name.removesuffix(".tar.gz"))):
+            files = sorted(str(path) for pattern in THEIR_TESTS for path in Path("tests").glob(pattern))
+            options = ("-p", "our_memory", "-p", "no:cacheprovider", "-ra")
+            session.run(
+                *("python", "-m", "pytest", *options, *(session.posargs or files)),
+                env={"PYTHONPATH": str(plugins)},
+            )
+
+
+THEIR_TESTS = (
+    "test_short_term_memory.py",
+    "test_react_planner*.py",
+    "test_planner_*.py",
+    "test_state_unified_store.py",
+    "test_session*.py",
+)
+"""PenguiFlow's tests that reach its memory, by way of its planner and its sessions or at first hand."""
 
 
 @nox.session(default=False)

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
 from stm_backends.policy import Body, Forgotten
+from stm_backends.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 FORMAT: Final = 1
@@ -55,13 +56,37 @@ class Codec:
 
     def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
         """Return the envelope of one JSON object whose values `require_json` has accepted."""
-        data = encode_json(content)
+        return self._sealed(kind, encode_json(content))
+
+    def seal_steps(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> Steps[bytes]:
+        """Do what `require_json` and `seal` do, in steps."""
+        return self._sealed(kind, (yield from _encode_steps(content, kind)))
+
+    def _sealed(self, kind: EnvelopeKind, data: bytes) -> bytes:
         for transform in self._transforms.values():
             data = transform.encode(data)
         return self._headers[kind] + data
 
     def open(self, kind: EnvelopeKind, envelope: bytes) -> dict[str, Any]:
         """Return the JSON object in an envelope. Raises `Corrupt` if it cannot be read."""
+        data = self._opened(kind, envelope)
+        try:
+            content = decode_json(data)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"the stored {kind} is not JSON") from error
+        return _as_object(kind, content)
+
+    def open_steps(self, kind: EnvelopeKind, envelope: bytes) -> Steps[dict[str, Any]]:
+        """Do what `open` does, in steps."""
+        data = self._opened(kind, envelope)
+        try:
+            content = yield from _decode_steps(data)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"the stored {kind} is not JSON") from error
+        return _as_object(kind, content)
+
+    def _opened(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
+        """Return the JSON in an envelope."""
         header = self._headers[kind]
         if envelope.startswith(header):
             data, transforms = envelope[len(header) :], list(self._transforms)
@@ -72,13 +97,7 @@ class Codec:
                 data = self._transforms[name].decode(data)
             except Exception as error:
                 raise Corrupt(f"the transform {name!r} could not read the stored bytes") from error
-        try:
-            content = decode_json(data)
-        except (ValueError, RecursionError) as error:
-            raise Corrupt(f"the stored {kind} is not JSON") from error
-        if not isinstance(content, dict):
-            raise Corrupt(f"the stored {kind} is not a JSON object")
-        return cast("dict[str, Any]", content)
+        return data
 
     def _read_header(self, kind: EnvelopeKind, envelope: bytes) -> tuple[bytes, list[str]]:
         """Return what follows the first line, and the transforms that it names."""
@@ -125,6 +144,12 @@ class Codec:
             return load_body(self.open("body", data))
         except ValueError as error:
             raise Corrupt("the stored body has a field of another type") from error
+
+
+def _as_object(kind: EnvelopeKind, content: object) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise Corrupt(f"the stored {kind} is not a JSON object")
+    return cast("dict[str, Any]", content)
 
 
 def _by_name(transforms: object) -> dict[str, Transform]:
@@ -209,13 +234,25 @@ def load_forgotten(content: Any) -> Forgotten:
     return Forgotten(digests, ages)
 
 
+TURN_FIELDS: Final = (
+    "turn_id",
+    "user_message",
+    "assistant_response",
+    "trajectory_digest",
+    "artifacts_shown",
+    "artifacts_hidden_refs",
+    "ts",
+)
+"""The fields of a saved turn; others are of a newer version, or another library's."""
+
+
 def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
-    """Return a turn as it stands in a state, with its id beside PenguiFlow's fields.
+    """Return a turn as it stands in a state, with its id beside PenguiFlow's fields and those of others.
 
     `defaults=False` leaves out what is empty, to save bytes. Raises `InvalidState` for artifacts that
     are not JSON.
     """
-    turn_id, turn = stored
+    turn_id, turn, extra = stored
     if not isinstance(turn_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- ids come from callers
         raise InvalidState(f"turn_id is {type(turn_id).__name__}, not a string")
     optional: dict[str, Any] = {
@@ -232,6 +269,7 @@ def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
         optional["artifacts_shown"] = dict(turn.artifacts_shown)
         optional["artifacts_hidden_refs"] = list(turn.artifacts_hidden_refs)
     return {
+        **extra,
         "turn_id": turn_id,
         "user_message": turn.user_message,
         "assistant_response": turn.assistant_response,
@@ -302,6 +340,68 @@ def decode_json(data: bytes) -> object:
     if end != len(text):
         raise ValueError("there is something after the JSON document")
     return content
+
+
+def _taken(value: object) -> object:
+    """Return a list of our own for a list or a tuple, and anything else as it is."""
+    return [*cast("Sequence[object]", value)] if isinstance(value, (list, tuple)) else value
+
+
+def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
+    """Do what `require_json` and `encode_json` do with an object, in steps: its long lists bit by bit."""
+    # A list that changes meanwhile is saved as it was.
+    members = [(name, _taken(value)) for name, value in content.items()]
+    pieces: list[bytes] = []
+    for name, value in members:
+        require_json({name: None}, path)
+        pieces += (b"," if pieces else b"{", encode_json(name), b":")
+        if not isinstance(value, list):
+            require_json(value, f"{path}.{name}", deepest=DEEPEST - 1)
+            pieces.append(encode_json(value))
+            continue
+        opening = b"["
+        items = cast("list[object]", value)
+        for start in range(0, len(items), STEP):
+            some = items[start : start + STEP]
+            for index, item in enumerate(some, start):
+                require_json(item, f"{path}.{name}[{index}]", deepest=DEEPEST - 2)
+            pieces += (opening, encode_json(some)[1:-1])
+            opening = b","
+            yield
+        pieces.append(b"]" if items else b"[]")
+    return b"".join((*pieces, b"}")) if pieces else b"{}"
+
+
+def _decode_steps(data: bytes) -> Steps[object]:
+    """Do what `decode_json` does, in steps if it is an object as `encode_json` writes it."""
+    text = data.decode("utf-8", "surrogatepass")
+    content: dict[str, Any] = {}
+    if not text.startswith('{"'):
+        return decode_json(data)
+    at = 1
+    while True:
+        name, at = _decode(text, at)
+        if text[at] != ":" or not isinstance(name, str):
+            return decode_json(data)
+        at += 1
+        if text.startswith(("[{", '["'), at):
+            value: list[object] = []
+            while text[at] in "[,":
+                item, at = _decode(text, at + 1)
+                value.append(item)
+                if len(value) % STEP == 0:
+                    yield
+            if text[at] != "]":
+                return decode_json(data)
+            at += 1
+        else:
+            value, at = _decode(text, at)
+        content[name] = value
+        if text[at] == "}" and at + 1 == len(text):
+            return content
+        if not text.startswith(',"', at):
+            return decode_json(data)
+        at += 1
 
 
 # Made once: the functions of the json module make an encoder a call, and look for white space.

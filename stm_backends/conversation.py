@@ -49,6 +49,7 @@ class Conversation:
         self.body = state.body
         self.recovering = state.recovering
         self._gone = state.gone
+        self._extra = state.extra
         self._pending = [*state.pending]
         self._recent = deque(state.recent)
         self._ids = {stored.id for stored in state.turns}
@@ -74,6 +75,7 @@ class Conversation:
             recent=tuple(self._recent),
             gone=self._gone,
             recovering=self.recovering,
+            extra=self._extra,
         )
 
     @property
@@ -84,6 +86,12 @@ class Conversation:
     def knows(self, turn_id: str) -> bool:
         """Say whether a turn stands here, or did within the remembered past."""
         return turn_id in self._ids or turn_id in self.body.forgotten
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether nothing is left to be summarized of what could not be: there will be no other attempt."""
+        unwell = self.body.health is not MemoryHealth.HEALTHY
+        return unwell and not self._pending and self._config.strategy == "rolling_summary"
 
     def view(self) -> View:
         return render(
@@ -158,6 +166,11 @@ class Conversation:
         self._covered.extend(fold.turns)
         self._drop(len(fold.turns))
 
+    def recover(self) -> None:
+        """Be healthy, see `has_recovered`."""
+        self.body = replace(self.body, health=MemoryHealth.HEALTHY, attempts=0, next_attempt_at=0.0)
+        self.recovering = False
+
     def _drop(self, count: int) -> None:
         self._ids.difference_update(stored.id for stored in self._pending[:count])
         if self._lengths is not None:
@@ -170,6 +183,22 @@ class Conversation:
     def sides(self) -> Sides:
         """Return what `merged` needs of this instant."""
         return Sides(self.state, self.agreed, tuple(self._covered))
+
+    def summarized_sides(self) -> Sides | None:
+        """Return `sides` as if no turn had been added that was never seen in a store.
+
+        `None` if a summary to be saved of them is not there, or covers one that was never seen there: it is
+        for `persist` to say when a turn is saved.
+        """
+        if self.body.summary == self.agreed.body.summary:
+            return None
+        seen, gone = {stored.id for stored in self.agreed.turns}, self.agreed.body.forgotten
+        if any(stored.id not in seen and stored.id not in gone for stored in self._covered):
+            return None
+        pending, recent = (
+            tuple(stored for stored in turns if stored.id in seen) for turns in (self._pending, self._recent)
+        )
+        return self.sides()._replace(local=replace(self.state, pending=pending, recent=recent))
 
     def merged(self, stored: State | None, sides: Sides, *, now: float) -> State:
         """Return what is to be saved over a stored state, `None` being nothing there."""
@@ -204,9 +233,13 @@ class Conversation:
         """Continue with what a store holds, and with what it does not have yet."""
         self._rebase(stored, merge(self._config, stored, *self.sides(), now=now), by)
 
-    def take_saved(self, saved: State, since: State, by: object | None, *, now: float) -> None:
-        """Continue with what was saved, and with what has happened since its own side was `since`."""
-        sides = self.sides()._replace(agreed=since)
+    def take_saved(self, saved: State, since: Sides, by: object | None, *, now: float) -> None:
+        """Continue with what was saved, and with what has happened since it was made of `since`."""
+        sides = self.sides()
+        if sides == since:
+            self._rebase(saved, saved, by)
+            return
+        sides = sides._replace(agreed=since.local)
         self._rebase(saved, merge(self._config, saved, *sides, exact=True, now=now), by)
 
     def _rebase(self, agreed: State, state: State, by: object | None) -> None:

@@ -20,10 +20,28 @@ from stm_backends.errors import InvalidKey, Unavailable
 from stm_backends.observer import SILENT, Observer, observed
 from stm_backends.policy import Body, Fold, Recover, Step, Trim, Wait
 from stm_backends.protocols import Summarizer
-from stm_backends.states import FORGET_BY_COUNT, State, dump_state, load_state, own_turn
-from stm_backends.stores import Shelf
+from stm_backends.states import (
+    FORGET_BY_COUNT,
+    State,
+    dump_state,
+    dump_steps,
+    load_state,
+    load_steps,
+    own_turn,
+)
+from stm_backends.steps import unhurried
+from stm_backends.stores import Shelf, warn_unwritable
 from stm_backends.tasks import Background
-from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, as_config, as_turn, as_turn_id
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    MemoryKey,
+    StoredTurn,
+    as_composite,
+    as_config,
+    as_turn,
+    as_turn_id,
+)
 
 logger = logging.getLogger("stm_backends")
 
@@ -36,12 +54,14 @@ class _Worker:
     """One run of the background.
 
     `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it is making an
-    attempt to leave `DEGRADED`, and has said so.
+    attempt to leave `DEGRADED`, and has said so. `failed` says that it ended by an error that is no
+    failure of the summarizer: one of a user's clock or observer, say.
     """
 
     task: asyncio.Task[None] | None = None
     waiting_for: float | None = None
     recovering: bool = False
+    failed: bool = False
 
     @property
     def running(self) -> bool:
@@ -62,6 +82,9 @@ class DefaultShortTermMemory:
     another key lets go of the old conversation first. `time_source` returns seconds since the epoch: a
     retry that a saved state tells of is due by it. `observer` hears what it does. Not for use by several
     threads.
+
+    A summary of turns that were persisted is saved by itself when it is finished, where they were last
+    persisted, if they still stand there; `write_back_summaries=False` leaves that to the next `persist`.
     """
 
     def __init__(
@@ -71,6 +94,7 @@ class DefaultShortTermMemory:
         summarizer: Summarizer | None = None,
         time_source: Callable[[], float] | None = None,
         observer: Observer = SILENT,
+        write_back_summaries: bool = True,
     ) -> None:
         self.observer = observer
         self._config = as_config(config)
@@ -81,6 +105,9 @@ class DefaultShortTermMemory:
         self._changes: set[asyncio.Future[None]] = set()
         self._flushing = 0
         self._closed = False
+        self._write_back_summaries = write_back_summaries
+        self._saved_in: tuple[Conversation, Shelf] | None = None
+        self._writes: set[asyncio.Task[None]] = set()
         self._key: str | None = None
         self._binding = object()
         self._turnstile: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
@@ -138,27 +165,40 @@ class DefaultShortTermMemory:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 
-        Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one summarizer call
-        and all its retries. Cancelling it stops the waiting and nothing else.
+        Folds even less than `fold_batch_turns`, and waits for the summary to be saved where it saves itself.
+        Unless told otherwise it waits for one summarizer call
+        and all its retries. Cancelling it stops the waiting and nothing else. If the background ends by an
+        error, which is in the log, there is nothing to wait for.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
         self._flushing += 1
         try:
-            while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
-                self._wake()
-                remaining = until - loop.time()
-                task = self._worker.task if self._worker is not None else None
-                if task is None or task.done() or remaining <= 0:
-                    return
-                change: asyncio.Future[None] = loop.create_future()
-                self._changes.add(change)
-                try:
-                    await asyncio.wait({change, task}, timeout=remaining)
-                finally:
-                    self._changes.discard(change)
+            await self._settled(until)
+            writes = {write for write in self._writes if write.get_loop() is loop}
+            if writes:
+                await asyncio.wait(writes, timeout=max(until - loop.time(), 0))
         finally:
             self._flushing -= 1
+
+    async def _settled(self, until: float) -> None:
+        """Wait until nothing is pending, or it cannot be helped, or `until` has come by the loop's time."""
+        loop = asyncio.get_running_loop()
+        while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
+            self._wake()
+            remaining = until - loop.time()
+            worker = self._worker
+            task = worker.task if worker is not None else None
+            if task is None or task.done() or remaining <= 0:
+                return
+            change: asyncio.Future[None] = loop.create_future()
+            self._changes.add(change)
+            try:
+                await asyncio.wait({change, task}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._changes.discard(change)
+            if worker is not None and worker.failed:
+                return
 
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the background; callbacks may finish within `timeout` seconds.
@@ -193,51 +233,86 @@ class DefaultShortTermMemory:
         self._wake()
 
     @observed
-    async def persist(self, store: Any, key: str) -> None:
+    async def persist(self, store: Any, key: str | MemoryKey) -> None:
         """Save the conversation: what is stored, and what was said here since the last confirmed save.
 
         Two processes that save under one key keep both their turns, see `merge`. Raises `InvalidKey`
         under another key than the one this conversation was hydrated from or first persisted under.
         Nothing is saved unless what is stored could be loaded and read. Where a store of ours holds no
         longer what it had confirmed, the conversation was erased or has expired: that is let go, and
-        only what was never confirmed saved is. A store without PenguiFlow's methods is left alone.
+        only what was never confirmed saved is. A store without PenguiFlow's methods is left alone, with a
+        warning in the log. However many turns there are, other tasks go on meanwhile.
         """
+        key = as_composite(key)
         shelf = Shelf(store, key)
         if not shelf.writable:
+            warn_unwritable(store)
             return
         if self._key not in (None, key):
             raise InvalidKey("this memory holds the conversation of another key; hydrate this one first")
         self._key = key
+        await self._save(shelf)
+        self._wake()
+
+    async def _save(self, shelf: Shelf, *, unasked_for: Conversation | None = None) -> None:
+        """Save a conversation on a shelf.
+
+        `unasked_for` is one of which a new summary alone is saved, and only over what stands there: one that
+        was erased is not begun again, and no turn is saved that was never persisted.
+        """
         binding, conversation = self._binding, self._conversation
         async with self._one_at_a_time():
             for attempt in range(SAVES):
                 content, version = await shelf.load()
-                stored = None if content is None else load_state(content, self._config)
+                stored = await self._read(content)
                 # If another key was bound meanwhile, what was to be persisted still is.
                 if self._binding is binding:
                     conversation = self._conversation
-                self._let_go_if_erased(conversation, stored, shelf)
-                sides = conversation.sides()
+                erased = self._let_go_if_erased(conversation, stored, shelf)
+                sides = conversation.sides() if unasked_for is None else conversation.summarized_sides()
+                gone = erased or stored is None or conversation is not unasked_for
+                if sides is None or (unasked_for is not None and gone):
+                    return
                 merged = conversation.merged(stored, sides, now=self._clock())
-                if await shelf.save(dump_state(merged, self._config), version):
+                if await shelf.save(await unhurried(dump_steps(merged, self._config)), version):
                     break
                 await asyncio.sleep(random.uniform(0, 0.001 * attempt))
             else:
                 raise Unavailable("another process came first every time", operation="persist")
             if self._conversation is conversation:
                 shown = self.health
-                conversation.take_saved(merged, sides.local, shelf.certain, now=self._clock())
+                conversation.take_saved(merged, sides, shelf.certain, now=self._clock())
+                self._saved_in = (conversation, shelf)
                 self._taken(shown)
-        self._wake()
+
+    def _write_back(self, conversation: Conversation) -> None:
+        """Have a summary that is finished saved by itself, where its conversation was last persisted."""
+        if self._write_back_summaries and self._saved_in is not None and self._saved_in[0] is conversation:
+            write = self._background.start(self._written_back(*self._saved_in), name="stm-write-back")
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+
+    async def _written_back(self, conversation: Conversation, shelf: Shelf) -> None:
+        try:
+            if conversation.summarized_sides() is not None:
+                with self.observer.background():
+                    await self._save(shelf, unasked_for=conversation)
+        except Exception as error:
+            # Any store's error; its message may quote the conversation.
+            logger.warning(
+                "a summary was not saved by itself (%s); the next persist saves it", type(error).__name__
+            )
+            logger.debug("the traceback of saving a summary", exc_info=True)
 
     @observed
-    async def hydrate(self, store: Any, key: str) -> None:
+    async def hydrate(self, store: Any, key: str | MemoryKey) -> None:
         """Continue the conversation that is stored under a key, and keep what is not saved yet.
 
         Another key than before first lets go of everything that belongs to the other conversation, so
         that an error, a timeout or an unknown key shows nothing of it. The same key lets go of what was
-        erased, see `persist`.
+        erased, see `persist`. However many turns there are, other tasks go on meanwhile.
         """
+        key = as_composite(key)
         if self._key not in (None, key):
             self._binding = object()
             unsaved = self._conversation.unsaved
@@ -250,7 +325,7 @@ class DefaultShortTermMemory:
             return
         async with self._one_at_a_time():
             content, _ = await shelf.load()
-            stored = None if content is None else load_state(content, self._config)
+            stored = await self._read(content)
             if self._binding is binding:
                 shown = self.health
                 self._let_go_if_erased(self._conversation, stored, shelf)
@@ -259,13 +334,21 @@ class DefaultShortTermMemory:
                 self._taken(shown)
         self._wake()
 
-    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, shelf: Shelf) -> None:
+    async def _read(self, content: object | None) -> State | None:
+        """Return the state that a store returned, if there is one."""
+        if content is None:
+            return None
+        return await unhurried(load_steps(content, self._config, self._conversation.state))
+
+    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, shelf: Shelf) -> bool:
         """Keep no more of a conversation than was never saved, if what was saved has been erased.
 
         A plain store may also answer `None` because it is out of order: there, all that is held is kept.
         """
-        if conversation.let_go_if_erased(stored, shelf.certain, now=self._clock()):
+        erased = conversation.let_go_if_erased(stored, shelf.certain, now=self._clock())
+        if erased:
             logger.info("a conversation that had been saved was erased or has expired, and is let go")
+        return erased
 
     def _taken(self, shown: MemoryHealth) -> None:
         """After a state from a store: call back if it has ended a recovery that we had told of."""
@@ -296,10 +379,11 @@ class DefaultShortTermMemory:
         # One that is not asleep looks for itself, and what it summarizes must not be trimmed meanwhile.
         if worker is not None and running and worker.waiting_for is None:
             return
-        if self._next_step() is None or self._closed or _loop() is None:
+        due = self._next_step() is not None
+        if not (due or self._conversation.has_recovered) or self._closed or _loop() is None:
             return
         if worker is not None and running:
-            if worker.waiting_for == self._conversation.body.next_attempt_at:
+            if due and worker.waiting_for == self._conversation.body.next_attempt_at:
                 return
             worker.cancel()
         self._worker = worker = _Worker()
@@ -325,7 +409,17 @@ class DefaultShortTermMemory:
                 log.dropped(step.count)
 
     async def _work(self, worker: _Worker) -> None:
-        """Do what is due until nothing is, waiting as long as the policy says."""
+        """Do what is due, and end when nothing is."""
+        try:
+            await self._do_what_is_due(worker)
+        except Exception as error:
+            worker.failed = True
+            # The message may quote the conversation.
+            logger.error("the memory's background stopped: %s", type(error).__name__)
+            logger.debug("the background's traceback", exc_info=True)
+
+    async def _do_what_is_due(self, worker: _Worker) -> None:
+        """Do one step after another, waiting as long as the policy says."""
         while self._worker is worker:
             due = self._conversation.body.next_attempt_at
             # Whoever has slept through the whole wait need not ask a clock that may stand still.
@@ -339,6 +433,11 @@ class DefaultShortTermMemory:
                     worker.waiting_for = due
                     await asyncio.sleep(seconds)
                 case _:
+                    if self._conversation.has_recovered:
+                        shown = self.health
+                        self._conversation.recover()
+                        log.recovered()
+                        self._announce(shown)
                     return
 
     async def _fold(self, fold: Fold, worker: _Worker) -> None:
@@ -380,6 +479,7 @@ class DefaultShortTermMemory:
             self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
             if before.health is not MemoryHealth.HEALTHY:
                 log.recovered()
+            self._write_back(conversation)
         else:
             # Another summary, or other turns, have come from the store; they are looked at next.
             conversation.recovering = False

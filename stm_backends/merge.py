@@ -112,7 +112,12 @@ def _body_of(stored: State, local: State, base: State, *, ours_stands: bool, now
         gone = max(stored.gone, base.gone) + local.gone - base.gone
     # An attempt that is under way here still is, whatever the store says.
     attempting = body.health is MemoryHealth.DEGRADED and (stored.recovering or local.recovering)
-    return State(body=replace(body, extra={**mine.extra, **theirs.extra}), gone=gone, recovering=attempting)
+    return State(
+        body=replace(body, extra={**mine.extra, **theirs.extra}),
+        gone=gone,
+        recovering=attempting,
+        extra={**local.extra, **stored.extra},
+    )
 
 
 def _attempts(body: Body) -> tuple[MemoryHealth, int, float]:

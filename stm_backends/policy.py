@@ -286,14 +286,14 @@ def after_fold(
     """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut.
 
     `copies` are the ids of which a repeat stays in the record, see `Forgotten.adding`. Raises `BadSummary`
-    if the budget leaves nothing of the summary.
+    if nothing that says something is left of the summary: the previous one says more.
     """
-    within = summary_within_budget(summary, config)
-    if not within:
+    kept = summary_within_budget(summary, config)
+    if not kept:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
     return replace(
         body,
-        summary=within,
+        summary=kept,
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,

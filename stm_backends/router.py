@@ -29,7 +29,8 @@ from typing import Any, Final
 
 from stm_backends import keys
 from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_config
+from stm_backends.errors import InvalidKey
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite, as_config
 
 logger = logging.getLogger("stm_backends")
 
@@ -92,20 +93,29 @@ class MemoryRouter:
         self._memories: OrderedDict[str, DistributedShortTermMemory] = OrderedDict()
         self._stack: ContextVar[tuple[_Binding, ...]] = ContextVar("stm_bindings", default=())
 
-    def hydrate(self, store: object, key: str) -> Coroutine[Any, Any, None]:
-        """Bind the conversation of a composite key for the current task until `persist`.
+    def hydrate(self, store: object, key: str | MemoryKey) -> Coroutine[Any, Any, None]:
+        """Bind a conversation for the current task until `persist`; `key` is its composite, or its key.
 
         Whatever was bound is hidden from this very call on. Raises `InvalidKey`, when awaited, for
         anything but three `:`-separated parts as `MemoryKey.composite()` writes them. `store` is not
         used: the conversation is in the backend already.
         """
-        return self._fill(self._push(key), key)
+        try:
+            composite = as_composite(key)
+        except InvalidKey as error:
+            self._push("")
+            return _raise(error)
+        return self._fill(self._push(composite), composite)
 
-    def persist(self, store: object, key: str) -> Coroutine[Any, Any, None]:
+    def persist(self, store: object, key: str | MemoryKey) -> Coroutine[Any, Any, None]:
         """End the binding of `key`, and those stacked on it.
 
         The turns are stored already, but for those that had to be kept back: they are stored now.
         """
+        try:
+            key = as_composite(key)
+        except InvalidKey as error:
+            return _raise(error)
         stack = self._stack.get()
         top = stack[-1] if stack else None
         bound = next((one for one in reversed(stack) if one.composite == key), None)
@@ -245,3 +255,8 @@ class MemoryRouter:
             # One that a binding needs lives on in it, and its background by itself.
             self._memories.popitem(last=False)
         return memory
+
+
+async def _raise(error: InvalidKey) -> None:
+    """Raise an error once it is awaited."""
+    raise error

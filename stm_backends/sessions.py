@@ -34,7 +34,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.keys import LogKind
-from stm_backends.policy import Body
+from stm_backends.policy import REMEMBERED_IDS, Body
 from stm_backends.snapshot import Snapshot
 from stm_backends.types import MemoryHealth, MemoryKey
 
@@ -105,9 +105,10 @@ class Sessions:
 
         What is there already is left alone and `SessionExists` raised, unless told otherwise. `"merge"`
         adds the turns that are missing, at the end; the summary there stays, unless nothing has left
-        that conversation yet. `"replace"` erases what is there. An import that was interrupted is
-        completed by a merge of the same document. Raises `InvalidState`, before anything is written, for
-        a document that is none.
+        that conversation yet. Turns that were summarized or let go there are not missing, however long
+        ago that was. If nothing is missing, nothing is written. `"replace"` erases what is there. An
+        import that was interrupted is completed by a merge of the same document. Raises `InvalidState`,
+        before anything is written, for a document that is none.
 
         `ttl` is how many seconds the conversation lives from now on, as `session_ttl_s` is for a turn that
         is added; `None`, the default, is for ever. That holds for a merge, too: where it adds a turn, a
@@ -122,10 +123,8 @@ class Sessions:
         target = await self._directory.write_for(
             owner, lambda: self._prepare(session, on_conflict, ttl), is_birth=lambda _: True
         )
-        standing = {stored.id for stored in target.turns}
-        for turn_id, entry in entries.items():
-            if turn_id in standing or turn_id in target.body.forgotten:
-                continue
+        for turn_id in _missing(session, target):
+            entry = entries[turn_id]
             await self._directory.write_for(
                 owner, lambda entry=entry: self._append(where, entry, ttl), is_birth=bool
             )
@@ -162,7 +161,7 @@ class Sessions:
                 found = Snapshot.of(record, self._codec)
             if found.version is None:
                 continue
-            if found.body.summary or found.body.folded or found.body.forgotten.ages:
+            if _has_left(found.body) or not _has_left(session.body):
                 return found
             expect = found.version
             if await records.resent(
@@ -264,6 +263,40 @@ class _Session:
     key: MemoryKey
     body: Body
     turns: Mapping[str, Mapping[str, Any]]
+
+
+def _has_left(body: Body) -> bool:
+    """Say whether turns have left a conversation: whether its body tells of what its turns do not."""
+    return bool(body.summary or body.folded or body.dropped or body.forgotten.ages)
+
+
+def _missing(session: _Session, target: Snapshot) -> list[str]:
+    """Return the ids of the exported turns that a conversation lacks, oldest first.
+
+    It remembers the last turns that left it. One that it neither holds nor remembers may have left it
+    before those, if more have left than it remembers: so has one that stands before all that it knows, one
+    whose place in the conversation, counted from its beginning, is before what it remembers, and one older
+    than all that stands there.
+    """
+    ids = [*session.turns]
+    known = [target.holds(turn_id) for turn_id in ids]
+    remembered, left = len(target.body.forgotten.each()), target.body.folded + target.body.dropped
+    first = 0
+    if left > remembered or remembered >= REMEMBERED_IDS:
+        # Turns leave in their order: after one that is remembered, none has been forgotten.
+        first = known.index(True) if any(known) else _first_missing(session, target, left - remembered)
+    return [turn_id for turn_id, is_known in zip(ids[first:], known[first:], strict=True) if not is_known]
+
+
+def _first_missing(session: _Session, target: Snapshot, beyond_memory: int) -> int:
+    """Return how many exported turns, none of which is known, left before what is remembered."""
+    before = session.body.folded + session.body.dropped
+    oldest = min((stored.turn.ts for stored in target.turns), default=0.0)
+    first = 0
+    for index, turn in enumerate(session.turns.values()):
+        if before + index < beyond_memory or 0.0 < load_turn(turn).ts < oldest:
+            first = index + 1
+    return first
 
 
 def _parse(document: Mapping[str, Any]) -> _Session:

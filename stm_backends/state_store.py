@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from stm_backends import keys, records
-from stm_backends.codec import Codec, require_json
+from stm_backends.codec import Codec
 from stm_backends.directory import Directory
 from stm_backends.driver import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record, new_version
 from stm_backends.errors import (
@@ -18,6 +18,7 @@ from stm_backends.errors import (
     StorageError,
     located,
 )
+from stm_backends.steps import unhurried
 
 REMEMBERED_VERSIONS: Final = 10_000
 """For how many states a store remembers the version that it has loaded or saved last."""
@@ -30,7 +31,8 @@ class StateStore:
     """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
 
     What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and
-    tuples become lists. A key that names a tenant and a user (`MemoryKey.composite()`, or
+    tuples become lists. However large a state is, other tasks go on while it is saved or loaded: what is
+    saved is not to be changed until it is. A key that names a tenant and a user (`MemoryKey.composite()`, or
     `kv:v1:tenant:user:...`) is theirs: it is erased with the user.
     """
 
@@ -52,7 +54,7 @@ class StateStore:
         Otherwise it may be a birth, so the owner that the key names is listed once more afterwards: no
         state stands there for somebody whom `erase_tenant` would miss.
         """
-        send = self._writer(keys.blob_key(key), state, ttl=ttl)
+        send = await self._writer(keys.blob_key(key), state, ttl=ttl)
         owner, version = keys.blob_owner(key), new_version()
 
         async def write(known: str | None) -> bool:
@@ -78,7 +80,7 @@ class StateStore:
         record = await self._driver.load(keys.blob_key(key))
         if record is None:
             return None, None
-        state = self._read(record, "load_memory_state")
+        state = await self._read(record, "load_memory_state")
         self._remember(key, record.version)
         return state, record.version
 
@@ -90,7 +92,7 @@ class StateStore:
         `False` is a lost race and changed nothing. Raises `OutcomeUnknown` only if the datastore cannot
         be asked what became of the write.
         """
-        send = self._writer(keys.blob_key(key), state, ttl=ttl)
+        send = await self._writer(keys.blob_key(key), state, ttl=ttl)
         owner, version = keys.blob_owner(key), new_version()
 
         async def write() -> bool:
@@ -133,14 +135,15 @@ class StateStore:
         If its `tool_context` names a `tenant_id` and a `user_id`, it is erased with that user. Raises
         `InvalidState`, naming the path, for what is not JSON.
         """
-        send, owner = self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S), _owner(payload)
+        send = await self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S)
+        owner = _owner(payload)
 
         async def write() -> None:
             version = new_version()
             await records.resent(lambda: send(version, ANY))
             if owner is not None:
                 # After the run itself: whoever erases the user later finds both.
-                note = self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
+                note = await self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
                 await records.resent(lambda: note(version, ANY))
 
         if owner is None:
@@ -159,7 +162,7 @@ class StateStore:
         record = await self._driver.load(where)
         if record is None:
             return None
-        payload = self._read(record, "load_planner_state")
+        payload = await self._read(record, "load_planner_state")
         return payload if await self._taken(where, record.version) else None
 
     async def _taken(self, where: Key, version: str) -> bool:
@@ -175,20 +178,19 @@ class StateStore:
 
     # States as records
 
-    def _read(self, record: Record, operation: str) -> dict[str, Any]:
+    async def _read(self, record: Record, operation: str) -> dict[str, Any]:
         with located(self._driver.name, operation):
             if record.body is None or record.tail:
                 raise Corrupt("the record under this key is not a saved state")
-            return self._codec.open("state", record.body)
+            return await unhurried(self._codec.open_steps("state", record.body))
 
-    def _writer(
+    async def _writer(
         self, where: Key, state: dict[str, Any], *, ttl: float | None
     ) -> Callable[[str, str | AbsentType | AnyType], Awaitable[bool]]:
         """Check and seal a state; returns what sends it as a version, on a condition."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"a state is a dict, not {type(state).__name__}")
-        require_json(state, "state")
-        body = self._codec.seal("state", state)
+        body = await unhurried(self._codec.seal_steps("state", state))
         return lambda version, expect: self._driver.replace(
             where, body, version=version, expect=expect, ttl=ttl
         )

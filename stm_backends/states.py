@@ -11,12 +11,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from stm_backends import policy
 from stm_backends.codec import (
     DEEPEST_IN_TURN,
+    TURN_FIELDS,
     dump_body,
     dump_turn,
     load_body,
@@ -25,7 +26,14 @@ from stm_backends.codec import (
 )
 from stm_backends.errors import InvalidState
 from stm_backends.policy import Body, Trim
-from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig, StoredTurn
+from stm_backends.steps import STEP, Steps, at_once
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    ShortTermMemoryConfig,
+    StoredTurn,
+    TrajectoryDigest,
+)
 from stm_backends.view import render
 
 OURS: Final = "stm"
@@ -42,7 +50,8 @@ class State:
 
     `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering`
     says that an attempt to leave `DEGRADED` was under way. `ours` is whether this library wrote it: a
-    state that PenguiFlow rewrote remembers nobody.
+    state that PenguiFlow rewrote remembers nobody. `extra` are fields of a saved state that this version
+    does not know. The turns are our own all the way down, and nobody changes them.
     """
 
     body: Body = Body()
@@ -51,6 +60,7 @@ class State:
     gone: int = 0
     recovering: bool = False
     ours: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def turns(self) -> tuple[StoredTurn, ...]:
@@ -93,7 +103,7 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
     Raises `InvalidState` for what would not come back.
     """
     try:
-        return StoredTurn(stored.id, load_turn(_copy(dump_turn(stored))))
+        return StoredTurn(stored.id, load_turn(_copy(dump_turn(stored))), stored.extra)
     except InvalidState:
         raise
     except (TypeError, ValueError):
@@ -125,18 +135,24 @@ def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
 
     Under `truncation` it holds only the turns that the token budget shows, as PenguiFlow's does.
     """
+    return at_once(dump_steps(state, config))
+
+
+def dump_steps(state: State, config: ShortTermMemoryConfig) -> Steps[dict[str, Any]]:
+    """Do what `dump_state` does, in steps."""
     recent = state.recent
     if config.strategy == "truncation":
         view = render(config, health=state.health, summary="", pending=(), recent=recent)
         recent = recent[len(recent) - view.kept :]
-    unsummarized = _dump_turns(state.pending)
+    unsummarized = yield from _dump_turns(state.pending)
     degraded = state.body.health is MemoryHealth.DEGRADED
     ours = dump_body(state.body)
     return {
+        **_copy(state.extra),
         "version": 1,
         "health": ours.pop("health"),
         "summary": ours.pop("summary"),
-        "turns": _dump_turns(recent),
+        "turns": (yield from _dump_turns(recent)),
         "pending": [] if degraded else unsummarized,
         "backlog": unsummarized if degraded else [],
         "config_snapshot": _snapshot(config),
@@ -144,14 +160,24 @@ def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
     }
 
 
+_FIELDS: Final = ("version", "health", "summary", "turns", "pending", "backlog", "config_snapshot", OURS)
+
+
 def load_state(content: object, config: ShortTermMemoryConfig) -> State:
     """Return the state in a JSON object, ours or PenguiFlow's. Raises `ValueError` if it is none.
 
-    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health.
+    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. What else is in it is
+    kept.
     """
+    return at_once(load_steps(content, config))
+
+
+def load_steps(content: object, config: ShortTermMemoryConfig, known: State | None = None) -> Steps[State]:
+    """Do what `load_state` does, in steps; a turn that is as it is in the state `known` is that turn."""
     if not isinstance(content, Mapping):
         raise ValueError("a memory state is a mapping")
-    fields = cast("Mapping[str, Any]", content)
+    # Whoever handed it out may change it while others have their turn.
+    fields = {**cast("Mapping[str, Any]", content)}
     if fields.get("version") != 1:
         raise ValueError("a memory state of a version that this library does not read; it reads version 1")
     ours = fields.get(OURS)
@@ -162,9 +188,11 @@ def load_state(content: object, config: ShortTermMemoryConfig) -> State:
         health = MemoryHealth(fields.get("health"))
         gone = int(kept.pop("gone", 0))
         body = load_body(kept)
-        loaded = _Turns()
-        pending = (*loaded.of(fields.get("backlog")), *loaded.of(fields.get("pending")))
-        recent = loaded.of(fields.get("turns"))
+        loaded = _Turns(known)
+        lists = [_listed(fields.get(name)) for name in ("backlog", "pending", "turns")]
+        backlog = yield from loaded.of(lists[0])
+        pending = yield from loaded.of(lists[1])
+        recent = yield from loaded.of(lists[2])
     except InvalidState:
         raise
     except (TypeError, OverflowError, ValueError):
@@ -172,12 +200,21 @@ def load_state(content: object, config: ShortTermMemoryConfig) -> State:
         raise ValueError("not a memory state: a field is of another type, or has no such value") from None
     return State(
         body=replace(_with_health(body, health, config), summary=str(fields.get("summary") or "")),
-        pending=pending,
+        pending=(*backlog, *pending),
         recent=recent,
         gone=gone,
         recovering=health is MemoryHealth.RECOVERING,
         ours=ours is not None,
+        extra={name: _own_json(fields[name], name) for name in fields if name not in _FIELDS},
     )
+
+
+def _listed(payloads: object) -> Sequence[object]:
+    """Return the turns of one field of a state, which nobody else can add to any more."""
+    payloads = payloads or []
+    if not isinstance(payloads, Sequence):
+        raise ValueError("the turns of a memory state are lists")
+    return [*cast("Sequence[object]", payloads)]
 
 
 class _Turns:
@@ -187,29 +224,59 @@ class _Turns:
     everybody who reads the same state calls it the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: State | None) -> None:
+        self._known = {} if known is None else {stored.id: stored for stored in known.turns}
         self._ids: set[str] = set()
         self._alike: Counter[str] = Counter()
 
-    def of(self, payloads: object) -> tuple[StoredTurn, ...]:
-        payloads = payloads or []
-        if not isinstance(payloads, Sequence):
-            raise ValueError("the turns of a memory state are lists")
-        return tuple(turn for payload in cast("Sequence[object]", payloads) for turn in self._one(payload))
+    def of(self, payloads: Sequence[object]) -> Steps[tuple[StoredTurn, ...]]:
+        turns: list[StoredTurn] = []
+        for number, payload in enumerate(payloads, 1):
+            stored = self._one(payload)
+            if stored.id not in self._ids:
+                self._ids.add(stored.id)
+                turns.append(stored)
+            if number % STEP == 0:
+                yield
+        return tuple(turns)
 
-    def _one(self, payload: object) -> list[StoredTurn]:
-        turn = load_turn(payload)
-        turn_id: object = cast("Mapping[str, Any]", payload).get("turn_id")
+    def _one(self, payload: object) -> StoredTurn:
+        if not isinstance(payload, Mapping):
+            raise ValueError("Invalid turn payload")
+        fields = cast("Mapping[str, Any]", payload)
+        turn_id: object = fields.get("turn_id")
         if not isinstance(turn_id, str) or not turn_id:
+            turn = load_turn(fields)
             content = dump_turn(StoredTurn("", turn))
             text = json.dumps(content, sort_keys=True)
             alike = hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
             turn_id = f"{alike}-{self._alike[alike]}"
             self._alike[alike] += 1
-        if turn_id in self._ids:
-            return []
-        self._ids.add(turn_id)
-        return [StoredTurn(turn_id, _own_loaded(turn))]
+        known = self._known.get(turn_id)
+        if known is not None and _is_as_saved(known, fields):
+            return known
+        extra = {name: _own_json(fields[name], f"turn.{name}") for name in fields if name not in TURN_FIELDS}
+        return StoredTurn(turn_id, _own_loaded(load_turn(fields)), extra)
+
+
+def _is_as_saved(stored: StoredTurn, fields: Mapping[str, Any]) -> bool:
+    """Say whether a turn is what it was saved as; `False` if that cannot be told at a glance."""
+    _, turn, extra = stored
+    if extra or len(fields) != len(TURN_FIELDS):
+        return False
+    digest: object = fields.get("trajectory_digest")
+    if turn.trajectory_digest is None or not isinstance(digest, dict):
+        same = turn.trajectory_digest is None and digest is None
+    else:
+        same = digest == _dump_digest(turn.trajectory_digest)
+    return (
+        same
+        and fields.get("user_message") == turn.user_message
+        and fields.get("assistant_response") == turn.assistant_response
+        and fields.get("artifacts_shown") == turn.artifacts_shown
+        and fields.get("artifacts_hidden_refs") == turn.artifacts_hidden_refs
+        and fields.get("ts") == turn.ts
+    )
 
 
 def _with_health(body: Body, health: MemoryHealth, config: ShortTermMemoryConfig) -> Body:
@@ -222,8 +289,36 @@ def _with_health(body: Body, health: MemoryHealth, config: ShortTermMemoryConfig
     return replace(body, health=MemoryHealth.DEGRADED, attempts=attempts)
 
 
-def _dump_turns(turns: Sequence[StoredTurn]) -> list[dict[str, Any]]:
-    return [_copy(dump_turn(stored)) for stored in turns]
+def _dump_turns(turns: Sequence[StoredTurn]) -> Steps[list[dict[str, Any]]]:
+    dumped: list[dict[str, Any]] = []
+    for start in range(0, len(turns), STEP):
+        dumped += map(_dump_own, turns[start : start + STEP])
+        yield
+    return dumped
+
+
+def _dump_own(stored: StoredTurn) -> dict[str, Any]:
+    """Return a turn of ours as it stands in a state, like `dump_turn`, the caller's all the way down."""
+    _, turn, extra = stored
+    return {
+        **_copy(extra),
+        "turn_id": stored.id,
+        "user_message": turn.user_message,
+        "assistant_response": turn.assistant_response,
+        "trajectory_digest": None if turn.trajectory_digest is None else _dump_digest(turn.trajectory_digest),
+        "artifacts_shown": _copy(turn.artifacts_shown),
+        "artifacts_hidden_refs": _copy(turn.artifacts_hidden_refs),
+        "ts": turn.ts,
+    }
+
+
+def _dump_digest(digest: TrajectoryDigest) -> dict[str, Any]:
+    return {
+        "tools_invoked": _copy(digest.tools_invoked),
+        "observations_summary": digest.observations_summary,
+        "reasoning_summary": digest.reasoning_summary,
+        "artifacts_refs": _copy(digest.artifacts_refs),
+    }
 
 
 def _copy(value: Any) -> Any:

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+from weakref import WeakSet
+
+logger = logging.getLogger("stm_backends")
+
+_warned_of: WeakSet[type[Any]] = WeakSet()
+
+
+def warn_unwritable(store: object) -> None:
+    """Say, once for each kind of store, that nothing can be saved in it."""
+    if type(store) not in _warned_of:
+        _warned_of.add(type(store))
+        logger.warning(
+            "persist saves nothing: %s has no save_memory_state; conversations end with this process",
+            type(store).__name__,
+        )
 
 
 class Shelf:

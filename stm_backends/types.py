@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from stm_backends.errors import ConfigurationError, InvalidKey, InvalidState
 
@@ -62,11 +62,18 @@ class ConversationTurn:
     ts: float = 0.0
 
 
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
+
+
 class StoredTurn(NamedTuple):
-    """A turn with the id that makes adding it twice harmless."""
+    """A turn with the id that makes adding it twice harmless.
+
+    `extra` are the fields of a saved turn that this version of the library does not know; they are JSON.
+    """
 
     id: str
     turn: ConversationTurn
+    extra: Mapping[str, Any] = _NO_FIELDS
 
 
 @dataclass(slots=True)
@@ -104,9 +111,9 @@ class MemoryIsolation:
                 raise ConfigurationError(f"{name} must be a non-empty string")
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen, because PenguiFlow's is not
+@dataclass(frozen=True, slots=True)
 class MemoryKey:
-    """Whose conversation, and which one. The boundary that no memory crosses. Not to be changed once used."""
+    """Whose conversation, and which one. The boundary that no memory crosses. Never changes; hashable."""
 
     tenant_id: str
     user_id: str
@@ -124,6 +131,19 @@ class MemoryKey:
                 raise InvalidKey(f"{name} must be a string that is not blank")
         composite = ":".join(part.replace("%", "%25").replace(":", "%3A") for part in parts)
         return f"%6B{composite[1:]}" if composite.startswith("kv:v1:") else composite
+
+
+def as_composite(key: object) -> str:
+    """Return the string that names a conversation: itself, or a key's composite.
+
+    Raises `InvalidKey` for what is neither a string nor an object with the parts of a `MemoryKey`.
+    """
+    if isinstance(key, str):
+        return key
+    parts = [getattr(key, name, None) for name in ("tenant_id", "user_id", "session_id")]
+    if isinstance(key, type) or None in parts:
+        raise InvalidKey(f"a conversation's key is a MemoryKey, or its composite; not {_kind(key)}")
+    return MemoryKey(*cast("list[str]", parts)).composite()
 
 
 def default_token_estimator(text: str) -> int:

@@ -66,5 +66,5 @@ async def conversation(
     finally:
         exchange.ended = True
     if memory is not None and exchange.recorded is not None:
-        turn_id, turn = exchange.recorded
+        turn_id, turn, _ = exchange.recorded
         await memory.add_turn(turn, turn_id=turn_id)

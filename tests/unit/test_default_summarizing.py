@@ -269,6 +269,76 @@ def test_flush_waits_for_retries_and_returns_when_degraded() -> None:
     clock.run(main())
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_flush_returns_at_once_when_the_memory_becomes_degraded(retries: int) -> None:
+    async def main() -> None:
+        one = memory(Timed(fails=10**9), retry_attempts=retries)
+        await added(one, 0, 1)
+        started = clock.now()
+        await one.flush(timeout=1000)
+        assert one.health is MemoryHealth.DEGRADED
+        assert clock.now() - started == pytest.approx(2.0 * retries)
+        await one.close()
+
+    clock.run(main())
+
+
+def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A user's clock that raises is not the summarizer's failure: nothing can be scheduled by it."""
+    broken = asyncio.Event()
+    asked: list[bool] = []
+
+    def time_source() -> float:
+        if broken.is_set() and asyncio.current_task().get_name() == "stm-memory":  # type: ignore[union-attr]
+            asked.append(True)
+            raise RuntimeError("secret: u0")
+        return clock.now()
+
+    async def main() -> None:
+        one = DefaultShortTermMemory(
+            config=config(zone=1, fold_batch_turns=10), summarizer=Timed(), time_source=time_source
+        )
+        await added(one, 0, 1)
+        broken.set()
+        await one.flush(timeout=1000)
+        assert len(asked) == 1
+        broken.clear()
+        await one.flush(timeout=1000)
+        assert (await shown(one))["summary"] == ["u0"]
+
+    clock.run(main())
+    assert caplog.text.count("the memory's background stopped: RuntimeError") == 1
+    assert "secret" not in caplog.text
+
+
+def test_degraded_with_nothing_left_to_summarize_recovers_and_shows_its_summary() -> None:
+    """Another process has let its turns go, say; no attempt would ever be made again."""
+
+    async def main() -> None:
+        seen: list[tuple[str, str]] = []
+
+        async def note(old: MemoryHealth, new: MemoryHealth) -> None:
+            seen.append((old.value, new.value))
+
+        one, other = memory(Timed(), on_health_changed=note), memory(Timed())
+        await added(other, 0, 1)
+        await other.flush()
+        state = {**other.to_dict(), "health": "degraded"}
+        one.from_dict(state)
+        assert one.health is MemoryHealth.DEGRADED, "a state that is loaded is the state that was loaded"
+        assert (await shown(one))["summary"] == ["u0"]
+        await asyncio.sleep(0.1)
+        assert one.health is MemoryHealth.HEALTHY
+        assert seen == [("degraded", "healthy")]
+        assert one.to_dict()["stm"]["attempts"] == 0
+        await one.close()
+        await other.close()
+
+    clock.run(main())
+
+
 def test_flush_of_a_summarizer_that_hangs_ends() -> None:
     async def main() -> None:
         one = memory(Timed(takes=10**6), summarizer_timeout_s=10.0, retry_attempts=2)

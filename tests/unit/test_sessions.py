@@ -362,6 +362,70 @@ async def test_merging_twice_is_merging_once(backend: Backend, sessions: Session
     assert await backend.driver.load(keys.memory_key(OTHER)) == once
 
 
+@pytest.mark.parametrize("there", [None, Body(health=MemoryHealth.RETRY, attempts=1)])
+async def test_merging_what_is_there_writes_nothing_into_a_conversation_that_no_turn_has_left(
+    backend: Backend, sessions: Sessions, there: Body | None
+) -> None:
+    await store(backend, KEY, there, 1, 2)
+    before = await backend.driver.load(keys.memory_key(KEY))
+    for _ in range(2):
+        await sessions.import_(await sessions.export(KEY), on_conflict="merge")
+        assert await backend.driver.load(keys.memory_key(KEY)) == before
+
+
+def left(numbers: range, *, counted: bool = True) -> Body:
+    """The body of a conversation that these turns have left: summarized, or let go by truncation."""
+    forgotten = Forgotten().adding([f"t{number}" for number in numbers], now=0.0, keep_for=0.0)
+    return Body(summary="S" if counted else "", folded=len(numbers) if counted else 0, forgotten=forgotten)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("held", [range(3), range(100, 105), range(290, 300), range(299, 303)])
+async def test_merging_an_older_export_brings_back_nothing_that_has_left(
+    backend: Backend, sessions: Sessions, held: range, counted: bool
+) -> None:
+    """Of 301 turns that have left, the last 256 are remembered."""
+    await store(backend, OTHER, left(range(held.start), counted=counted), *held)
+    document = elsewhere(await sessions.export(OTHER), KEY)
+    await store(backend, KEY, left(range(301), counted=counted), 301, 302, 303)
+    before = await backend.driver.load(keys.memory_key(KEY))
+    await sessions.import_(document, on_conflict="merge")
+    assert await backend.driver.load(keys.memory_key(KEY)) == before
+
+
+async def test_merging_an_older_export_without_times_brings_back_nothing_that_was_summarized(
+    backend: Backend, sessions: Sessions
+) -> None:
+    await store(backend, OTHER, None, 0, 1)
+    document = elsewhere(await sessions.export(OTHER), KEY)
+    for one in document["turns"]:
+        one["ts"] = 0.0
+    await store(backend, KEY, left(range(301)), 301)
+    await sessions.import_(document, on_conflict="merge")
+    assert await ids(backend, KEY) == ["t301"]
+
+
+@pytest.mark.parametrize("held", [range(300, 306), range(303, 306), range(304, 306)])
+async def test_what_was_said_since_is_missing_from_a_conversation_that_has_forgotten_much(
+    backend: Backend, sessions: Sessions, held: range
+) -> None:
+    await store(backend, OTHER, left(range(held.start)), *held)
+    document = elsewhere(await sessions.export(OTHER), KEY)
+    await store(backend, KEY, left(range(301)), 301, 302, 303)
+    await sessions.import_(document, on_conflict="merge")
+    assert await ids(backend, KEY) == ["t301", "t302", "t303", "t304", "t305"]
+
+
+async def test_an_import_of_a_long_conversation_that_was_interrupted_is_completed(
+    backend: Backend, sessions: Sessions
+) -> None:
+    await store(backend, KEY, left(range(400)), 400, 401)
+    document = elsewhere(await sessions.export(KEY), OTHER)
+    await store(backend, OTHER, left(range(400)))
+    await sessions.import_(document, on_conflict="merge")
+    assert await ids(backend, OTHER) == ["t400", "t401"]
+
+
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 @pytest.mark.parametrize("body", [None, FOLDED])
 @pytest.mark.parametrize("first", ["refuse", "replace", "merge"])

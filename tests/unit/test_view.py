@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 
 from stm_backends.errors import MemoryBudgetExceeded
 from stm_backends.testing.memory_contract import config, turn
-from stm_backends.types import MemoryHealth, StoredTurn, default_token_estimator
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    StoredTurn,
+    TrajectoryDigest,
+    default_token_estimator,
+)
 from stm_backends.view import View, cut_summary, is_blank, render, summary_within_budget
 
 HEALTHY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.DEGRADED
@@ -46,6 +53,10 @@ def test_everything_is_shown_if_there_is_room() -> None:
     view = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S")
     assert shown(view) == (["u0", "u1"], ["u2", "u3"], "S")
     assert (view.trimmed, view.kept, view.tokens) == (False, 4, tokens(view))
+
+
+def test_degraded_with_nothing_pending_shows_its_summary() -> None:
+    assert shown(rendered(config(), recent=2, summary="S", health=DEGRADED)) == ([], ["u0", "u1"], "S")
 
 
 def test_degraded_shows_recent_turns_only() -> None:
@@ -93,8 +104,10 @@ def test_what_is_shown_is_within_the_budget_and_the_newest_there_is(
     assert [*left, *right] == (names[-view.kept :] if view.kept else [])
     assert len(right) == min(view.kept, recent)
     assert not said or default_token_estimator(said) <= settings.budget.summary_max_tokens
-    if policy != "truncate_summary" and strategy == "rolling_summary" and said == "" and view.kept:
-        assert summary_within_budget(summary, settings) == ""
+    whole = summary_within_budget(summary, settings)
+    if policy != "truncate_summary" and strategy == "rolling_summary" and said == "" and view.kept and whole:
+        alone = json.dumps({"recent_turns": [], "summary": whole}, ensure_ascii=False)
+        assert default_token_estimator(alone) > total, "the summary goes last, and only if it must"
 
 
 def test_the_oldest_turns_go_first_and_the_summary_last() -> None:
@@ -126,6 +139,15 @@ def test_a_summary_too_long_to_stand_alone_is_cut_by_truncate_summary_and_else_g
     assert gone.patch() == {"conversation_memory": {"recent_turns": []}}
     assert cut.trimmed
     assert gone.trimmed
+
+
+@pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
+def test_turns_are_shown_again_once_the_summary_has_given_way(policy: Any) -> None:
+    """Its budget is the whole budget, and JSON takes some of that: it can never be shown beside a turn."""
+    settings = config(total_max_tokens=50, summary_max_tokens=50, overflow_policy=policy)
+    left, right, said = shown(rendered(settings, pending=1, recent=1, summary="S" * 199))
+    assert (left, right) == (["u0"], ["u1"])
+    assert (said != "") is (policy == "truncate_summary")
 
 
 @pytest.mark.parametrize(
@@ -193,3 +215,193 @@ def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
 def test_no_summary_tokens_leave_no_summary_whatever_the_estimator_says() -> None:
     settings = config(summary_max_tokens=0, token_estimator=lambda text: 0)
     assert summary_within_budget("S", settings) == ""
+
+
+# A turn larger than the whole budget
+
+
+MARK = re.compile(r"\[\.\.\. ([\d,]+) characters omitted \.\.\.\]")
+POLICIES = pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
+
+
+def stored(number: int, user: str, answer: str, digest: TrajectoryDigest | None = None) -> StoredTurn:
+    return StoredTurn(f"id-{number}", ConversationTurn(user, answer, digest))
+
+
+def only(view: View) -> dict[str, Any]:
+    (turn,) = view.patch()["conversation_memory"]["recent_turns"]
+    return turn
+
+
+def whole_length(cut: str) -> int:
+    """Return how long a text was, by what is left of it and by what the mark says is missing."""
+    return len(MARK.sub("", cut)) + sum(int(count.replace(",", "")) for count in MARK.findall(cut))
+
+
+@POLICIES
+@pytest.mark.parametrize("strategy", ["truncation", "rolling_summary"])
+def test_a_turn_larger_than_the_budget_is_cut_in_its_middle(policy: Any, strategy: Any) -> None:
+    settings = config(strategy, total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
+    huge = stored(1, "Why?", "begin " + "x" * 12_000 + " end")
+    view = render(settings, health=HEALTHY, summary="", pending=(), recent=[*turns(1), huge])
+    turn = only(view)
+    assert turn["user"] == "Why?"
+    assert turn["assistant"].startswith("begin xxx")
+    assert turn["assistant"].endswith("xxx end")
+    assert whole_length(turn["assistant"]) == len(huge.turn.assistant_response)
+    assert (view.kept, view.trimmed) == (1, True)
+    assert tokens(view) == view.tokens == 100, "as much is shown as there is room for"
+
+
+@POLICIES
+def test_both_texts_of_a_turn_are_cut_alike_if_both_are_large(policy: Any) -> None:
+    settings = config(total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
+    turn = only(
+        render(settings, health=HEALTHY, summary="", pending=(), recent=[stored(1, "u" * 9000, "a" * 999)])
+    )
+    assert [len(MARK.sub("", turn[who])) for who in ("user", "assistant")] == [142, 142]
+    assert [whole_length(turn[who]) for who in ("user", "assistant")] == [9000, 999]
+
+
+@POLICIES
+def test_newer_turns_are_shown_whole_and_the_large_one_before_them_cut(policy: Any) -> None:
+    settings = config(zone=5, total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
+    recent = [*turns(2), stored(2, "Why?", "x" * 1000), stored(3, "Thanks", "Welcome")]
+    view = render(settings, health=HEALTHY, summary="", pending=(), recent=recent)
+    cut, last = view.patch()["conversation_memory"]["recent_turns"]
+    assert (cut["user"], last) == ("Why?", {"user": "Thanks", "assistant": "Welcome"})
+    assert whole_length(cut["assistant"]) == 1000
+    assert (view.kept, tokens(view)) == (2, 100)
+
+
+def test_a_large_turn_that_is_pending_is_cut_too() -> None:
+    settings = config(total_max_tokens=60, summary_max_tokens=10)
+    view = render(
+        settings, health=HEALTHY, summary="", pending=[stored(0, "Why?", "x" * 999)], recent=turns(1)
+    )
+    memory = view.patch()["conversation_memory"]
+    assert [turn["user"] for turn in memory["pending_turns"]] == ["Why?"]
+    assert [turn["user"] for turn in memory["recent_turns"]] == ["u0"]
+
+
+def test_a_turn_that_fits_into_the_budget_is_shown_whole_or_not_at_all_beside_newer_ones() -> None:
+    settings = config(total_max_tokens=100, summary_max_tokens=10)
+    recent = [stored(1, "before", "x" * 200), stored(2, "after", "y" * 200)]
+    assert (
+        only(render(settings, health=HEALTHY, summary="", pending=(), recent=recent))["assistant"]
+        == "y" * 200
+    )
+
+
+def test_the_newest_turn_is_cut_to_what_the_summary_leaves() -> None:
+    settings = config(total_max_tokens=100, summary_max_tokens=50)
+    view = render(
+        settings, health=HEALTHY, summary="S" * 150, pending=(), recent=[stored(1, "Why?", "x" * 350)]
+    )
+    assert view.patch()["conversation_memory"]["summary"] == "S" * 150
+    assert whole_length(only(view)["assistant"]) == 350
+
+
+DIGEST = TrajectoryDigest(["search"] * 500, "seen " * 500, "thought " * 500, ["ref"] * 500)
+
+
+@POLICIES
+@pytest.mark.parametrize("total", [50, 150, 400, 1000])
+def test_a_digest_larger_than_the_budget_leaves_the_turn_to_be_seen(policy: Any, total: int) -> None:
+    settings = config(total_max_tokens=total, summary_max_tokens=10, overflow_policy=policy)
+    huge = stored(1, "Why?", "Because.", DIGEST)
+    view = render(settings, health=HEALTHY, summary="", pending=(), recent=[huge])
+    turn = only(view)
+    assert (turn["user"], turn["assistant"]) == ("Why?", "Because.")
+    assert tokens(view) <= total
+    if total >= 400:
+        digest = turn["trajectory_digest"]
+        assert whole_length(digest["observations_summary"]) == 2500
+        assert digest["tools_invoked"][-1].endswith("more omitted ...]")
+
+
+TEXTS = st.one_of(
+    st.text('a "\\\n\u00e4\ud800', max_size=30),
+    st.builds(lambda text, times: text * times, st.text('a "\n\u00e4', max_size=9), st.integers(0, 400)),
+)
+LISTS = st.lists(st.text("ab", max_size=9), max_size=40)
+TURNS = st.builds(
+    ConversationTurn,
+    TEXTS,
+    TEXTS,
+    st.none() | st.builds(TrajectoryDigest, LISTS, TEXTS, st.none() | TEXTS, LISTS),
+)
+ROOM: Final = len(
+    '{"recent_turns": [{"assistant": "", "user": ""}]}'
+    + 2 * "[... 123,456 characters omitted ...]"
+    + 2 * 8 * " "
+)
+"""What two marks take with eight characters each, none of which JSON escapes."""
+
+
+@given(
+    st.sampled_from(["truncate_oldest", "truncate_summary", "error"]),
+    st.sampled_from(["truncation", "rolling_summary"]),
+    st.sampled_from([None, len, lambda text: len(text.encode("utf-8", "surrogatepass")) + 7]),
+    st.integers(1, 900),
+    st.integers(0, 900),
+    st.lists(TURNS, max_size=6),
+    st.integers(0, 6),
+    TEXTS,
+)
+@settings(deadline=None, max_examples=400)
+def test_large_turns_never_exceed_the_budget_and_never_leave_the_model_with_nothing(
+    policy: Any,
+    strategy: Any,
+    estimator: Any,
+    total: int,
+    most: int,
+    said: list[ConversationTurn],
+    pending: int,
+    summary: str,
+) -> None:
+    chosen = config(
+        strategy,
+        total_max_tokens=total,
+        summary_max_tokens=min(total, most),
+        overflow_policy=policy,
+        token_estimator=estimator,
+    )
+    all_turns = [StoredTurn(str(index), turn) for index, turn in enumerate(said)]
+    view = render(
+        chosen, health=HEALTHY, summary=summary, pending=all_turns[:pending], recent=all_turns[pending:]
+    )
+    payload = view.patch().get("conversation_memory")
+    if payload is not None:
+        text = json.dumps(payload, ensure_ascii=False, sort_keys=True)
+        assert view.tokens == chosen.estimate(text) <= total
+        left = [*payload.get("pending_turns", ()), *payload["recent_turns"]]
+        if view.kept:
+            newest = all_turns[len(all_turns) - view.kept :]
+            if strategy == "truncation":
+                newest = all_turns[len(all_turns) - len(left) :]
+            for one, (_, turn, *_) in zip(left, newest, strict=True):
+                assert whole_length(one["user"]) == len(turn.user_message)
+                assert whole_length(one["assistant"]) == len(turn.assistant_response)
+    # JSON makes at most two characters of one of these, and the estimator four bytes of one.
+    if chosen.estimate("x" * ROOM + "\ud800" * 32) <= total and (
+        all_turns[pending:] or (all_turns and strategy == "rolling_summary")
+    ):
+        assert payload is not None
+        assert view.kept or payload.get("summary")
+
+
+def test_a_turn_of_many_megabytes_is_cut_at_the_cost_of_reading_it_a_few_times() -> None:
+    lengths: list[int] = []
+
+    def estimate(text: str) -> int:
+        lengths.append(len(text))
+        return len(text)
+
+    settings = config(total_max_tokens=4000, summary_max_tokens=10, token_estimator=estimate)
+    huge = stored(1, "u" * 2_000_000, "a" * 2_000_000)
+    view = render(settings, health=HEALTHY, summary="", pending=(), recent=[*turns(3), huge])
+    assert view.kept == 1
+    assert 3990 <= view.tokens <= 4000
+    assert sum(length > 1_000_000 for length in lengths) <= 4
+    assert sum(length for length in lengths if length <= 1_000_000) <= 40 * 4000

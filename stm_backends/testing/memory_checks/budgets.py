@@ -42,6 +42,45 @@ class Budgets(Contract):
                 assert memory.estimate_tokens() <= total, "the estimate must be within `total_max_tokens`"
         await memory.flush()
 
+    @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary"])
+    @pytest.mark.parametrize("strategy", ["truncation", "rolling_summary"])
+    @check("memory.budget")
+    async def test_a_turn_larger_than_the_budget_is_shown_in_part(
+        self, bench: MemoryBench, policy: str, strategy: str
+    ) -> None:
+        memory = await bench.memory(
+            config(strategy, zone=3, total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy),
+            LedgerSummarizer(),
+        )
+        await memory.add_turn(turn(1))
+        await memory.add_turn(turn(2, "begin " + "x" * 5000 + " end"))
+        view = (await memory.get_llm_context())["conversation_memory"]
+        users = [item["user"] for item in view["recent_turns"]]
+        must_be(users, ["u2"], "the newest turn comes first, and is not dropped for its size")
+        answer = view["recent_turns"][0]["assistant"]
+        must_be((answer[:6], answer[-4:]), ("begin ", " end"), "it is cut in its middle")
+        assert "characters omitted" in answer, "what is missing is said"
+        text = json.dumps(view, ensure_ascii=False, sort_keys=True)
+        assert len(text) // 4 + 1 <= 100, "what is shown must be within `total_max_tokens`"
+        assert memory.estimate_tokens() <= 100, "the estimate must be within `total_max_tokens`"
+        await memory.add_turn(turn(3))
+        users = [
+            item["user"] for item in (await memory.get_llm_context())["conversation_memory"]["recent_turns"]
+        ]
+        must_be(users, ["u2", "u3"], "newer turns are shown whole, and what is left is the large one's")
+
+    @check("memory.budget")
+    async def test_a_summary_as_large_as_the_budget_leaves_the_turns_to_be_seen(
+        self, bench: MemoryBench
+    ) -> None:
+        summarizer = LedgerSummarizer()
+        summarizer.answers = [{"summary": "S" * 1000}]
+        memory = await bench.memory(config(zone=2, total_max_tokens=50, summary_max_tokens=50), summarizer)
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        must_be((await shown(memory))["recent"], ["u1", "u2"], "the summary cannot stand beside anything")
+
     @check("memory.budget")
     async def test_a_budget_of_zero_is_unlimited(self, bench: MemoryBench) -> None:
         memory = await bench.memory(config("truncation", zone=50, total_max_tokens=0))

@@ -8,6 +8,7 @@ from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.expectations import must_be, must_end
 from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.types import MemoryHealth
 
 
 class Flushing(Contract):
@@ -44,3 +45,18 @@ class Flushing(Contract):
         must_be((await shown(memory))["pending"], ["u0", "u1"], "the summary is not written yet")
         summarizer.release()
         await memory.flush()
+
+    @check("memory.waiting")
+    async def test_flush_returns_when_the_memory_becomes_degraded(self, bench: MemoryBench) -> None:
+        summarizer = LedgerSummarizer()
+        summarizer.fail = 10_000
+        # The next attempt is an hour away, and a flush has the patience for one that takes another.
+        memory = await bench.memory(
+            config(zone=1, retry_attempts=0, degraded_retry_interval_s=3600.0, summarizer_timeout_s=3600.0),
+            summarizer,
+        )
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        async with must_end(10, "the only attempt has failed"):
+            await memory.flush()
+        must_be(memory.health, MemoryHealth.DEGRADED, "no retries were asked for")

@@ -152,3 +152,26 @@ class Summarizing(Contract):
         summarizer.release()
         await memory.flush()
         must_be((await shown(memory))["summary"], ["u0"], "a later attempt succeeded")
+
+    @check("memory.health")
+    async def test_a_summary_of_which_the_budget_leaves_nothing_erases_nothing(
+        self, bench: MemoryBench
+    ) -> None:
+        summarizer = LedgerSummarizer()
+        summarizer.answers = [{"summary": "u0!"}, {"summary": "<session_summary>a</session_summary>"}]
+        # Three characters are a token; nothing of a longer summary is left but its tags.
+        memory = await bench.memory(
+            config(zone=1, summary_max_tokens=1, retry_attempts=0, degraded_retry_interval_s=3600.0),
+            summarizer,
+        )
+        for number in range(2):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        view = await memory.get_llm_context()
+        must_be(view["conversation_memory"].get("summary"), "u0!", "the first summary is within its budget")
+        await memory.add_turn(turn(2))
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the attempt counts as failed")
+        summarizer.answers = [{"summary": "u2!"}]
+        request = {"previous_summary": "u0!", "turns": [{"user": "u1", "assistant": "fine"}]}
+        must_be(summarizer.requests[-1], request, "the second attempt was the last one")
+        must_be(len(await memory.turns()), 2, "a turn is kept until a summary covers it")

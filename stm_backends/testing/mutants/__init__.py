@@ -60,8 +60,11 @@ from stm_backends.testing.mutants.lives import (
 from stm_backends.testing.mutants.memories import (
     AddWaitsForTheSummary,
     BelievesNonsense,
+    BlanksTheSummary,
     Broken,
+    DropsWhatIsLarge,
     FlushHasNoDeadline,
+    FlushSitsOutItsTime,
     ForgetsWhileItSummarizes,
     GivesUp,
     IgnoresTheBudget,
@@ -72,6 +75,7 @@ from stm_backends.testing.mutants.memories import (
     ShowsOneTooMany,
     StoresBeforeItRefuses,
     SummarizesAnew,
+    SummaryBeforeAll,
     TrustsCallbacks,
     WaitsForCallbacks,
     WaitsForEver,
@@ -251,6 +255,13 @@ MEMORIES: Final[dict[type[Broken], Caught]] = {
     SummarizesAnew: Caught("test_the_summarizer_gets_the_previous_summary_and_the_turns"),
     WaitsForEver: Caught("test_a_summarizer_that_hangs_is_timed_out"),
     FlushHasNoDeadline: Caught("test_flush_returns_at_its_deadline"),
+    FlushSitsOutItsTime: Caught("test_flush_returns_when_the_memory_becomes_degraded"),
+    BlanksTheSummary: Caught("test_a_summary_of_which_the_budget_leaves_nothing_erases_nothing"),
+    DropsWhatIsLarge: Caught(
+        "test_a_turn_larger_than_the_budget_is_shown_in_part",
+        {"policy": "truncate_oldest", "strategy": "truncation"},
+    ),
+    SummaryBeforeAll: Caught("test_a_summary_as_large_as_the_budget_leaves_the_turns_to_be_seen"),
     ShowsOneTooMany: Caught("test_truncation_shows_the_last_turns_in_order"),
     NoneIsSome: Caught("test_none_stores_nothing_and_shows_nothing"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -168,6 +169,44 @@ class FlushHasNoDeadline(Broken):
     async def flush(self, timeout: float | None = None) -> None:
         del timeout
         await self.inner.flush()
+
+
+class FlushSitsOutItsTime(Broken):
+    """Waits for a summary that will not come."""
+
+    async def flush(self, timeout: float | None = None) -> None:
+        await self.inner.flush(timeout)
+        if self.inner.to_dict()["backlog"]:
+            await asyncio.sleep(3600.0 if timeout is None else timeout)
+
+
+class BlanksTheSummary(Broken):
+    """Takes what the budget leaves of a summary for a summary, be it nothing."""
+
+    async def summarize(self, request: Mapping[str, Any]) -> Any:
+        answer = await super().summarize(request)
+        limit = self.asked.budget.summary_max_tokens
+        return answer if self.asked.estimate(answer["summary"]) <= limit else {"summary": "-"}
+
+
+class DropsWhatIsLarge(Broken):
+    """Shows nothing of a turn that is not within the budget as a whole."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        context = await super().get_llm_context()
+        turns = context.get("conversation_memory", {}).get("recent_turns", [])
+        turns[:] = [turn for turn in turns if "characters omitted" not in turn["assistant"]]
+        return context
+
+
+class SummaryBeforeAll(Broken):
+    """Makes room for the summary whatever it costs."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        context = await super().get_llm_context()
+        if "summary" not in context.get("conversation_memory", {}) and self.inner.to_dict()["summary"]:
+            return {"conversation_memory": {"recent_turns": []}}
+        return context
 
 
 class ShowsOneTooMany(Broken):
