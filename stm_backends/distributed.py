@@ -105,8 +105,8 @@ class DistributedShortTermMemory:
             self._require_room(await self._shared.load("add_turn"), stored)
         # Costs a round trip once in a while: see Directory. Written first, so that whoever erases the
         # tenant finds this user; again after a birth, because an erasure may have come in between.
-        await self._directory.note(*self._owner)
-        length, born = await self._append(entry)
+        async with self._directory.listed(self._owner):
+            length, born = await self._append(entry)
         if born:
             self._background.start(self._directory.note_birth(self._owner), name="stm-directory")
         self.stats.appended += 1
