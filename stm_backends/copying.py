@@ -232,6 +232,7 @@ class Copy:
                 fate, version = "replaced", target.version
                 if not await records.resent(lambda version=version: self._target.delete(key, expect=version)):
                     continue
+                await records.erase_parts(self._target, key)
                 target = None
             elif fate == "unchanged":
                 fate = "completed" if target else "copied"

@@ -15,7 +15,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, cast
 
 from stm_backends.checks import LONGEST_S
@@ -87,6 +87,10 @@ class Pointer:
         """Return the bytes that stand in the record."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return MARK + json.dumps(fields, separators=(",", ":")).encode().ljust(POINTER - len(MARK))
+
+    def sealed_by(self, digests: Iterable[bytes]) -> Pointer:
+        """Return the pointer to a value whose parts have these digests."""
+        return replace(self, digest=digest_of(digests))
 
     def value(self, chunks: Sequence[bytes]) -> bytes:
         """Return the value that parts make up. Raises `Corrupt` unless it is the one that was stored."""

@@ -50,7 +50,7 @@ async def erase(driver: Driver, key: Key) -> bool:
 
 
 async def erase_dangling(driver: Driver, key: Key) -> bool:
-    """Remove a record that came back while its parts were erased, and points to them; returns whether it did."""
+    """Remove a record that points to parts which were erased meanwhile; returns whether it did."""
     try:
         await driver.load(key)
     except Corrupt:

@@ -27,6 +27,7 @@ from stm_backends.directory import Directory
 from stm_backends.driver import ABSENT, ANY, KEEP, Driver, new_version
 from stm_backends.errors import (
     ConfigurationError,
+    Corrupt,
     InvalidKey,
     InvalidState,
     SessionExists,
@@ -150,6 +151,10 @@ class Sessions:
             new_version(),
         )
         condition = ANY if on_conflict == "replace" else ABSENT
+        if condition is ANY:
+            # Whoever has read what goes removes what is kept beside it, too.
+            with suppress(Corrupt):
+                await self._driver.load(where)
         while True:
             if await records.resent(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
