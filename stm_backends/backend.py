@@ -21,6 +21,7 @@ from stm_backends.driver import Driver, Key, Traits
 from stm_backends.errors import ConfigurationError, InvalidKey
 from stm_backends.item_log import ItemLog
 from stm_backends.keys import LogKind
+from stm_backends.large import LargeEntries
 from stm_backends.observer import SILENT, Observer
 from stm_backends.protocols import Summarizer
 from stm_backends.router import MemoryRouter
@@ -84,7 +85,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
-        self.driver = driver = observer.driver(driver)
+        self.driver = driver = LargeEntries(observer.driver(driver))
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)

@@ -31,8 +31,8 @@ from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
 AT_ONCE: Final = 8
 """How many records are held in memory, and worked on, at one time."""
 
-KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind != "lease")
-"""What is copied of a user."""
+KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("lease", "part"))
+"""What is copied of a user. Parts are made by whoever writes at the target."""
 
 _NOBODYS: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
@@ -232,6 +232,7 @@ class Copy:
                 fate, version = "replaced", target.version
                 if not await records.resent(lambda version=version: self._target.delete(key, expect=version)):
                     continue
+                await records.erase_parts(self._target, key)
                 target = None
             elif fate == "unchanged":
                 fate = "completed" if target else "copied"

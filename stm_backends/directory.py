@@ -11,7 +11,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 from stm_backends import keys, records
@@ -66,15 +67,25 @@ class Directory:
         an erasure may have come in between. A write that is no birth needs no more: whoever erases finds
         the record itself. After a write whose outcome nobody knows the next one asks again.
         """
-        await self.note(*owner)
-        try:
+        async with self.listed(owner):
             answer = await write()
-        except (OutcomeUnknown, asyncio.CancelledError):
-            self._noted.pop(owner, None)
-            raise
         if is_birth(answer):
             await self.note_birth(owner)
         return answer
+
+    @asynccontextmanager
+    async def listed(self, owner: tuple[str, str]) -> AsyncGenerator[None]:
+        """List a user before what may create a record of theirs; the first half of `write_for`.
+
+        Whoever uses it calls `note_birth` after a write that may have been a record's birth. What ends with
+        an outcome that nobody knows may have been one, too: the next write asks again.
+        """
+        await self.note(*owner)
+        try:
+            yield
+        except (OutcomeUnknown, asyncio.CancelledError):
+            self._noted.pop(owner, None)
+            raise
 
     async def note_birth(self, owner: tuple[str, str]) -> None:
         """List a user again after a record of theirs was born; what was written stands even if this fails."""

@@ -117,10 +117,10 @@ class DistributedShortTermMemory:
                 self._require_room(snapshot, stored)
         # Costs a round trip once in a while: see Directory. Written first, so that whoever erases the
         # tenant finds this user; again after a birth, because an erasure may have come in between.
-        await self._directory.note(*self._owner)
         known = self._shared.knows(stored.id)
         try:
-            length, born = await self._append(entry)
+            async with self._directory.listed(self._owner):
+                length, born = await self._append(entry)
         except (OutcomeUnknown, asyncio.CancelledError):
             if turn_id is not None and not known:
                 self._shared.note_unsure(stored.id)

@@ -105,7 +105,7 @@ class ItemLog:
 
     async def clear(self) -> None:
         """Erase the log and what was removed from it; `OutcomeUnknown` says that it was perhaps erased."""
-        await records.resent(lambda: self._driver.delete(self._where))
+        await records.resent(lambda: records.erase(self._driver, self._where))
 
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")

@@ -7,6 +7,8 @@ MemoryKey("acme", "u1", "chat")  <->  "acme:u1:chat"                          (c
                                  <->  Key("acme:u1:langchain", "chat")        (a framework's items of it)
 ```
 
+Beside them, under `acme:u1:part`, stand the parts of what is too large for a record (see `large`).
+
 A scope is `tenant:user:kind`, so that conversations, leases and saved states never share one, and so
 that an access rule on the beginning of a scope is an access rule on a tenant. Parts are escaped before
 they are joined, which makes the joint unambiguous: `%`, `:`, NUL and lone surrogates become `%XX` of
@@ -15,6 +17,7 @@ their UTF-8 bytes, and empty text becomes a single `%`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -25,11 +28,13 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """Whose items a log holds. A framework's items are of its own shape, so each has its own logs."""
 
-Kind: TypeAlias = Literal["memory", "lease", "blob", "planner"] | LogKind
-"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run, a log."""
+Kind: TypeAlias = Literal["memory", "lease", "blob", "planner", "part"] | LogKind
+"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run, a log, or
+a part of what is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
-KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS)
+KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS, "part")
+"""All of them. Parts come last: what is erased in this order leaves no pointer to parts that are gone."""
 
 OTHER_BLOBS: Final = "::blob"
 """The scope of saved states whose key names no tenant and user. No tenant is empty, so it is nobody's."""
@@ -57,6 +62,16 @@ def lease_key(key: MemoryKey) -> Key:
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
     """Return where the items live that an agent framework keeps of a conversation."""
     return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
+
+
+def parts_of(key: Key) -> Key:
+    """Return the scope of the parts that belong to a record, and what the names of all of them begin with.
+
+    It is a scope of the record's own owner. Raises `InvalidKey` for a record whose scope is too long for it.
+    """
+    owner, _, _ = key.scope.rpartition(":")
+    digest = hashlib.sha256(f"{key.scope}\0{key.name}".encode()).hexdigest()[:32]
+    return Key(_bounded(f"{owner or key.scope}:part"), f"{digest}:")
 
 
 def directory_key(tenant_id: str, user_id: str) -> Key:

@@ -7,8 +7,9 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar
 
-from stm_backends.driver import Driver
-from stm_backends.errors import OutcomeUnknown, StorageError
+from stm_backends import keys
+from stm_backends.driver import Driver, Key
+from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
 
 PAGE: Final = 200
 """How many names one `scan` asks for."""
@@ -27,6 +28,43 @@ async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator
         for name in page.names:
             yield name
         position = page.after
+
+
+async def names_of(driver: Driver, scope: str, prefix: str) -> AsyncIterator[str]:
+    """Yield the names of one scope that begin with `prefix` and go on, in order."""
+    async for name in names(driver, scope, after=prefix):
+        if not name.startswith(prefix):
+            return
+        yield name
+
+
+async def erase(driver: Driver, key: Key) -> bool:
+    """Remove a record and all that is kept beside it, garbage included; returns whether it was there.
+
+    One `scan` more than a `delete`, for records without parts.
+    """
+    erased = await driver.delete(key)
+    while await erase_parts(driver, key) and await erase_dangling(driver, key):
+        erased = True
+    return erased
+
+
+async def erase_dangling(driver: Driver, key: Key) -> bool:
+    """Remove a record that points to parts which were erased meanwhile; returns whether it did."""
+    try:
+        await driver.load(key)
+    except Corrupt:
+        return await driver.delete(key)
+    return False
+
+
+async def erase_parts(driver: Driver, key: Key) -> int:
+    """Remove all that is kept beside a record; returns how many parts that were."""
+    scope, prefix = keys.parts_of(key)
+    erased = 0
+    async for name in names_of(driver, scope, prefix):
+        erased += await driver.delete(Key(scope, name))
+    return erased
 
 
 async def resent(send: Callable[[], Awaitable[_T]]) -> _T:

@@ -27,6 +27,7 @@ from stm_backends.directory import Directory
 from stm_backends.driver import ABSENT, ANY, KEEP, Driver, new_version
 from stm_backends.errors import (
     ConfigurationError,
+    Corrupt,
     InvalidKey,
     InvalidState,
     SessionExists,
@@ -149,6 +150,10 @@ class Sessions:
             new_version(),
         )
         condition = ANY if on_conflict == "replace" else ABSENT
+        if condition is ANY:
+            # Whoever has read what goes removes what is kept beside it, too.
+            with suppress(Corrupt):
+                await self._driver.load(where)
         while True:
             if await records.resent(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
@@ -202,33 +207,39 @@ class Sessions:
         conversation, lease = keys.memory_key(key), keys.lease_key(key)
         logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
         states, beneath = _states_of(key)
-        erased = await self._driver.delete(conversation)
+        erased = await records.erase(self._driver, conversation)
         await self._driver.delete(lease)
         for place in (*logs, *states):
-            erased |= await self._driver.delete(place)
+            erased |= await records.erase(self._driver, place)
         if beneath is not None:
-            async for name in records.names(self._driver, beneath.scope, after=beneath.name):
-                if not name.startswith(beneath.name):
-                    break
-                erased |= await self._driver.delete(keys.Key(beneath.scope, name))
+            async for name in records.names_of(self._driver, beneath.scope, beneath.name):
+                erased |= await records.erase(self._driver, keys.Key(beneath.scope, name))
         return erased
 
     async def erase_user(self, tenant: str, user: str) -> int:
         """Erase everything of a user: conversations, saved states, every kind; returns how many records."""
-        erased = 0
+        erased = parts = 0
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in records.names(self._driver, scope):
                 if kind == "planner":
-                    erased += await self._driver.delete(keys.Key(keys.PAUSED_RUNS, name))
-                erased += await self._driver.delete(keys.Key(scope, name))
+                    erased += await records.erase(self._driver, keys.Key(keys.PAUSED_RUNS, name))
+                deleted = await self._driver.delete(keys.Key(scope, name))
+                if kind == "part":
+                    parts += deleted
+                else:
+                    erased += deleted
         await self._directory.forget(tenant, user)
         # Whoever gives birth to a conversation lists its user once more after the append, which covers
         # a birth from here on. One from before may have listed them just before they were taken off.
         for kind in keys.KINDS:
-            async for _ in records.names(self._driver, keys.scope(tenant, user, kind)):
+            scope = keys.scope(tenant, user, kind)
+            async for name in records.names(self._driver, scope):
+                if parts and await records.erase_dangling(self._driver, keys.Key(scope, name)):
+                    continue
                 await self._directory.note(tenant, user, fresh=True)
-                return erased
+                if not parts:
+                    return erased
         return erased
 
     async def erase_tenant(self, tenant: str) -> int:

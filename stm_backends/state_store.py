@@ -125,7 +125,7 @@ class StateStore:
 
     async def delete_memory_state(self, key: str) -> bool:
         """Erase what stands under a key; returns whether anything did."""
-        return await self._driver.delete(keys.blob_key(key))
+        return await records.erase(self._driver, keys.blob_key(key))
 
     # Paused runs of a planner
 

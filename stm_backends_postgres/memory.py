@@ -10,6 +10,7 @@ from typing import Any
 from stm_backends.codec import Codec
 from stm_backends.directory import Directory
 from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.large import LargeEntries
 from stm_backends.protocols import Summarizer
 from stm_backends.state_store import StateStore
 from stm_backends.types import MemoryKey
@@ -32,7 +33,7 @@ class PostgresShortTermMemory(DistributedShortTermMemory):
         summarizer: Summarizer | None = None,
         **options: Any,
     ) -> None:
-        driver = open_driver(None, client=client, **options)
+        driver = LargeEntries(open_driver(None, client=client, **options))
         super().__init__(driver, key, config, summarizer=summarizer)
 
 
@@ -43,5 +44,5 @@ class PostgresStateStore(StateStore):
     """
 
     def __init__(self, client: Any, **options: Any) -> None:
-        driver, codec = open_driver(None, client=client, **options), Codec()
+        driver, codec = LargeEntries(open_driver(None, client=client, **options)), Codec()
         super().__init__(driver, codec, Directory(driver, codec))

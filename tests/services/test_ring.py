@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stm_backends import keys, open_backend, records
+from stm_backends import copying, keys, open_backend, records
 from stm_backends.driver import Key, Record
 from tests.support.command_line import cli
 from tests.support.places import Place
@@ -22,7 +22,7 @@ WHOSE = ("--tenant", "demo")
 async def _held(url: str) -> dict[Key, Record]:
     found: dict[Key, Record] = {}
     async with open_backend(url) as backend:
-        for kind in keys.KINDS:
+        for kind in copying.KINDS:
             scope = keys.scope("demo", "replay", kind)
             async for name in records.names(backend.driver, scope):
                 record = await backend.driver.load(Key(scope, name))

@@ -28,6 +28,7 @@ from stm_backends import (
 from stm_backends.backend import Backend
 from stm_backends.driver import Driver
 from stm_backends.integration import KeyResolver, resolve_memory_key
+from stm_backends.large import LargeEntries
 from stm_backends.observer import SILENT, Observer
 from stm_backends.reference import MemoryDriver, MemoryStore
 
@@ -455,7 +456,8 @@ def test_an_observer_of_ones_own_hears_what_it_overrides_and_silence_is_the_defa
 
     async def talk(observer: Observer) -> None:
         async with open_backend("memory://", observer=observer) as backend:
-            assert isinstance(backend.driver, MemoryDriver)
+            assert isinstance(backend.driver, LargeEntries)
+            assert isinstance(backend.driver.inner, MemoryDriver)
             await backend.memory(KEY, ShortTermMemoryConfig(strategy="truncation")).add_turn(turn())
 
     count = Count()

@@ -1,0 +1,701 @@
+"""Large values: whatever is killed, lost or doubled, an entry is whole or not there, and garbage is found."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, keys, pointers, records
+from stm_backends.backend import Backend
+from stm_backends.driver import ABSENT, ANY, KEEP, Driver, Key, Record
+from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.large import ORPHANED_S, LargeEntries
+from stm_backends.parts import Parts
+from stm_backends.pointers import Pointer
+from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.testing import FakeClock
+from stm_backends.testing.bench import names_in
+
+KEY = keys.memory_key(MemoryKey("acme", "u", "s"))
+PARTS = keys.parts_of(KEY).scope
+LARGE, OTHER, THIRD = (bytes([n]) * 150_000 for n in b"abc")
+"""Each takes three parts."""
+
+
+class Killed(BaseException):
+    """What a process meets that is killed."""
+
+
+class World:
+    """A datastore whose entries have at most 64 kB, its clock, and the processes that use it."""
+
+    def __init__(self, kind: type[LargeEntries] = LargeEntries) -> None:
+        self.kind = kind
+        self.clock = FakeClock()
+        self.store = MemoryStore()
+        self.calls: list[str] = []
+        self.before: Callable[[str, Any], Awaitable[None]] | None = None
+        self.after: Callable[[str, Any], Awaitable[None]] | None = None
+
+    async def raw(self) -> MemoryDriver:
+        """Return the driver within, past all that is done here."""
+        driver = MemoryDriver(
+            self.store, clock=self.clock, max_entry_bytes=64_000, max_record_bytes=1_000_000
+        )
+        await driver.open()
+        return driver
+
+    async def process(self) -> LargeEntries:
+        return self.kind(Stepped(self, await self.raw()), clock=self.clock, steady=self.clock)
+
+    async def parts(self) -> list[str]:
+        return await names_in(await self.raw(), PARTS)
+
+
+class Stepped:
+    """Tells the world of each operation, before and after."""
+
+    def __init__(self, world: World, inner: Driver) -> None:
+        self._world = world
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in ("load", "append", "replace", "delete", "scan"):
+            return found
+
+        async def stepped(*args: Any, **options: Any) -> Any:
+            world = self._world
+            world.calls.append(name)
+            if world.before:
+                await world.before(name, args[0])
+            answer = await found(*args, **options)
+            if world.after:
+                await world.after(name, args[0])
+            return answer
+
+        return stepped
+
+
+def is_record(where: Any) -> bool:
+    return isinstance(where, Key) and where.scope == KEY.scope
+
+
+async def two_large(world: World) -> LargeEntries:
+    driver = await world.process()
+    for entry in (LARGE, b"small", OTHER):
+        await driver.append(KEY, entry, birth="v", ttl=None)
+    world.clock.now += 60
+    await driver.load(KEY)
+    return driver
+
+
+# What may be wrong with it: each of these is found out by a test below.
+
+
+class UnwrittenParts(Parts):
+    async def store(self, key: Key, value: bytes, operation: str, ttl: float | None) -> Pointer:
+        chunks = [value[start : start + self._size] for start in range(0, len(value), self._size)]
+        pointer = Pointer(pointers.new_id(self._clock()), len(value), "", len(chunks), ttl)
+        return pointer.sealed_by(map(pointers.digest, chunks))
+
+
+class PointerBeforeParts(LargeEntries):
+    """Stores the pointer first; the parts follow when it is looked whether they are there."""
+
+    def __init__(self, inner: Driver, **options: Any) -> None:
+        super().__init__(inner, **options)
+        self._parts = UnwrittenParts(inner, **options)
+
+
+class RemovesBeforeTheFold(LargeEntries):
+    """Removes the parts of what is to go, and then lets it go."""
+
+    async def replace(self, key: Key, *args: Any, drop: int = 0, **options: Any) -> bool:
+        seen = self._seen.get(key)
+        for one in seen.order[:drop] if seen else ():
+            await self._parts.remove(key, one or "none")
+        return await super().replace(key, *args, drop=drop, **options)
+
+
+class HalvesAreServed(LargeEntries):
+    """Takes what it finds for all there is."""
+
+    def __init__(self, inner: Driver, **options: Any) -> None:
+        super().__init__(inner, **options)
+        parts = self._parts
+
+        async def read(key: Key, pointer: Pointer) -> bytes:
+            found = b""
+            async for name in parts.names(key, pointer.id):
+                record = await inner.load(Key(keys.parts_of(key).scope, name))
+                found += pointers.open_part(record and record.body)[0]
+            return found
+
+        parts.read = read
+
+
+class RemovesWhatStillStands(LargeEntries):
+    """Does not read the record again before it removes the parts of what was dropped."""
+
+    async def _look(self, key: Key) -> Any:
+        record, found = await super()._look(key)
+        return record, {} if self._sweeping else found
+
+    _sweeping = False
+
+    async def _sweep(self, key: Key, ids: Any) -> None:
+        self._sweeping = True
+        try:
+            await super()._sweep(key, ids)
+        finally:
+            self._sweeping = False
+
+
+class NeverRenews(LargeEntries):
+    """Gives parts a time to live once and for all."""
+
+    async def _outlive(self, key: Key, ttl: float | None, *, born: bool) -> None:
+        del key, ttl, born
+
+
+class SettlesNothing(LargeEntries):
+    """Does not look whether the parts are still there once the pointer is."""
+
+    async def _settle(self, key: Key, pointer: Pointer, value: bytes) -> None:
+        del key, pointer, value
+
+
+class LosesTrackOfUnknownOutcomes(LargeEntries):
+    """Stores the parts once more each time that a value is sent again."""
+
+    async def _send(self, *args: Any, **options: Any) -> Any:
+        self._unsettled.clear()
+        return await super()._send(*args, **options)
+
+
+# Kills
+
+
+async def killed_at_each_step(
+    kind: type[LargeEntries],
+    prepare: Callable[[World], Awaitable[LargeEntries]],
+    act: Callable[[LargeEntries], Awaitable[object]],
+) -> None:
+    """Kill a process before and after each operation that `act` takes; another must read all or nothing."""
+    world = World()
+    driver = await prepare(world)
+    before = await driver.load(KEY)
+    await act(driver)
+    after = await driver.load(KEY)
+    for step in itertools.count(1):
+        for moment in ("before", "after"):
+            world = World(kind)
+            driver = await prepare(world)
+            count = 0
+
+            async def kill(name: str, where: Any, step: int = step) -> None:
+                nonlocal count
+                count += 1
+                if count == step:
+                    raise Killed
+
+            setattr(world, moment, kill)
+            try:
+                await act(driver)
+            except Killed:
+                pass
+            else:
+                assert count < step
+                return
+            world.before = world.after = None
+            other = await world.process()
+            assert await other.load(KEY) in (before, after), f"killed {moment} step {step}"
+            assert await records.erase(other, KEY) or before is None
+            assert await world.parts() == [], "an erasure finds what a kill has left"
+
+
+async def nothing(world: World) -> LargeEntries:
+    return await world.process()
+
+
+def appended(driver: LargeEntries) -> Awaitable[object]:
+    return driver.append(KEY, LARGE, birth="v", ttl=None)
+
+
+def folded(driver: LargeEntries) -> Awaitable[object]:
+    return driver.replace(KEY, b"body", version="w", expect="v", drop=2, ttl=KEEP)
+
+
+def saved(driver: LargeEntries) -> Awaitable[object]:
+    return driver.replace(KEY, THIRD, version="w", expect=ANY, ttl=None)
+
+
+async def test_a_kill_at_any_step_of_an_append_leaves_all_of_it_or_nothing() -> None:
+    await killed_at_each_step(LargeEntries, nothing, appended)
+    await killed_at_each_step(LargeEntries, two_large, appended)
+
+
+async def test_a_kill_at_any_step_of_a_fold_or_a_save_leaves_all_of_it_or_nothing() -> None:
+    await killed_at_each_step(LargeEntries, two_large, folded)
+    await killed_at_each_step(LargeEntries, two_large, saved)
+
+
+async def test_a_kill_tells_that_the_pointer_was_stored_before_the_parts() -> None:
+    with pytest.raises((AssertionError, Corrupt)):
+        await killed_at_each_step(PointerBeforeParts, nothing, appended)
+
+
+async def test_a_kill_tells_that_parts_were_removed_before_the_fold() -> None:
+    with pytest.raises((AssertionError, Corrupt)):
+        await killed_at_each_step(RemovesBeforeTheFold, two_large, folded)
+
+
+# Reading
+
+
+async def lacking_a_part(kind: type[LargeEntries]) -> None:
+    world = World(kind)
+    driver = await world.process()
+    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    first, *_ = await world.parts()
+    await (await world.raw()).delete(Key(PARTS, first))
+    with pytest.raises(Corrupt, match=r"memory\.load: what is kept beside the record is missing"):
+        await (await world.process()).load(KEY)
+
+
+async def test_half_an_entry_is_corrupt_and_never_a_smaller_one() -> None:
+    await lacking_a_part(LargeEntries)
+    with pytest.raises((pytest.fail.Exception, AssertionError)):
+        await lacking_a_part(HalvesAreServed)
+
+
+async def test_a_part_with_other_bytes_is_corrupt() -> None:
+    world = World()
+    await (await world.process()).append(KEY, LARGE, birth="v", ttl=None)
+    raw, (first, *_) = await world.raw(), await world.parts()
+    where = Key(PARTS, first)
+    found = await raw.load(where)
+    assert found is not None
+    assert found.body is not None
+    for damaged in (found.body[:-1], found.body[:-1] + b"x", b"junk"):
+        await raw.replace(where, damaged, version="w", expect=ANY, ttl=None)
+        with pytest.raises(Corrupt):
+            await (await world.process()).load(KEY)
+
+
+async def test_a_pointer_that_cannot_be_read_is_corrupt_and_can_be_erased() -> None:
+    world = World()
+    await (await world.raw()).append(KEY, pointers.MARK + b"{}", birth="v", ttl=None)
+    driver = await world.process()
+    with pytest.raises(Corrupt):
+        await driver.load(KEY)
+    assert await driver.delete(KEY)
+
+
+async def test_what_is_dropped_while_it_is_read_is_read_again() -> None:
+    world = World()
+    one, other = await two_large(world), await world.process()
+
+    async def fold(name: str, where: Any) -> None:
+        if name == "load" and is_record(where):
+            world.after = None
+            assert await folded(one)
+
+    world.after = fold
+    assert await other.load(KEY) == Record("w", b"body", (OTHER,))
+
+
+async def test_an_entry_that_looks_like_a_pointer_is_an_entry() -> None:
+    world = World()
+    driver, odd = await world.process(), pointers.MARK + b"{}"
+    await driver.append(KEY, odd, birth="v", ttl=None)
+    await driver.replace(KEY, odd, version="w", expect="v", ttl=None)
+    assert await (await world.process()).load(KEY) == Record("w", odd, (odd,))
+
+
+async def test_a_record_without_large_entries_takes_no_round_trip_more() -> None:
+    world = World()
+    driver = await world.process()
+    await driver.load(KEY)
+    for _ in range(3):
+        await driver.append(KEY, b"small", birth="v", ttl=3600.0)
+    await driver.load(KEY)
+    await driver.replace(KEY, b"body", version="w", expect="v", drop=2, ttl=KEEP)
+    await driver.delete(KEY)
+    assert world.calls == ["load", "append", "append", "append", "load", "replace", "delete"]
+
+
+# Lost answers, doubles, races
+
+
+async def resent(kind: type[LargeEntries]) -> None:
+    world = World(kind)
+    driver = await world.process()
+    lost = 0
+
+    async def lose(name: str, where: Any) -> None:
+        nonlocal lost
+        if name == "append" and lost < 2:
+            lost += 1
+            raise OutcomeUnknown("lost")
+
+    world.after = lose
+    await records.resent(lambda: driver.append(KEY, LARGE, birth="v", ttl=None))
+    assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
+    assert len(await world.parts()) == 3
+
+
+async def test_a_value_that_is_sent_again_is_stored_beside_the_record_once() -> None:
+    await resent(LargeEntries)
+    with pytest.raises(AssertionError):
+        await resent(LosesTrackOfUnknownOutcomes)
+
+
+async def one_of_two_dropped(kind: type[LargeEntries]) -> None:
+    """Drop an entry whose repeat stands further on: the same pointer, sent twice."""
+    world = World(kind)
+    driver, raw = await world.process(), await world.raw()
+    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    found = await raw.load(KEY)
+    assert found is not None
+    await raw.append(KEY, b"small", birth="v", ttl=None)
+    await driver.load(KEY)
+    await raw.append(KEY, found.tail[0], birth="v", ttl=None)
+    world.clock.now += 60
+    assert await driver.replace(KEY, b"body", version="w", expect="v", drop=1, ttl=KEEP)
+    assert await (await world.process()).load(KEY) == Record("w", b"body", (b"small", LARGE))
+
+
+async def test_a_repeat_that_stands_keeps_the_parts() -> None:
+    await one_of_two_dropped(LargeEntries)
+    with pytest.raises(Corrupt):
+        await one_of_two_dropped(RemovesWhatStillStands)
+
+
+async def test_a_lost_race_and_a_refused_entry_leave_no_parts() -> None:
+    world = World()
+    driver = await world.process()
+    await driver.append(KEY, b"x" * 60_000, birth="v", ttl=None)
+    assert not await driver.replace(KEY, LARGE, version="w", expect="other", ttl=None)
+    assert not await driver.replace(KEY, LARGE, version="w", expect=ABSENT, ttl=None)
+    for _ in range(15):
+        await driver.append(KEY, b"x" * 62_500, birth="v", ttl=None)
+    await driver.append(KEY, b"x" * 2_400, birth="v", ttl=None)
+    with pytest.raises(TooLarge) as refused:
+        await driver.append(KEY, LARGE, birth="v", ttl=None)
+    assert refused.value.what == "record"
+    assert await world.parts() == []
+
+
+async def test_parts_that_cannot_be_stored_are_an_error_that_says_that_nothing_was_done() -> None:
+    world = World()
+    driver = await world.process()
+
+    async def lose(name: str, where: Any) -> None:
+        if name == "replace":
+            raise OutcomeUnknown("lost")
+
+    world.after = lose
+    with pytest.raises(Unavailable, match=r"memory\.append: the parts of a large value were not stored"):
+        await driver.append(KEY, LARGE, birth="v", ttl=None)
+    world.after = None
+    assert await driver.load(KEY) is None
+    assert await world.parts() == []
+
+
+async def test_an_append_that_takes_too_long_for_its_parts_stores_no_pointer() -> None:
+    world = World()
+    driver = await world.process()
+
+    async def be_slow(name: str, where: Any) -> None:
+        world.clock.now += 30
+
+    world.after = be_slow
+    with pytest.raises(Unavailable):
+        await driver.append(KEY, LARGE, birth="v", ttl=None)
+    assert await driver.load(KEY) is None
+    assert await world.parts() == []
+
+
+async def erased_meanwhile(kind: type[LargeEntries]) -> None:
+    """Erase the conversation when the parts are stored, and the pointer is not."""
+    world = World(kind)
+    driver, other = await world.process(), await World.process(world)
+
+    async def erase(name: str, where: Any) -> None:
+        if name == "append" and is_record(where):
+            world.before = None
+            await records.erase(other, KEY)
+            assert await world.parts() == []
+
+    world.before = erase
+    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    assert await (await world.process()).load(KEY) == Record("v", None, (LARGE,))
+
+
+async def test_an_entry_that_outlives_the_erasure_of_its_parts_gets_them_again() -> None:
+    await erased_meanwhile(LargeEntries)
+    with pytest.raises(Corrupt):
+        await erased_meanwhile(SettlesNothing)
+
+
+async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed() -> None:
+    world = World()
+    driver, other = await world.process(), await world.process()
+    adding: asyncio.Task[int] | None = None
+    written, go_on, stands = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hold(name: str, where: Any) -> None:
+        if name == "append" and is_record(where):
+            written.set()
+            await go_on.wait()
+        if name == "scan" and adding is not None and asyncio.current_task() is adding:
+            await asyncio.Event().wait()  # it is killed before it looks
+
+    world.before = hold
+    adding = asyncio.ensure_future(driver.append(KEY, LARGE, birth="v", ttl=None))
+    await written.wait()
+
+    async def let_it_on(name: str, where: Any) -> None:
+        if name == "scan":
+            world.after = tell
+            go_on.set()
+            await stands.wait()
+
+    async def tell(name: str, where: Any) -> None:
+        if name == "append":
+            stands.set()
+
+    world.after = let_it_on
+    await records.erase(other, KEY)
+    adding.cancel()
+    world.before = world.after = None
+    assert await other.load(KEY) is None
+    assert await world.parts() == []
+
+
+async def test_cancelling_an_append_at_any_step_leaves_all_or_nothing_and_a_driver_that_works() -> None:
+    for step in range(1, 6):  # three parts, the pointer, and a look at the parts
+        world = World()
+        driver = await two_large(world)
+        world.calls.clear()
+
+        async def stop(name: str, where: Any, world: World = world, step: int = step) -> None:
+            if len(world.calls) == step:
+                world.before = None
+                raise asyncio.CancelledError
+
+        world.before = stop
+        with pytest.raises(asyncio.CancelledError):
+            await driver.append(KEY, THIRD, birth="v", ttl=None)
+        found = await driver.load(KEY)
+        assert found is not None
+        assert found.tail in ((LARGE, b"small", OTHER), (LARGE, b"small", OTHER, THIRD))
+        await driver.append(KEY, THIRD, birth="v", ttl=None)
+        found = await (await world.process()).load(KEY)
+        assert found is not None
+        assert found.tail[-1] == THIRD
+
+
+# Garbage
+
+
+async def test_a_fold_removes_the_parts_of_what_it_covers_and_no_others() -> None:
+    world = World()
+    driver = await two_large(world)
+    assert len(await world.parts()) == 6
+    assert await folded(driver)
+    assert len(await world.parts()) == 3
+    world.clock.now += 60
+    assert await driver.delete(KEY)
+    assert await world.parts() == []
+
+
+async def test_what_is_replaced_loses_its_parts() -> None:
+    world = World()
+    driver = await two_large(world)
+    assert await saved(driver)
+    assert len(await world.parts()) == 3
+    world.clock.now += 60
+    await driver.replace(KEY, b"small", version="x", expect="w", ttl=None)
+    assert await world.parts() == []
+
+
+async def test_parts_that_have_just_been_dropped_are_removed_a_little_later() -> None:
+    world = World()
+    driver = await world.process()
+    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    await driver.load(KEY)
+    await driver.replace(KEY, b"", version="w", expect="v", drop=1, ttl=KEEP)
+    assert len(await world.parts()) == 3
+    world.clock.now += 60
+    await driver.replace(KEY, b"", version="x", expect="w", ttl=KEEP)
+    assert await world.parts() == []
+
+
+async def test_parts_without_a_pointer_are_removed_once_none_can_come_and_no_earlier() -> None:
+    world = World()
+    killed, driver = await world.process(), await world.process()
+
+    async def kill(name: str, where: Any) -> None:
+        if name == "append":
+            raise Killed
+
+    world.before = kill
+    with pytest.raises(Killed):
+        await killed.append(KEY, LARGE, birth="v", ttl=None)
+    world.before = None
+    world.clock.now += ORPHANED_S - 10
+    await driver.append(KEY, OTHER, birth="v", ttl=None)
+    assert len(await world.parts()) == 6
+    world.clock.now += 20
+    await driver.append(KEY, THIRD, birth="v", ttl=None)
+    assert len(await world.parts()) == 6
+    assert await (await world.process()).load(KEY) == Record("v", None, (OTHER, THIRD))
+
+
+async def test_an_error_in_removing_parts_does_not_fail_the_write() -> None:
+    world = World()
+    driver = await two_large(world)
+
+    async def fail(name: str, where: Any) -> None:
+        if not is_record(where):
+            raise Unavailable("down")
+
+    world.before = fail
+    assert await folded(driver)
+    assert await (await world.raw()).load(KEY) is not None
+
+
+async def test_erasing_a_user_removes_parts_that_nothing_points_to() -> None:
+    world = World()
+    async with Backend(await world.raw()) as backend:
+        config = ShortTermMemoryConfig(strategy="truncation")
+        memory = backend.memory(MemoryKey("acme", "u", "s"), config)
+        await memory.add_turn(ConversationTurn(user_message="x" * 200_000, assistant_response=""))
+        await (await world.raw()).delete(KEY)
+        await memory.add_turn(ConversationTurn(user_message="y" * 200_000, assistant_response=""))
+        assert len(await world.parts()) == 8
+        assert await backend.sessions.erase_user("acme", "u") == 1
+        assert await world.parts() == []
+
+
+# Time to live
+
+
+async def lives_on(kind: type[LargeEntries]) -> None:
+    """Add small entries for ever so long, from one process and another, after one large entry."""
+    world = World(kind)
+    one, other = await world.process(), await world.process()
+    await one.append(KEY, LARGE, birth="v", ttl=100.0)
+    for number in range(40):
+        world.clock.now += 99
+        await (one, other)[number % 2].append(KEY, b"small", birth="w", ttl=100.0)
+    found = await (await world.process()).load(KEY)
+    assert found == Record("v", None, (LARGE, *[b"small"] * 40))
+
+
+async def test_parts_live_as_long_as_their_record_whoever_adds_to_it() -> None:
+    await lives_on(LargeEntries)
+    with pytest.raises(Corrupt):
+        await lives_on(NeverRenews)
+
+
+async def test_one_process_that_is_killed_right_after_each_append_does_no_harm() -> None:
+    world = World()
+    one, other = await world.process(), await world.process()
+    await one.append(KEY, LARGE, birth="v", ttl=100.0)
+    for _ in range(20):
+        world.clock.now += 99
+        await (await world.raw()).append(KEY, b"killed", birth="w", ttl=100.0)
+        world.clock.now += 99
+        await other.append(KEY, b"small", birth="w", ttl=100.0)
+    found = await (await world.process()).load(KEY)
+    assert found is not None
+    assert found.tail[0] == LARGE
+
+
+async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along() -> None:
+    world = World()
+    driver = await world.process()
+    await driver.append(KEY, LARGE, birth="v", ttl=100.0)
+    await driver.append(KEY, b"small", birth="v", ttl=None)
+    world.clock.now += 1_000_000
+    assert await (await world.process()).load(KEY) == Record("v", None, (LARGE, b"small"))
+    other = await world.process()
+    await other.append(KEY, b"more", birth="v", ttl=100.0)
+    world.clock.now += 1_000
+    assert await other.load(KEY) is None
+    assert await world.parts() == []
+
+
+async def test_parts_end_some_time_after_their_record() -> None:
+    world = World()
+    driver = await world.process()
+    await driver.append(KEY, LARGE, birth="v", ttl=100.0)
+    await driver.replace(KEY, OTHER, version="w", expect="v", ttl=KEEP)
+    world.clock.now += 361
+    assert await driver.load(KEY) is None
+    assert await world.parts() == []
+
+
+async def test_parts_are_not_written_again_each_time() -> None:
+    world = World()
+    driver = await world.process()
+    await driver.append(KEY, LARGE, birth="v", ttl=4_000.0)
+    world.calls.clear()
+    for _ in range(9):
+        world.clock.now += 100
+        await driver.append(KEY, b"small", birth="v", ttl=4_000.0)
+    assert world.calls == ["append"] * 9
+    world.clock.now += 200
+    await driver.append(KEY, b"small", birth="v", ttl=4_000.0)
+    assert world.calls.count("replace") == 3
+
+
+# Limits
+
+
+async def test_what_is_larger_than_the_largest_is_refused_before_anything_is_written() -> None:
+    world = World()
+    driver = await world.process()
+    assert driver.traits.max_entry == 64 * 1024 * 1024
+    with pytest.raises(TooLarge) as refused:
+        await driver.append(KEY, bytes(driver.traits.max_entry + 1), birth="v", ttl=None)
+    assert refused.value.what == "entry"
+    assert world.calls == []
+
+
+async def test_a_driver_that_holds_next_to_nothing_is_used_as_it_is() -> None:
+    inner = MemoryDriver(max_entry_bytes=100, max_record_bytes=1_000)
+    await inner.open()
+    driver = LargeEntries(inner)
+    assert driver.traits == inner.traits
+    with pytest.raises(TooLarge):
+        await driver.append(KEY, b"x" * 101, birth="v", ttl=None)
+
+
+async def test_a_pointer_takes_the_same_room_whatever_it_points_to() -> None:
+    for ttl, size in ((None, 1), (1e11 / 3, 64 * 1024 * 1024), (0.1 + 0.2, 10)):
+        pointer = Pointer(pointers.new_id(1e10), size, "f" * 64, 100_000, ttl)
+        sealed = pointer.seal()
+        assert len(sealed) == pointers.POINTER
+        assert pointers.open_pointer(sealed) == pointer
+        life = pointers.Life(ttl, 1e10 + 0.123456789)
+        assert pointers.open_part(pointers.seal_part(b"chunk", life)) == (b"chunk", life)
+
+
+async def test_a_turn_of_4_mib_and_ten_of_300_kb_stand_where_an_entry_has_64_kb() -> None:
+    world = World()
+    async with Backend(await world.raw()) as backend:
+        memory = backend.memory(MemoryKey("acme", "u", "s"), ShortTermMemoryConfig(strategy="truncation"))
+        sizes = (4 * 1024 * 1024, *[300_000] * 9)
+        turns = [ConversationTurn(user_message="x" * size, assistant_response="y") for size in sizes]
+        for turn in turns:
+            await memory.add_turn(turn)
+        assert await memory.turns() == turns
