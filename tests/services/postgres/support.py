@@ -1,6 +1,7 @@
 """What tests of PostgreSQL do on their way."""
 
 import asyncio
+import contextlib
 import uuid
 from unittest import mock
 from urllib.parse import urlsplit
@@ -30,16 +31,28 @@ async def drop(url, schema):
 
 
 async def warm(driver):
-    """Have a connection of the driver learn every statement, those that purge in passing included."""
+    """Have a connection of the driver learn the statement of every operation."""
     key = Key("warm", f"{id(driver)}")
-    for purging in (False, True):
-        with mock.patch("stm_backends_postgres.driver._is_purging", return_value=purging):
-            await driver.append(key, b"", birth="birth", ttl=1)
-            await driver.replace(key, b"", version="v2", expect="birth", drop=1, ttl=1)
-            await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
-        await driver.load(key)
-        await driver.scan("warm", limit=1)
-        await driver.delete(key)
+    await driver.append(key, b"", birth="birth", ttl=1)
+    await driver.replace(key, b"", version="v2", expect="birth", drop=1, ttl=1)
+    await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
+    await driver.load(key)
+    await driver.scan("warm", limit=1)
+    await driver.delete(key)
+
+
+@contextlib.contextmanager
+def purging(*, after_writes):
+    """Have writes be followed by a purge always, or never; without this it is one in so many, by chance."""
+    with mock.patch("stm_backends_postgres.driver._is_purging", return_value=after_writes):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_follows_writes():
+    """Have drivers do nothing after an answer, as if their process had died then."""
+    with mock.patch("stm_backends_postgres.cleaning.Cleaner._start", lambda _: None):
+        yield
 
 
 def as_user(url, user):

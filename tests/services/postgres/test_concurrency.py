@@ -5,13 +5,13 @@ other transaction does is committed while the statement waits, which is after th
 """
 
 import asyncio
-from unittest import mock
 
 import pytest
 
 from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
+from tests.services.postgres.support import purging
 
 KEY = Key("scope", "name")
 
@@ -178,7 +178,7 @@ async def test_writers_that_revive_and_purge_the_same_records_never_deadlock(url
         for turn in range(60):
             await drivers[number % 2].append(keys[(number + turn) % 4], b"", birth="v", ttl=0.001)
 
-    with mock.patch("stm_backends_postgres.driver._is_purging", return_value=True):
+    with purging(after_writes=True):
         await asyncio.gather(*(write(number) for number in range(8)))
     await drivers[1].close()
 
