@@ -51,8 +51,15 @@ def purging(*, after_writes):
 @contextlib.contextmanager
 def nothing_follows_writes():
     """Have drivers do nothing after an answer, as if their process had died then."""
-    with mock.patch("stm_backends_postgres.cleaning.Cleaner._start", lambda _: None):
+    with mock.patch("stm_backends_postgres.cleaning.Cleaner._start", return_value=None):
         yield
+
+
+async def until(look, *, within_s=30):
+    """Wait until something that is asked again and again says yes: a server tells such things to no one."""
+    async with asyncio.timeout(within_s):
+        while not await look():  # noqa: ASYNC110 -- the event is the server's
+            await asyncio.sleep(0.01)
 
 
 def as_user(url, user):

@@ -8,7 +8,7 @@ import pytest
 from stm_backends.driver import ANY, KEEP, Key, Record
 from stm_backends.testing import open_at
 from stm_backends_postgres.statements import STEP_ENTRIES, Statements
-from tests.services.postgres.support import nothing_follows_writes, purging
+from tests.services.postgres.support import nothing_follows_writes, purging, until
 
 KEY = Key("scope", "name")
 OTHER = Key("scope", "other")
@@ -169,19 +169,19 @@ async def test_writes_neither_wait_for_a_purge_nor_fail_with_it(fill, count, adm
     await fill(OTHER, 3, expired=YESTERDAY)
     driver = await open_at(url, schema=schema, deadline_s=1)
     caplog.set_level(logging.DEBUG, "stm_backends")
+
+    async def put_off():
+        return "put off: Unavailable" in caplog.text
+
     with purging(after_writes=True):
         async with admin.transaction():
             await admin.execute(HOLD.format(schema=schema))
             assert await driver.append(KEY, b"a", birth="v", ttl=None) == 1
-            async with asyncio.timeout(20):
-                while not await admin.fetchval(WAITING, f"%{schema}%"):  # noqa: ASYNC110 -- as above
-                    await asyncio.sleep(0.01)
+            await until(lambda: admin.fetchval(WAITING, f"%{schema}%"))
             for length in range(2, 20):
                 assert await driver.append(KEY, b"a", birth="v", ttl=None) == length
             assert await admin.fetchval(WAITING, f"%{schema}%") == 1, "one at a time"
-            async with asyncio.timeout(20):
-                while "put off: Unavailable" not in caplog.text:  # noqa: ASYNC110 -- the event is a log line
-                    await asyncio.sleep(0.01)
+            await until(put_off)
         await driver.append(KEY, b"a", birth="v", ttl=None)
     await driver.close()
     assert await count() == (1, 20)
