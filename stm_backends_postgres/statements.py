@@ -12,8 +12,8 @@ be right (the version, the bounds of the tail, its size) stands in the record's 
 the lock hands out the numbers under which entries are stored. What the snapshot misses is garbage at
 worst: entries below the bounds, which no statement reads and which the next fold or deletion takes away.
 
-No statement removes more than `STEP_ENTRIES` entries or `STEP_BYTES` bytes at once. Where there are more, it
-says so in its answer, and `SWEEP` and `PURGE` remove the rest in steps.
+No statement removes more than `STEP_ENTRIES` entries at once. Where there are more, it says so in its answer,
+and `SWEEP` and `PURGE` remove the rest in steps.
 
 Expiry is judged by `clock_timestamp()`, once, after the lock was taken: `now()` is the time at which the
 statement began to wait. Reads do not wait; they use `statement_timestamp()`, which an index can be asked.
@@ -38,30 +38,22 @@ COLUMNS: Final = frozenset({"id", "scope", "name", "version", "body", "expires",
 """What a table of records has, at least, in every layout."""
 
 STEP_ENTRIES: Final = 1_000
+"""How many entries one statement removes at most."""
+
 STEP_BYTES: Final = 16 * 1024 * 1024
-"""What one statement removes at most; a single entry may be larger than this."""
+"""How many bytes of entries a purge removes at once; a single entry may have more."""
 
-# The oldest entries of a record, as many as one step may remove: up to the number `upto`. There are more if
-# `last` is another number.
-_CUT: Final = """cut AS MATERIALIZED (
-        SELECT max(seq) AS last,
-            max(seq) FILTER (WHERE place = 1 OR (place <= {entries} AND bytes <= {bytes})) AS upto
-        FROM (
-            SELECT seq, row_number() OVER oldest AS place, sum(octet_length(entry)) OVER oldest AS bytes
-            FROM {schema}.stm_entry WHERE record = (SELECT id FROM {whose}){below}
-            WINDOW oldest AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)
-            ORDER BY seq LIMIT {one_more}
-        ) AS found
-    )"""
-
-# What a write leaves below the bounds of the tail, as far as one step reaches.
-_SWEPT: Final = """{cut}, swept AS (
+# What a write leaves below the bounds of the tail, as far as one step reaches; the numbers have no gaps. And
+# the record of which more is left, if it is.
+_SWEPT: Final = """lowest AS MATERIALIZED (
+        SELECT min(seq) + {entries} AS upto FROM {schema}.stm_entry WHERE record = (SELECT id FROM {whose})
+    ), swept AS (
         DELETE FROM {schema}.stm_entry
-        WHERE record = (SELECT id FROM {whose}) AND seq <= (SELECT upto FROM cut)
+        WHERE record = (SELECT id FROM {whose}) AND seq < (SELECT least(upto, (SELECT {below})) FROM lowest)
     )"""
-
-# The record of which something is left, if it is.
-_UNSWEPT: Final = "(SELECT CASE WHEN last > upto THEN (SELECT id FROM {whose}) END FROM cut) AS unswept"
+_UNSWEPT: Final = (
+    "(SELECT CASE WHEN upto < (SELECT {below}) THEN (SELECT id FROM {whose}) END FROM lowest) AS unswept"
+)
 
 # What ends a record that is too large to be removed in one step: it counts as expired from then on, whatever
 # becomes of the clock, and is the next one that a purge removes.
@@ -162,17 +154,18 @@ FOLD: Final = """
 # of more than one step is ended instead, and its rows are left to `PURGE`.
 DELETE: Final = """
     WITH found AS (
-        SELECT id, expires FROM {schema}.stm_record
+        SELECT id, next, size, expires FROM {schema}.stm_record
         WHERE scope = $1 AND name = $2 AND ($3::text IS NULL OR version = $3) FOR UPDATE
-    ), {cut}, ended AS (
-        UPDATE {schema}.stm_record AS r {end} FROM found, cut
-        WHERE r.id = found.id AND last > upto RETURNING r.id
+    ), judged AS MATERIALIZED (
+        SELECT id, expires, size > {bytes} OR coalesce(
+            next > {entries} + (SELECT min(seq) FROM {schema}.stm_entry WHERE record = found.id), false
+        ) AS large FROM found
+    ), ended AS (
+        UPDATE {schema}.stm_record AS r {end} FROM judged WHERE r.id = judged.id AND large
     ), gone AS (
-        DELETE FROM {schema}.stm_record AS r USING found, cut
-        WHERE r.id = found.id AND last IS NOT DISTINCT FROM upto
+        DELETE FROM {schema}.stm_record AS r USING judged WHERE r.id = judged.id AND NOT large
     )
-    SELECT expires IS NULL OR expires > clock_timestamp() AS alive, EXISTS (SELECT FROM ended) AS unfinished
-    FROM found"""
+    SELECT expires IS NULL OR expires > clock_timestamp() AS alive, large AS unfinished FROM judged"""
 
 SCAN: Final = """
     SELECT name FROM {schema}.stm_record
@@ -185,11 +178,23 @@ PURGE: Final = """
     WITH due AS MATERIALIZED (
         SELECT id FROM {schema}.stm_record WHERE expires <= statement_timestamp()
         ORDER BY expires LIMIT 1 FOR UPDATE SKIP LOCKED
-    ), {swept}, ended AS (
-        UPDATE {schema}.stm_record AS r {end} FROM due, cut
+    ), step AS MATERIALIZED (
+        SELECT max(seq) AS last,
+            max(seq) FILTER (WHERE place = 1 OR (place <= {entries} AND bytes <= {bytes})) AS upto
+        FROM (
+            SELECT seq, row_number() OVER oldest AS place, sum(octet_length(entry)) OVER oldest AS bytes
+            FROM {schema}.stm_entry WHERE record = (SELECT id FROM due)
+            WINDOW oldest AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+            ORDER BY seq LIMIT {entries} + 1
+        ) AS found
+    ), swept AS (
+        DELETE FROM {schema}.stm_entry
+        WHERE record = (SELECT id FROM due) AND seq <= (SELECT upto FROM step)
+    ), ended AS (
+        UPDATE {schema}.stm_record AS r {end} FROM due, step
         WHERE r.id = due.id AND last > upto AND r.expires > '-infinity'
     ), purged AS (
-        DELETE FROM {schema}.stm_record AS r USING due, cut
+        DELETE FROM {schema}.stm_record AS r USING due, step
         WHERE r.id = due.id AND last IS NOT DISTINCT FROM upto
         RETURNING r.id
     )
@@ -338,13 +343,11 @@ class Statements:
             """Fill in the schema, and in whose tail and up to where the statement removes entries."""
             return (
                 statement.replace("{swept}", _SWEPT)
-                .replace("{cut}", _CUT)
                 .replace("{end}", _END)
                 .replace("{unswept}", _UNSWEPT)
-                .replace("{below}", below and f" AND seq < (SELECT {below})")
+                .replace("{below}", below)
                 .replace("{whose}", whose)
                 .replace("{entries}", str(STEP_ENTRIES))
-                .replace("{one_more}", str(STEP_ENTRIES + 1))
                 .replace("{bytes}", str(STEP_BYTES))
                 .replace("{schema}", quoted(schema))
             )
@@ -355,9 +358,9 @@ class Statements:
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")
         self.store = here(STORE, "record", "first FROM record")
         self.fold = here(FOLD, "written", "first FROM written")
-        self.delete = here(DELETE, "found")
+        self.delete = here(DELETE)
         self.scan = here(SCAN)
-        self.purge = here(PURGE, "due")
+        self.purge = here(PURGE)
         self.sweep = here(SWEEP, "record", "first FROM record")
         self.numbers = here(NUMBERS)
 

@@ -10,6 +10,8 @@ import asyncpg
 
 from stm_backends.driver import ANY, Key
 
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
+
 
 def run(work):
     """Run something from a fixture that is not asynchronous."""
@@ -53,6 +55,13 @@ def nothing_follows_writes():
     """Have drivers do nothing after an answer, as if their process had died then."""
     with mock.patch("stm_backends_postgres.cleaning.Cleaner._start", return_value=None):
         yield
+
+
+async def waiting(connection, schema):
+    """Return how many statements on the tables of a schema wait for a lock."""
+    # Within a transaction the server would show again what it showed first.
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    return await connection.fetchval(WAITING, f"%{schema}%")
 
 
 async def until(look, *, within_s=30):

@@ -11,7 +11,7 @@ import pytest
 from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
-from tests.services.postgres.support import purging
+from tests.services.postgres.support import purging, waiting
 
 KEY = Key("scope", "name")
 
@@ -29,7 +29,6 @@ ERASE = "DELETE FROM {schema}.stm_record"
 EXPIRE = "UPDATE {schema}.stm_record SET expires = clock_timestamp()"
 ENTRIES = "SELECT count(*) FROM {schema}.stm_entry"
 RECORDS = "SELECT count(*) FROM {schema}.stm_record"
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def while_waiting(admin, schema, url):
             await admin.execute(HOLD.format(schema=schema))
             task = asyncio.ensure_future(work)
             await asyncio.sleep(0)
-            while not await admin.fetchval(WAITING, f"%{schema}%"):
+            while not await waiting(admin, schema):
                 assert not task.done(), "it did not wait"
                 await asyncio.sleep(0.01)
             for statement in statements:
