@@ -118,7 +118,7 @@ class PostgresDriver:
     async def close(self) -> None:
         """Close the pool if it is ours; one that was handed in stays open. Twice is harmless.
 
-        Waits for operations under way, one deadline at most.
+        Waits for operations under way, and for a purge, one deadline each at most.
         """
         await self._cleaner.close(self._settings.deadline_s)
         pool, self._pool, self._is_ready = self._pool, None, False
