@@ -242,7 +242,6 @@ class PostgresDriver:
         pool = self._pool
         if pool is None:
             raise not_open(backend=self.name, operation=operation)
-        require_same_loop(pool)
         if not self._is_ready:
             # A pool that was handed in may be used without `open()`; what that would refuse is refused here.
             async with self._opening:
@@ -274,7 +273,7 @@ class PostgresDriver:
                 self._has_warned = True
                 _, message = meaning(error) or (None, "")
                 logger.warning("postgres: connections are made again: %s", message)
-        # The others of the pool were made at the same time, to the same server.
+        # The server refused the statement, so it was not done. The other connections lead to the same server.
         await pool.expire_connections()
         return await self._use(pool, operation, send)
 
