@@ -6,8 +6,7 @@ from tests.services.postgres.support import until
 
 KEY = Key("scope", "name")
 
-SCANS = """
-    SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE schemaname = $1 AND relname <> 'stm_layout'"""
+SCANS = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE schemaname = $1"
 GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE $1"
 
 

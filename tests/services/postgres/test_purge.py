@@ -166,7 +166,7 @@ async def test_what_a_deletion_of_a_process_that_died_has_left_is_purged_first(
 
 async def test_writes_neither_wait_for_a_purge_nor_fail_with_it(fill, count, admin, url, schema, caplog):
     await fill(OTHER, 3, expired=YESTERDAY)
-    driver = await open_at(url, schema=schema, deadline_s=1)
+    driver = await open_at(url, schema=schema, deadline_s=3)
     caplog.set_level(logging.DEBUG, "stm_backends")
 
     async def put_off():
@@ -198,7 +198,7 @@ async def test_processes_that_write_once_and_end_purge_too(fill, count, url, sch
 
 async def test_closing_ends_a_purge_that_waits(fill, count, admin, url, schema):
     await fill(OTHER, 3, expired=YESTERDAY)
-    driver = await open_at(url, schema=schema, deadline_s=1)
+    driver = await open_at(url, schema=schema, deadline_s=3)
     async with admin.transaction():
         await admin.execute(HOLD.format(schema=schema))
         with purging(after_writes=True):

@@ -52,6 +52,7 @@ def test_settings_follow_as_parameters():
         "default_transaction_isolation": "read committed",
         "statement_timeout": "1250",
         "enable_seqscan": "off",
+        "jit": "off",
         "stm.tenant": "acme",
     }
     assert PostgresSettings.from_url("postgresql://h?pgbouncer=true").server_settings() == {}
