@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, TypeVar
@@ -24,9 +25,9 @@ from stm_backends.driver import (
     Traits,
 )
 from stm_backends.edge import Edge
-from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
-from stm_backends_postgres import statements
-from stm_backends_postgres.errors import MISSING, meaning, unsent
+from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, located
+from stm_backends_postgres.cleaning import Cleaner
+from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.pool import (
     Connection,
     Pool,
@@ -37,11 +38,14 @@ from stm_backends_postgres.pool import (
 )
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import Statements
+from stm_backends_postgres.tables import make_ready
 
 T = TypeVar("T")
 
+logger = logging.getLogger("stm_backends")
+
 _PURGE_EVERY: Final = 16
-"""One write in so many, by chance, removes up to twice as many expired records."""
+"""One write in so many, by chance, has expired records removed after it."""
 
 _MAX_PAGE: Final = 10_000
 
@@ -59,8 +63,9 @@ class PostgresDriver:
     """The five operations on the tables of one schema.
 
     `client` is an `asyncpg.Pool` of the caller's: it is used as it is, never closed, and needs no `open()`.
-    Without one, `open()` makes a pool and `close()` closes it. `create=True` has `open()` set the tables up.
-    Of a pool that was handed in only `schema`, `row_security`, `deadline_s` and the limits are ours to set.
+    Without one, `open()` makes a pool and `close()` closes it. `create=True` has the tables set up, or
+    brought up to date. Of a pool that was handed in only `schema`, `row_security`, `deadline_s` and the
+    limits are ours to set; whether it can be used is seen by the first operation.
     """
 
     name = "postgres"
@@ -72,10 +77,13 @@ class PostgresDriver:
         self._create = create
         self._own = client is None
         self._pool = self._handed_in = None if client is None else require_pool(client)
+        self._is_ready = False
         self._opening = asyncio.Lock()
         self._releasing: set[asyncio.Task[None]] = set()
+        self._has_warned = False
         self._statements = Statements(settings.schema)
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
+        self._cleaner = Cleaner(self._purge_step, self._sweep_step)
         ours = self._own and not settings.pgbouncer
         self.traits = Traits(
             reach="network",
@@ -90,15 +98,15 @@ class PostgresDriver:
     async def open(self) -> None:
         """Connect, and see that the tables are there, or set them up if told to. Twice is harmless.
 
-        Raises `Unavailable` if the tables are not there, and `ConfigurationError` if they are not such as
-        the settings say.
+        Raises `Unavailable` if the tables are not there or the server is a standby, and `ConfigurationError`
+        if the tables, the role or the connections are not such as the settings say.
         """
         async with self._opening:
-            if self._pool is not None and self._own:
+            if self._is_ready:
                 return
             self._pool = self._handed_in or await make_pool(self._settings)
             try:
-                await self._see_to_tables()
+                await self._make_ready(self._pool)
             except exceptions.ClientConfigurationError as error:
                 await self.close()
                 # It speaks of hosts, files and modes; the password is no part of what it says.
@@ -110,9 +118,10 @@ class PostgresDriver:
     async def close(self) -> None:
         """Close the pool if it is ours; one that was handed in stays open. Twice is harmless.
 
-        Waits for operations under way, one deadline at most.
+        Waits for operations under way, and for a purge, one deadline each at most.
         """
-        pool, self._pool = self._pool, None
+        await self._cleaner.close(self._settings.deadline_s)
+        pool, self._pool, self._is_ready = self._pool, None, False
         if pool is None or not self._own:
             return
         # A pool that is not let wait any longer ends its connections at once.
@@ -137,13 +146,13 @@ class PostgresDriver:
         require_ttl(ttl)
         self._require_fits("entry", len(entry), "append")
         limit = self.traits.max_record
-        append = self._statements.append_and_purge if _is_purging() else self._statements.append
-        (row,) = await self._ask("append", append, *key, birth, entry, _seconds(ttl), limit)
+        (row,) = await self._ask("append", self._statements.append, *key, birth, entry, _seconds(ttl), limit)
         length: int | None = row["length"]
         if length is None:
             # The size is that of the snapshot; what the entry was refused for may be newer.
             size = max((row["size"] or 0) + len(entry), limit + 1)
             raise TooLarge("record", size=size, limit=limit, backend=self.name, operation="append")
+        self._clean_after(row)
         return length
 
     async def replace(
@@ -162,21 +171,27 @@ class PostgresDriver:
         self._require_fits("entry", len(body), "replace")
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):
-            store = self._statements.store_and_purge if _is_purging() else self._statements.store
-            (row,) = await self._ask("replace", store, *what, expect is ANY, ttl is KEEP)
+            (row,) = await self._ask("replace", self._statements.store, *what, expect is ANY, ttl is KEEP)
+            self._clean_after(row)
             return row["stored"]
         limit = self.traits.max_record
         rows = await self._ask("replace", self._statements.fold, *what, drop, ttl is KEEP, expect, limit)
         for row in rows:
             if row["may"] and not row["stored"]:
                 self._require_fits("record", row["size"], "replace")
+            self._clean_after(row)
             return row["stored"]
         return False
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record, if it is there and carries `expect`; returns whether it did.
+
+        Of a record of more than 1,000 entries or 16 MiB the rows are removed in steps, after the answer.
+        """
         version = None if expect is ANY else expect
         rows = await self._ask("delete", self._statements.delete, *key, version)
+        if any(row["unfinished"] for row in rows):
+            self._cleaner.purge()
         return any(row["alive"] for row in rows)
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
@@ -188,10 +203,35 @@ class PostgresDriver:
         return Page(names, names[-1] if len(rows) > limit else None)
 
     async def purge(self, limit: int) -> int:
-        """Remove up to `limit` expired records, which nobody sees any more; returns how many."""
+        """Remove up to `limit` expired records, which no operation sees any more; returns how many.
+
+        Takes a statement for each record, and for each 1,000 entries of a larger one.
+        """
         require_limit(limit)
-        (row,) = await self._ask("purge", self._statements.purge, limit)
-        return row["purged"]
+        removed = 0
+        while removed < limit:
+            step = await self._purge_step()
+            if step is None:
+                break
+            removed += step
+        return removed
+
+    async def _purge_step(self) -> int | None:
+        """Return how many records one step removed; `None` if there was nothing to remove."""
+        rows = await self._ask("purge", self._statements.purge)
+        return rows[0]["purged"] if rows else None
+
+    async def _sweep_step(self, record: int) -> bool:
+        """Return whether entries are left that are below the bounds of a record's tail."""
+        (row,) = await self._ask("purge", self._statements.sweep, record)
+        return row["unswept"] is not None
+
+    def _clean_after(self, row: Row) -> None:
+        """Have removed what a write has left, and now and then what has expired."""
+        if row["unswept"] is not None:
+            self._cleaner.sweep(row["unswept"])
+        if _is_purging():
+            self._cleaner.purge()
 
     async def _ask(self, operation: str, statement: str, *arguments: object) -> list[Row]:
         """Send one statement; returns the rows of its answer."""
@@ -199,13 +239,45 @@ class PostgresDriver:
 
     async def _run(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         """Send something on a connection of the pool, within the deadline."""
-        if self._pool is None:
-            raise not_open(backend=self.name, operation=operation)
         pool = self._pool
+        if pool is None:
+            raise not_open(backend=self.name, operation=operation)
+        if not self._is_ready:
+            # A pool that was handed in may be used without `open()`; what that would refuse is refused here.
+            async with self._opening:
+                if not self._is_ready:
+                    await self._make_ready(pool)
+        return await self._send(pool, operation, send)
+
+    async def _make_ready(self, pool: Pool) -> None:
+        """See that this server, role and tables can be used; may set the tables up."""
+
+        async def send(use: Callable[[Connection], Awaitable[T]]) -> T:
+            return await self._send(pool, "open", use)
+
+        with located(self.name, "open"):
+            await make_ready(send, self._settings, self._statements, create=self._create)
+        self._is_ready = True
+
+    async def _send(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         require_same_loop(pool)
         return await self._edge.run(operation, lambda: self._borrow(pool, operation, send))
 
     async def _borrow(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+        try:
+            return await self._use(pool, operation, send)
+        except exceptions.PostgresError as error:
+            if not is_spent(error):
+                raise
+            if not self._has_warned:
+                self._has_warned = True
+                _, message = meaning(error) or (None, "")
+                logger.warning("postgres: connections are made again: %s", message)
+        # The server refused the statement, so it was not done. The other connections lead to the same server.
+        await pool.expire_connections()
+        return await self._use(pool, operation, send)
+
+    async def _use(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         patience = self._settings.deadline_s
         try:
             # The other half is for the statement, so that what ends late has a known end.
@@ -233,48 +305,6 @@ class PostgresDriver:
         task = asyncio.get_running_loop().create_task(release(), name="stm-postgres-release")
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
-
-    async def _see_to_tables(self) -> None:
-        found = await self._look()
-        if self._create and not found["comment"]:
-            script = statements.setup(self._settings.schema, self._settings.row_security)
-            await self._run("open", lambda connection: connection.execute(script))
-            found = await self._look()
-        if not found["there"]:
-            raise Unavailable(MISSING, backend=self.name, operation="open")
-        self._require_fitting(found)
-
-    async def _look(self) -> Row:
-        (found,) = await self._ask("open", statements.LOOK, self._statements.record)
-        if found["encoding"] != "UTF8":
-            raise ConfigurationError(
-                f"the database stores text as {found['encoding']}; it must be UTF8, or names would not sort "
-                "as promised"
-            )
-        return found
-
-    def _require_fitting(self, found: Row) -> None:
-        """Raise `ConfigurationError` for tables of another version, or another security than asked for."""
-        if found["comment"] != statements.COMMENT:
-            raise ConfigurationError(
-                "the tables were set up by another version of this library, or by something else; they were "
-                "left as they are"
-            )
-        if found["secured"] and not found["active"]:
-            raise ConfigurationError(
-                "the tables have row security, and this role is not bound by it (a superuser, or BYPASSRLS): "
-                "it would see the records of all tenants as one; connect as a role that is bound"
-            )
-        if self._settings.row_security != "off" and not found["secured"]:
-            raise ConfigurationError(
-                "the tables were set up without row security; it cannot be added to them, so name another "
-                "schema, or leave out row_security"
-            )
-        if self._settings.row_security == "setting" and not found["tenant"]:
-            raise ConfigurationError(
-                "row_security='setting' needs a tenant: tenant=..., or on a pool handed in "
-                "server_settings={'stm.tenant': ...}"
-            )
 
     def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
         limit = self.traits.max_entry if what == "entry" else self.traits.max_record

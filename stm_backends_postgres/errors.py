@@ -38,7 +38,7 @@ _STATES: Final[dict[str, Meaning]] = {
     "0A": (Unavailable, "the server, or a pooler in between, does not support this"),
     "22": (Corrupt, _ALTERED),
     "23": (Corrupt, _ALTERED),
-    "25006": (Denied, "the server or the connection is read-only"),
+    "25006": (Unavailable, "the server or the connection is read-only; perhaps this is a standby now"),
     "26": (Unavailable, _POOLER),
     "28": (Denied, "the server did not accept the user and the password, or the certificate"),
     "3D": (Unavailable, "there is no such database"),
@@ -63,6 +63,9 @@ _STATES: Final[dict[str, Meaning]] = {
     "XX002": (Corrupt, "the server found its own data damaged"),
     "XX": (OutcomeUnknown, _FAULT),
 }
+
+_SPENT: Final = ("25006", "26", "42P05")
+"""What the server refuses because of what the connection is, or of what is prepared on it."""
 
 _CLIENT: Final[dict[type[Exception], Meaning]] = {
     # Raised by asyncpg itself, before anything is sent.
@@ -89,12 +92,17 @@ _CONNECTING: Final[dict[type[Exception], Meaning]] = {
 def meaning(error: Exception) -> Meaning | None:
     """Return what an exception amounts to; `None` for what is no matter of the datastore."""
     if isinstance(error, exceptions.PostgresError):
-        state: str = getattr(error, "sqlstate", None) or ""
+        state = _state(error)
         unexpected = (OutcomeUnknown, f"unexpected {type(error).__name__}")
         return _STATES.get(state) or _STATES.get(state[:2]) or unexpected
     if isinstance(error, exceptions.ClientConfigurationError):
         return None
     return _look_up(_CLIENT, error)
+
+
+def is_spent(error: BaseException) -> bool:
+    """Return whether a statement was refused that another connection may do; it was not done."""
+    return isinstance(error, exceptions.PostgresError) and _state(error).startswith(_SPENT)
 
 
 def unsent(error: Exception, operation: str) -> StorageError | None:
@@ -107,6 +115,10 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
         kind = Unavailable
     kind, message = with_cause((kind, message), error)
     return kind(message, backend="postgres", operation=operation)
+
+
+def _state(error: exceptions.PostgresError) -> str:
+    return getattr(error, "sqlstate", None) or ""
 
 
 def _look_up(table: Mapping[type[Exception], Meaning], error: Exception) -> Meaning | None:

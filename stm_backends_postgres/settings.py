@@ -151,6 +151,12 @@ class PostgresSettings:
             "default_transaction_isolation": "read committed",
             # Ends before the caller gives up, so that the answer is `not done` and not `perhaps done`.
             "statement_timeout": f"{max(1, round(self.deadline_s * 500))}",
+            # A plan that was made while the tables were empty reads them from end to end when they no longer
+            # are, until something analyses them.
+            "enable_seqscan": "off",
+            # Compiling takes hundreds of milliseconds, and up to PostgreSQL 17 it is what the setting above
+            # leads to where a table is read from end to end all the same.
+            "jit": "off",
         }
         if self.tenant is not None:
             settings["stm.tenant"] = self.tenant

@@ -10,7 +10,10 @@ says *then*, whatever stood there when the statement began:
 Other parts of the same statement see the snapshot from before the wait. That is why everything that must
 be right (the version, the bounds of the tail, its size) stands in the record's row, and why the row with
 the lock hands out the numbers under which entries are stored. What the snapshot misses is garbage at
-worst: entries outside the bounds, which nobody reads and which the next fold or deletion takes away.
+worst: entries below the bounds, which no statement reads and which the next fold or deletion takes away.
+
+No statement removes more than `STEP_ENTRIES` entries at once. Where there are more, it says so in its answer,
+and `SWEEP` and `PURGE` remove the rest in steps.
 
 Expiry is judged by `clock_timestamp()`, once, after the lock was taken: `now()` is the time at which the
 statement began to wait. Reads do not wait; they use `statement_timestamp()`, which an index can be asked.
@@ -20,12 +23,41 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
+from stm_backends.layouts import Layout
+
 RowSecurity: TypeAlias = Literal["off", "role", "setting"]
 
 RECORD: Final = "stm_record"
 ENTRY: Final = "stm_entry"
-COMMENT: Final = "stm-backends, schema 1"
-"""What the comment on the table of records says, by which its version is known."""
+LAYOUT: Final = "stm_layout"
+OURS: Final = Layout(version=2, readable_since=1)
+OLDEST: Final = 1
+"""The oldest layout that these statements can work on; see `_SETUP` for what each of them is."""
+
+COLUMNS: Final = frozenset({"id", "scope", "name", "version", "body", "expires", "first", "next", "size"})
+"""What a table of records has, at least, in every layout."""
+
+STEP_ENTRIES: Final = 1_000
+"""How many entries one statement removes at most."""
+
+STEP_BYTES: Final = 16 * 1024 * 1024
+"""How many bytes of entries a purge removes at once; a single entry may have more."""
+
+# What a write leaves below the bounds of the tail, as far as one step reaches; the numbers have no gaps. And
+# the record of which more is left, if it is.
+_SWEPT: Final = """lowest AS MATERIALIZED (
+        SELECT min(seq) + {entries} AS upto FROM {schema}.stm_entry WHERE record = (SELECT id FROM {whose})
+    ), swept AS (
+        DELETE FROM {schema}.stm_entry
+        WHERE record = (SELECT id FROM {whose}) AND seq < (SELECT least(upto, (SELECT {below})) FROM lowest)
+    )"""
+_UNSWEPT: Final = (
+    "(SELECT CASE WHEN upto < (SELECT {below}) THEN (SELECT id FROM {whose}) END FROM lowest) AS unswept"
+)
+
+# What ends a record that is too large to be removed in one step: it counts as expired from then on, whatever
+# becomes of the clock, and is the next one that a purge removes.
+_END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
 # The body comes with the first row alone. An array of entries would be one row, but is a type that asyncpg
 # has to ask the server about on each connection.
@@ -60,13 +92,10 @@ APPEND: Final = """
         RETURNING id, next - 1 AS seq, next - first AS length
     ), entered AS (
         INSERT INTO {schema}.stm_entry (record, seq, entry) SELECT id, seq, $4 FROM record
-    ), swept AS (
-        DELETE FROM {schema}.stm_entry
-        WHERE record = (SELECT id FROM record WHERE length = 1) AND seq < (SELECT seq FROM record)
-    ){purge}
+    ), {swept}
     SELECT (SELECT length FROM record) AS length, CASE WHEN NOT EXISTS (SELECT FROM record) THEN
         (SELECT size FROM {schema}.stm_record WHERE scope = $1 AND name = $2)
-    END AS size"""
+    END AS size, {unswept}"""
 
 # `replace` without a version: $6 says whether any record may be replaced, or only one that has expired. A
 # record that is alive and carries the new version already is written as it was.
@@ -90,11 +119,8 @@ STORE: Final = """
         )
         WHERE $6 OR r.version = excluded.version OR r.expires <= clock_timestamp()
         RETURNING id, first
-    ), swept AS (
-        DELETE FROM {schema}.stm_entry
-        WHERE record = (SELECT id FROM record) AND seq < (SELECT first FROM record)
-    ){purge}
-    SELECT EXISTS (SELECT FROM record) AS stored"""
+    ), {swept}
+    SELECT EXISTS (SELECT FROM record) AS stored, {unswept}"""
 
 # `replace` with a version. The entries to be dropped were read by whoever drops them, so they are in the
 # snapshot; where fewer are, the record had fewer when this began, which is a lost race. No row: there is no
@@ -121,59 +147,98 @@ FOLD: Final = """
         SET version = $3, body = $4, first = plan.first, size = plan.size, expires = plan.expires
         FROM plan WHERE r.id = plan.id AND plan.version <> $3 AND plan.may AND plan.size <= $9
         RETURNING r.id, r.first
-    ), swept AS (
-        DELETE FROM {schema}.stm_entry
-        WHERE record = (SELECT id FROM written) AND seq < (SELECT first FROM written)
-    )
-    SELECT version = $3 OR EXISTS (SELECT FROM written) AS stored, may, size FROM plan"""
+    ), {swept}
+    SELECT version = $3 OR EXISTS (SELECT FROM written) AS stored, may, size, {unswept} FROM plan"""
 
-# The entries go with the record: by a foreign key, whose own query sees what the snapshot may miss.
+# The entries go with the record: by a foreign key, whose own query sees what the snapshot may miss. A record
+# of more than one step is ended instead, and its rows are left to `PURGE`.
 DELETE: Final = """
-    DELETE FROM {schema}.stm_record WHERE scope = $1 AND name = $2 AND ($3::text IS NULL OR version = $3)
-    RETURNING expires IS NULL OR expires > clock_timestamp() AS alive"""
+    WITH found AS (
+        SELECT id, next, size, expires FROM {schema}.stm_record
+        WHERE scope = $1 AND name = $2 AND ($3::text IS NULL OR version = $3) FOR UPDATE
+    ), judged AS MATERIALIZED (
+        SELECT id, expires, size > {bytes} OR coalesce(
+            next > {entries} + (SELECT min(seq) FROM {schema}.stm_entry WHERE record = found.id), false
+        ) AS large FROM found
+    ), ended AS (
+        UPDATE {schema}.stm_record AS r {end} FROM judged WHERE r.id = judged.id AND large
+    ), gone AS (
+        DELETE FROM {schema}.stm_record AS r USING judged WHERE r.id = judged.id AND NOT large
+    )
+    SELECT expires IS NULL OR expires > clock_timestamp() AS alive, large AS unfinished FROM judged"""
 
 SCAN: Final = """
     SELECT name FROM {schema}.stm_record
     WHERE scope = $1 AND name > $2 AND (expires IS NULL OR expires > statement_timestamp())
     ORDER BY name LIMIT $3"""
 
-# Never waits for a record in use, so it is part of no deadlock. The array is made once; a sub-select might
-# be run again, and delete more than its limit.
-_EXPIRED: Final = """
-        DELETE FROM {schema}.stm_record WHERE id = ANY (ARRAY(
-            SELECT id FROM {schema}.stm_record WHERE expires <= statement_timestamp(){others}
-            ORDER BY expires LIMIT {limit} FOR UPDATE SKIP LOCKED
-        ))"""
-
+# One step: an expired record, or the oldest entries of one with more; the record's row goes last. No row:
+# none has expired, or others remove them. It never waits for a record in use, so it is part of no deadlock.
 PURGE: Final = """
-    WITH purged AS ({expired}
-        RETURNING id
+    WITH due AS MATERIALIZED (
+        SELECT id FROM {schema}.stm_record WHERE expires <= statement_timestamp()
+        ORDER BY expires LIMIT 1 FOR UPDATE SKIP LOCKED
+    ), step AS MATERIALIZED (
+        SELECT max(seq) AS last,
+            max(seq) FILTER (WHERE place = 1 OR (place <= {entries} AND bytes <= {bytes})) AS upto
+        FROM (
+            SELECT seq, row_number() OVER oldest AS place, sum(octet_length(entry)) OVER oldest AS bytes
+            FROM {schema}.stm_entry WHERE record = (SELECT id FROM due)
+            WINDOW oldest AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+            ORDER BY seq LIMIT {entries} + 1
+        ) AS found
+    ), swept AS (
+        DELETE FROM {schema}.stm_entry
+        WHERE record = (SELECT id FROM due) AND seq <= (SELECT upto FROM step)
+    ), ended AS (
+        UPDATE {schema}.stm_record AS r {end} FROM due, step
+        WHERE r.id = due.id AND last > upto AND r.expires > '-infinity'
+    ), purged AS (
+        DELETE FROM {schema}.stm_record AS r USING due, step
+        WHERE r.id = due.id AND last IS NOT DISTINCT FROM upto
+        RETURNING r.id
     )
-    SELECT count(*) AS purged FROM purged"""
+    SELECT (SELECT count(*) FROM purged) AS purged FROM due"""
 
-PURGED_IN_PASSING: Final = 32
-"""How many expired records a writer removes that passes by."""
-
-# What APPEND and STORE do now and then within the same round trip. Asking for the record's `id` has its
-# lock taken before any other, and leaves the record itself alone.
-_IN_PASSING: Final = """, purged AS ({expired}
-    )"""
-_OTHERS: Final = " AND id <> (SELECT id FROM record)"
+# One step for a record that is in use. It needs no lock: the beginning of a tail only ever moves up.
+SWEEP: Final = """
+    WITH record AS (
+        SELECT id, first FROM {schema}.stm_record WHERE id = $1
+    ), {swept}
+    SELECT {unswept}"""
 
 # How opening sees what is there, without touching it.
 LOOK: Final = """
-    SELECT found IS NOT NULL AS there, obj_description(found, 'pg_class') AS comment,
+    SELECT found IS NOT NULL AS there, to_regclass($2) IS NOT NULL AS numbered,
         relrowsecurity AS secured, relrowsecurity AND row_security_active(found) AS active,
-        current_setting('stm.tenant', true) AS tenant, current_setting('server_encoding') AS encoding
+        current_setting('stm.tenant', true) AS tenant, current_setting('server_encoding') AS encoding,
+        current_setting('transaction_isolation') AS isolation, pg_is_in_recovery() AS standby,
+        (SELECT string_agg(attname, ' ') FROM pg_attribute WHERE attrelid = found AND attnum > 0) AS columns
     FROM to_regclass($1) AS found LEFT JOIN pg_class ON pg_class.oid = found"""
+
+# By the index, as everything is where `enable_seqscan` is off.
+NUMBERS: Final = "SELECT version, readable_since FROM {schema}.stm_layout WHERE one"
 
 # One at a time, because IF NOT EXISTS is no answer to two that create at once: both find nothing, and the
 # second fails. The number is the letters `stm`. Sent together, the statements are one transaction. A schema
 # that is there must not be asked for: even IF NOT EXISTS needs the right to create it.
+#
+# First come the tables of layout 1, then a step for each layout since. So new tables and old ones take the
+# same way, and running it again changes nothing. The comment is for processes of layout 1, which open no
+# tables without it. Which layout there is tells a reader nothing of the data, so every role may know.
 _SETUP: Final = """\
 SELECT pg_advisory_xact_lock(7566445);
 DO $$ BEGIN
     IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF;
+END $$;
+CREATE TABLE IF NOT EXISTS {schema}.stm_layout (
+    one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+    version integer NOT NULL,
+    readable_since integer NOT NULL
+);
+GRANT SELECT ON {schema}.stm_layout TO PUBLIC;
+DO $$ BEGIN
+    IF to_regclass('{schema}.stm_record') IS NULL THEN DELETE FROM {schema}.stm_layout; END IF;
 END $$;
 CREATE TABLE IF NOT EXISTS {schema}.stm_record (
     {tenant}id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -194,24 +259,65 @@ CREATE TABLE IF NOT EXISTS {schema}.stm_entry (
     entry   bytea NOT NULL,
     PRIMARY KEY ({of_tenant}record, seq)
 );
-{policies}COMMENT ON TABLE {schema}.stm_record IS '{comment}';
-"""
+{policies}COMMENT ON TABLE {schema}.stm_record IS 'stm-backends, schema 1';
+INSERT INTO {schema}.stm_layout (version, readable_since) VALUES (1, 1) ON CONFLICT DO NOTHING;
+{step_2}"""
 
 # FORCE, because the policies would not bind the owner of the tables otherwise. Nothing binds a superuser.
+# Policies that are there stay as they are, whatever `row_security` says this time.
 _POLICY: Final = """\
-ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-DROP POLICY IF EXISTS stm_tenant ON {schema}.{table};
-CREATE POLICY stm_tenant ON {schema}.{table} USING (tenant = {whose});
+DO $$ BEGIN
+    IF NOT EXISTS (
+        SELECT FROM pg_policy WHERE polrelid = '{schema}.{table}'::regclass AND polname = 'stm_tenant'
+    ) THEN
+        ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+        CREATE POLICY stm_tenant ON {schema}.{table} USING (tenant = {whose});
+    END IF;
+END $$;
 """
 
-# Whoever asks without a tenant is refused: `current_setting` raises, and finds no nothing.
+# A `current_setting` that is not set raises, so a connection without a tenant is refused and never finds an
+# empty store.
 _WHOSE: Final = {"role": "CURRENT_USER", "setting": "current_setting('stm.tenant')"}
+
+# With row security, the tenant becomes part of what ties an entry to its record, and of what finds expired
+# records. Otherwise a deletion looks for its entries among those of all tenants, and a tenant can put entries
+# under another's record, whose lock they then hold. NOT VALID spares a look at each entry that is there. From
+# `tenant = CURRENT_USER`, which compares a text and a `name`, the planner does not conclude that the rows of
+# one tenant are in the order of the index; from two texts it does.
+_STEP_2: Final = """\
+-- From layout 1 to layout 2, which layout 1 can still use.
+DO $$ BEGIN
+    IF (SELECT version < 2 FROM {schema}.stm_layout) THEN
+        IF EXISTS (
+            SELECT FROM pg_attribute WHERE attrelid = '{schema}.stm_record'::regclass AND attname = 'tenant'
+        ) AND to_regclass('{schema}.stm_record_owner') IS NULL THEN
+            ALTER TABLE {schema}.stm_record ADD CONSTRAINT stm_record_owner UNIQUE (tenant, id);
+            ALTER TABLE {schema}.stm_entry DROP CONSTRAINT stm_entry_record_fkey,
+                ADD CONSTRAINT stm_entry_record_fkey FOREIGN KEY (tenant, record)
+                REFERENCES {schema}.stm_record (tenant, id) ON DELETE CASCADE NOT VALID;
+            DROP INDEX {schema}.stm_record_expires;
+            CREATE INDEX stm_record_expires ON {schema}.stm_record (tenant, expires)
+                WHERE expires IS NOT NULL;
+            IF EXISTS (
+                SELECT FROM pg_policy WHERE polrelid = '{schema}.stm_record'::regclass
+                AND pg_get_expr(polqual, polrelid) = '(tenant = CURRENT_USER)'
+            ) THEN
+                ALTER POLICY stm_tenant ON {schema}.stm_record USING (tenant = CURRENT_USER::text);
+                ALTER POLICY stm_tenant ON {schema}.stm_entry USING (tenant = CURRENT_USER::text);
+            END IF;
+        END IF;
+        UPDATE {schema}.stm_layout SET version = 2;
+    END IF;
+END $$;
+"""
 
 
 def setup(schema: str, row_security: RowSecurity) -> str:
-    """Return what sets up the tables, as a script; running it again changes nothing.
+    """Return what sets up the tables or brings older ones up to date, as a script.
 
-    With row security each row belongs to a tenant, and a tenant's names are its own.
+    Running it again changes nothing. With row security each row belongs to a tenant, and a tenant's names are
+    its own.
     """
     tenant = of_tenant = policies = ""
     if row_security != "off":
@@ -225,7 +331,7 @@ def setup(schema: str, row_security: RowSecurity) -> str:
         _SETUP.replace("{tenant}", tenant)
         .replace("{of_tenant}", of_tenant)
         .replace("{policies}", policies)
-        .replace("{comment}", COMMENT)
+        .replace("{step_2}", _STEP_2)
         .replace("{schema}", quoted(schema))
     )
 
@@ -234,24 +340,30 @@ class Statements:
     """The statements on the tables of one schema; `schema` is an identifier, quoted here."""
 
     def __init__(self, schema: str) -> None:
-        def here(statement: str, *, others: str = "", limit: object = "$1") -> str:
-            expired = _EXPIRED.replace("{others}", others).replace("{limit}", str(limit))
-            return statement.replace("{expired}", expired).replace("{schema}", quoted(schema))
-
-        def passing(statement: str) -> str:
-            purging = statement.replace("{purge}", _IN_PASSING)
-            return here(purging, others=_OTHERS, limit=PURGED_IN_PASSING)
+        def here(statement: str, whose: str = "", below: str = "") -> str:
+            """Fill in the schema, and in whose tail and up to where the statement removes entries."""
+            return (
+                statement.replace("{swept}", _SWEPT)
+                .replace("{end}", _END)
+                .replace("{unswept}", _UNSWEPT)
+                .replace("{below}", below)
+                .replace("{whose}", whose)
+                .replace("{entries}", str(STEP_ENTRIES))
+                .replace("{bytes}", str(STEP_BYTES))
+                .replace("{schema}", quoted(schema))
+            )
 
         self.record = f"{quoted(schema)}.{RECORD}"
+        self.layout = f"{quoted(schema)}.{LAYOUT}"
         self.load = here(LOAD)
-        self.append = here(APPEND.replace("{purge}", ""))
-        self.append_and_purge = passing(APPEND)
-        self.store = here(STORE.replace("{purge}", ""))
-        self.store_and_purge = passing(STORE)
-        self.fold = here(FOLD)
+        self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")
+        self.store = here(STORE, "record", "first FROM record")
+        self.fold = here(FOLD, "written", "first FROM written")
         self.delete = here(DELETE)
         self.scan = here(SCAN)
         self.purge = here(PURGE)
+        self.sweep = here(SWEEP, "record", "first FROM record")
+        self.numbers = here(NUMBERS)
 
 
 def quoted(identifier: str) -> str:

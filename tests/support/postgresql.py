@@ -147,6 +147,13 @@ class CountingProxy(Proxy):
         self.round_trips += data.endswith((b"S\0\0\0\4", b"H\0\0\0\4")) or data.startswith(b"Q")
 
 
+class Switch(Proxy):
+    """Leads to one server, and from some time on new connections to another; those there are stay."""
+
+    def lead_to(self, port: int) -> None:
+        self._upstream = "127.0.0.1", port
+
+
 class TlsFront(Proxy):
     """Speaks PostgreSQL's TLS to clients: they ask whether they may, in plain text, and only then begin."""
 

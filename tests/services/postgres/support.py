@@ -1,6 +1,7 @@
 """What tests of PostgreSQL do on their way."""
 
 import asyncio
+import contextlib
 import uuid
 from unittest import mock
 from urllib.parse import urlsplit
@@ -8,6 +9,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from stm_backends.driver import ANY, Key
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
 
 
 def run(work):
@@ -30,16 +33,42 @@ async def drop(url, schema):
 
 
 async def warm(driver):
-    """Have a connection of the driver learn every statement, those that purge in passing included."""
+    """Have a connection of the driver learn the statement of every operation."""
     key = Key("warm", f"{id(driver)}")
-    for purging in (False, True):
-        with mock.patch("stm_backends_postgres.driver._is_purging", return_value=purging):
-            await driver.append(key, b"", birth="birth", ttl=1)
-            await driver.replace(key, b"", version="v2", expect="birth", drop=1, ttl=1)
-            await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
-        await driver.load(key)
-        await driver.scan("warm", limit=1)
-        await driver.delete(key)
+    await driver.append(key, b"", birth="birth", ttl=1)
+    await driver.replace(key, b"", version="v2", expect="birth", drop=1, ttl=1)
+    await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
+    await driver.load(key)
+    await driver.scan("warm", limit=1)
+    await driver.delete(key)
+
+
+@contextlib.contextmanager
+def purging(*, after_writes):
+    """Have writes be followed by a purge always, or never; without this it is one in so many, by chance."""
+    with mock.patch("stm_backends_postgres.driver._is_purging", return_value=after_writes):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_follows_writes():
+    """Have drivers do nothing after an answer, as if their process had died then."""
+    with mock.patch("stm_backends_postgres.cleaning.Cleaner._start", return_value=None):
+        yield
+
+
+async def waiting(connection, schema):
+    """Return how many statements on the tables of a schema wait for a lock."""
+    # Within a transaction the server would show again what it showed first.
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    return await connection.fetchval(WAITING, f"%{schema}%")
+
+
+async def until(look, *, within_s=30):
+    """Wait until something that is asked again and again says yes: a server tells such things to no one."""
+    async with asyncio.timeout(within_s):
+        while not await look():  # noqa: ASYNC110 -- the event is the server's
+            await asyncio.sleep(0.01)
 
 
 def as_user(url, user):

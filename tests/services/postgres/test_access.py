@@ -1,6 +1,5 @@
-"""Who is let in, by password and over TLS; and a standby, which may be read and not written."""
+"""Who is let in, by password and over TLS."""
 
-import asyncio
 import uuid
 from urllib.parse import urlsplit
 
@@ -115,36 +114,6 @@ async def test_a_certificate_of_somebody_elses_authority_is_not_trusted(
     place = f"postgresql://postgres@localhost:{over_tls}/postgres?sslmode=verify-full&sslrootcert={other_authority}"
     with pytest.raises(Unavailable, match="certificate"):
         await open_at(place, schema=schema)
-
-
-async def test_a_standby_is_read_and_denies_what_would_write(primary, postgres_binaries, postgres_folder):
-    driver = await open_at(primary.url, create=True)
-    await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None)
-    standby = Postgres(postgres_binaries, postgres_folder / uuid.uuid4().hex, durable=False, of=primary)
-    try:
-        standby.start()
-        reader = await open_at(standby.url)
-        assert await reader.load(KEY) == Record("v1", b"a", ())
-        for write in (
-            lambda: reader.append(KEY, b"b", birth="v", ttl=None),
-            lambda: reader.replace(KEY, b"b", version="v2", expect=ANY, ttl=None),
-            lambda: reader.delete(KEY),
-        ):
-            with pytest.raises(Denied, match="read-only"):
-                await write()
-        await driver.append(KEY, b"c", birth="v", ttl=None)
-        async with asyncio.timeout(20):
-            while (await reader.load(KEY)).tail != (b"c",):  # noqa: ASYNC110 -- the event is the standby's
-                await asyncio.sleep(0.05)
-        await reader.close()
-        # Of several hosts the one that takes writes is found.
-        both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
-        writer = await open_at(f"{both}?target_session_attrs=read-write")
-        assert await writer.append(KEY, b"d", birth="v", ttl=None) == 2
-        await writer.close()
-    finally:
-        standby.kill()
-        await driver.close()
 
 
 async def test_tables_that_vanish_under_an_open_driver_are_unavailable_and_never_no_data(

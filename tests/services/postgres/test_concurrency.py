@@ -5,13 +5,13 @@ other transaction does is committed while the statement waits, which is after th
 """
 
 import asyncio
-from unittest import mock
 
 import pytest
 
 from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
+from tests.services.postgres.support import purging, waiting
 
 KEY = Key("scope", "name")
 
@@ -29,7 +29,6 @@ ERASE = "DELETE FROM {schema}.stm_record"
 EXPIRE = "UPDATE {schema}.stm_record SET expires = clock_timestamp()"
 ENTRIES = "SELECT count(*) FROM {schema}.stm_entry"
 RECORDS = "SELECT count(*) FROM {schema}.stm_record"
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def while_waiting(admin, schema, url):
             await admin.execute(HOLD.format(schema=schema))
             task = asyncio.ensure_future(work)
             await asyncio.sleep(0)
-            while not await admin.fetchval(WAITING, f"%{schema}%"):
+            while not await waiting(admin, schema):
                 assert not task.done(), "it did not wait"
                 await asyncio.sleep(0.01)
             for statement in statements:
@@ -178,7 +177,7 @@ async def test_writers_that_revive_and_purge_the_same_records_never_deadlock(url
         for turn in range(60):
             await drivers[number % 2].append(keys[(number + turn) % 4], b"", birth="v", ttl=0.001)
 
-    with mock.patch("stm_backends_postgres.driver._is_purging", return_value=True):
+    with purging(after_writes=True):
         await asyncio.gather(*(write(number) for number in range(8)))
     await drivers[1].close()
 

@@ -25,7 +25,7 @@ from stm_backends_postgres.errors import meaning, unsent
         (exceptions.InsufficientPrivilegeError("x"), Denied),
         (exceptions.InvalidPasswordError("x"), Denied),
         (exceptions.InvalidAuthorizationSpecificationError("x"), Denied),
-        (exceptions.ReadOnlySQLTransactionError("x"), Denied),
+        (exceptions.ReadOnlySQLTransactionError("x"), Unavailable),
         (exceptions.UndefinedTableError("x"), Unavailable),
         (exceptions.InvalidSchemaNameError("x"), Unavailable),
         (exceptions.InvalidCatalogNameError("x"), Unavailable),

@@ -14,12 +14,11 @@ from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.pool import make_pool
-from tests.services.postgres.support import warm
+from tests.services.postgres.support import waiting, warm
 from tests.support.servers import Proxy
 
 KEY = Key("scope", "name")
 
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
 TERMINATE = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE pid <> pg_backend_pid() AND query LIKE $1"""
@@ -173,7 +172,7 @@ async def test_the_server_gives_up_a_statement_whose_caller_did(url, schema, dri
         await asyncio.sleep(0.2)
         task.cancel()
         async with asyncio.timeout(10):
-            while await admin.fetchval(WAITING, f"%{schema}%"):  # noqa: ASYNC110 -- the event is the server's
+            while await waiting(admin, schema):  # noqa: ASYNC110 -- the event is the server's
                 await asyncio.sleep(0.01)
     assert await driver.load(KEY) is None
 

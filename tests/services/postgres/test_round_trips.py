@@ -54,6 +54,21 @@ async def test_a_pool_handed_in_adds_a_round_trip_unless_it_is_told_not_to_reset
         await pool.close()
 
 
+async def test_the_first_operation_on_a_pool_handed_in_looks_at_the_tables_first(
+    through_proxy, schema, driver, count
+):
+    """Two round trips more, once for each driver: the server, role and tables; and their layout."""
+
+    async def leave(connection):
+        pass
+
+    pool = await asyncpg.create_pool(through_proxy, min_size=1, max_size=1, reset=leave)
+    await open_backend("postgres", client=pool, schema=schema).driver.load(KEY)
+    second = open_backend("postgres", client=pool, schema=schema).driver
+    assert [await count(second.load(KEY)) for _ in range(3)] == [3, 1, 1]
+    await pool.close()
+
+
 async def test_the_named_classes_work_on_a_pool_of_ones_own_and_leave_it_open(url, schema, driver):
     pool = await asyncpg.create_pool(url, min_size=1)
     key = MemoryKey("acme", "u1", "chat")

@@ -8,11 +8,14 @@ from stm_backends.driver import ANY, Key, Record
 from stm_backends.errors import ConfigurationError, Denied
 from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
+from stm_backends_postgres.statements import Statements
 from tests.services.postgres.support import as_user
 
 KEY = Key("scope", "name")
 
 READ = "SELECT * FROM {schema}.{table}"
+ID = "SELECT id FROM {schema}.stm_record"
+PUT_UNDER = "INSERT INTO {schema}.stm_entry VALUES (DEFAULT, $1, 77, '')"
 ERASE = "DELETE FROM {schema}.{table}"
 FORGE = """
     INSERT INTO {schema}.stm_record (tenant, scope, name, version, first, next, size)
@@ -68,9 +71,66 @@ async def test_sql_of_a_tenants_own_does_not_reach_across_either(tenants, schema
     await two.close()
 
 
+async def test_a_tenant_cannot_put_entries_under_anothers_record(tenants, schema, admin):
+    """Its transaction would hold the lock of that record, and folds of the other tenant would wait for it."""
+    one, two = [(await open_at("postgres", **options)) for options in tenants]
+    await one.append(KEY, b"mine", birth="one", ttl=None)
+    record = await admin.fetchval(ID.format(schema=schema))
+    settings = {"stm.tenant": tenants[1]["tenant"]} if "tenant" in tenants[1] else {}
+    connection = await asyncpg.connect(tenants[1]["url"], server_settings=settings)
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await connection.execute(PUT_UNDER.format(schema=schema), record)
+    await connection.close()
+    await one.close()
+    await two.close()
+
+
+async def test_no_tenant_looks_through_what_belongs_to_others(tenants, schema, admin):
+    """Else the time that an operation of one takes would grow with the others."""
+    one, two = [(await open_at("postgres", **options)) for options in tenants]
+    settings = {"stm.tenant": tenants[0]["tenant"]} if "tenant" in tenants[0] else {}
+    connection = await asyncpg.connect(tenants[0]["url"], server_settings=settings)
+    await connection.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+    here = Statements(schema)
+
+    async def plan(statement, types, *values):
+        await connection.execute(f"PREPARE statement {types} AS {statement}")
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        lines = await connection.fetch(f"EXPLAIN EXECUTE statement {values or ''}")
+        await connection.execute("DEALLOCATE statement")
+        return [line for (line,) in lines]
+
+    scanned = await plan(here.scan, "(text, text, bigint)", "scope", "", 10)
+    assert not any("Sort" in line for line in scanned), scanned
+    for lines in (scanned, await plan(here.purge, "")):
+        conditions = [line for line in lines if "Index Cond" in line]
+        assert conditions
+        assert all("tenant = " in line for line in conditions if "id = " not in line), lines
+    assert "FOREIGN KEY (tenant, record)" in await admin.fetchval(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = $1::regclass AND contype = 'f'",
+        f"{schema}.stm_entry",
+    )
+    await connection.close()
+    await one.close()
+    await two.close()
+
+
 async def test_a_role_that_the_policies_do_not_bind_is_refused(url, schema, tenants):
     with pytest.raises(ConfigurationError, match="not bound"):
         await open_at(url, schema=schema)
+
+
+async def test_a_pool_of_such_a_role_is_refused_at_its_first_operation(url, schema, tenants):
+    one = await open_at("postgres", **tenants[0])
+    await one.append(KEY, b"mine", birth="one", ttl=None)
+    pool = await asyncpg.create_pool(url, min_size=0)
+    theirs = open_backend("postgres", client=pool, schema=schema).driver
+    for work in (lambda: theirs.load(KEY), lambda: theirs.append(KEY, b"", birth="v", ttl=None)):
+        with pytest.raises(ConfigurationError, match="not bound"):
+            await work()
+    assert (await one.load(KEY)).tail == (b"mine",)
+    await pool.close()
+    await one.close()
 
 
 async def test_the_owner_of_the_tables_is_bound_too(url, schema, admin, role):

@@ -65,17 +65,11 @@ async def test_a_schema_with_capitals_is_quoted(url):
         await drop(url, name)
 
 
-async def test_tables_of_another_version_are_left_as_they_are(url, schema, driver, admin):
-    await admin.execute(f"COMMENT ON TABLE {schema}.stm_record IS 'stm-backends, schema 2'")
-    for create in (False, True):
-        with pytest.raises(ConfigurationError, match="another version"):
-            await open_at(url, schema=schema, create=create)
-
-
 async def test_a_table_of_somebody_elses_is_left_as_it_is(url, schema, admin):
     await admin.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.stm_record (mine int)")
-    with pytest.raises((ConfigurationError, Unavailable)):
-        await open_at(url, schema=schema)
+    for create in (False, True):
+        with pytest.raises(ConfigurationError, match="did not set up"):
+            await open_at(url, schema=schema, create=create)
     columns = await admin.fetch(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = $1", schema
     )
@@ -118,13 +112,46 @@ async def test_a_database_that_is_not_there_is_unavailable(url):
         await open_at(url.rpartition("/")[0] + "/not_there")
 
 
-async def test_a_read_only_server_denies_writes_and_answers_reads(url, schema, driver, role, admin):
+async def test_a_role_that_may_only_read_reads_and_its_writes_are_unavailable(
+    url, schema, driver, role, admin
+):
     name = await role("app")
     await admin.execute(f"ALTER ROLE {name} SET default_transaction_read_only = on")
     async with open_backend(as_user(url, name), schema=schema) as backend:
         assert await backend.driver.load(KEY) is None
-        with pytest.raises(Denied, match="read-only"):
+        with pytest.raises(Unavailable, match="read-only"):
             await backend.driver.append(KEY, b"a", birth="birth", ttl=None)
+
+
+@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+async def test_a_pool_of_another_isolation_level_is_refused_with_the_reason(url, schema, driver, level):
+    settings = {"default_transaction_isolation": level}
+    pool = await asyncpg.create_pool(url, min_size=0, server_settings=settings)
+    for opened in (True, False):
+        theirs = open_backend("postgres", client=pool, schema=schema).driver
+        with pytest.raises(ConfigurationError, match=f"{level} by default.*default_transaction_isolation"):
+            await (theirs.open() if opened else theirs.append(KEY, b"a", birth="birth", ttl=None))
+    await pool.close()
+    ours = await open_at(url, schema=schema)
+    assert await ours.load(KEY) is None
+    await ours.close()
+
+
+async def test_a_pool_that_discards_prepared_statements_works_and_the_log_says_what_to_set(
+    url, schema, driver, caplog
+):
+    async def discard(connection):
+        await connection.execute("DISCARD ALL")
+
+    pool = await asyncpg.create_pool(url, min_size=1, reset=discard)
+    theirs = open_backend("postgres", client=pool, schema=schema).driver
+    for length in range(1, 6):
+        assert await theirs.append(KEY, b"a", birth="birth", ttl=None) == length
+        assert len((await theirs.load(KEY)).tail) == length
+    said = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1, "once for each driver"
+    assert "statement_cache_size=0" in said[0].getMessage()
+    await pool.close()
 
 
 async def test_a_database_that_is_not_utf8_is_refused(url, admin):

@@ -1,0 +1,80 @@
+"""What is removed after a write, by a task of the driver, in steps, and never within the write itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from stm_backends.errors import StmError
+
+logger = logging.getLogger("stm_backends")
+
+_RUN_S: Final = 1.0
+"""A run that has taken this long begins no further step; the next one goes on where it ended."""
+
+
+class Cleaner:
+    """Runs the steps of one driver, one at a time, and ends by itself.
+
+    `purge` is one step for expired records and returns `None` if there was none. `sweep` is one step for
+    what is left below the tail of a record and returns whether there is more. What a run does not come to is
+    still in the database: the next purge of any process finds what has expired, and the next fold of a record
+    what is left below its tail.
+    """
+
+    def __init__(
+        self,
+        purge: Callable[[], Awaitable[int | None]],
+        sweep: Callable[[int], Awaitable[bool]],
+    ) -> None:
+        self._purge = purge
+        self._sweep = sweep
+        self._is_due = False
+        self._unswept: list[int] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def purge(self) -> None:
+        """Have expired records removed, soon."""
+        self._is_due = True
+        self._start()
+
+    def sweep(self, record: int) -> None:
+        """Have removed, soon, what is left below the tail of a record; `record` is its id."""
+        self._unswept.append(record)
+        self._start()
+
+    async def close(self, patience_s: float) -> None:
+        """Wait for the run under way, so long at most, and then end it."""
+        task = self._task
+        if task is None:
+            return
+        try:
+            await asyncio.wait({task}, timeout=patience_s)
+        finally:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._task = None
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="stm-postgres-clean")
+
+    async def _run(self) -> None:
+        now = asyncio.get_running_loop().time
+        until = now() + _RUN_S
+        try:
+            while (self._unswept or self._is_due) and now() < until:
+                if self._unswept:
+                    if not await self._sweep(self._unswept[0]):
+                        del self._unswept[0]
+                elif await self._purge() is None:
+                    self._is_due = False
+        except StmError as error:
+            # The writes that this follows are done; a later run tries again.
+            logger.debug("postgres: removing what has expired was put off: %s", type(error).__name__)
+        finally:
+            # Nothing is awaited since it was seen that nothing is due, so no request is lost.
+            self._task, self._is_due = None, False
+            self._unswept.clear()

@@ -1,0 +1,108 @@
+"""What is looked at before the first operation: the server, the role, and the tables and their layout."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeVar
+
+from stm_backends.errors import ConfigurationError, Denied, Unavailable
+from stm_backends.layouts import Layout, is_outdated, require_usable
+from stm_backends_postgres.errors import MISSING
+from stm_backends_postgres.pool import Connection, Row
+from stm_backends_postgres.settings import PostgresSettings
+from stm_backends_postgres.statements import COLUMNS, LOOK, OLDEST, OURS, Statements, setup
+
+logger = logging.getLogger("stm_backends")
+
+T = TypeVar("T")
+
+_ISOLATION: Final = ("read committed", "read uncommitted")
+"""Levels at which a statement that waited sees what it waited for; to PostgreSQL they are the same."""
+
+
+class Send(Protocol):
+    """Sends something on a connection."""
+
+    async def __call__(self, use: Callable[[Connection], Awaitable[T]], /) -> T: ...
+
+
+async def make_ready(send: Send, settings: PostgresSettings, statements: Statements, *, create: bool) -> None:
+    """See that the server, the role and the tables can be used; `create` sets tables up, or migrates them.
+
+    Raises `Unavailable` if the tables are not there or the server is a standby, and `ConfigurationError` for
+    what has to be changed first.
+    """
+    found, layout = await _look(send, statements)
+    if create and (layout is None or is_outdated(layout, OURS)):
+        script = setup(settings.schema, settings.row_security)
+        try:
+            await send(lambda connection: connection.execute(script))
+        except (Denied, Unavailable) as error:
+            if layout is None or layout.version < OLDEST:
+                raise
+            logger.warning(
+                "postgres: the tables stay at layout %d, which this version can use; run what `stm-backends "
+                "schema` prints as their owner (%s)",
+                layout.version,
+                error,
+            )
+        found, layout = await _look(send, statements)
+    if layout is None:
+        raise Unavailable(MISSING)
+    is_outdated(layout, OURS)
+    require_usable(layout, OURS, oldest=OLDEST)
+    _require_security(found, settings)
+
+
+async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]:
+    """Return what there is, and the layout of the tables if they are there."""
+    (found,) = await send(lambda connection: connection.fetch(LOOK, statements.record, statements.layout))
+    _require_server(found)
+    if not found["there"]:
+        return found, None
+    if not set(found["columns"].split()) >= COLUMNS:
+        raise ConfigurationError(
+            "there is a table stm_record that this library did not set up; it was left as it is"
+        )
+    numbers = await send(lambda connection: connection.fetch(statements.numbers)) if found["numbered"] else []
+    # Layout 1 had no such table.
+    return found, Layout(*numbers[0].values()) if numbers else Layout(1, 1)
+
+
+def _require_server(found: Row) -> None:
+    if found["standby"]:
+        raise Unavailable(
+            "this server is a standby: it takes no writes, and what it shows is behind; name the primary, or "
+            "several hosts with target_session_attrs=primary"
+        )
+    if found["encoding"] != "UTF8":
+        raise ConfigurationError(
+            f"the database stores text as {found['encoding']}; it must be UTF8, or names would not sort "
+            "as promised"
+        )
+    if found["isolation"] not in _ISOLATION:
+        raise ConfigurationError(
+            f"transactions are {found['isolation']} by default, and writers that meet would fail instead of "
+            "waiting; set default_transaction_isolation to 'read committed' for the pool (server_settings), "
+            "or for the role (ALTER ROLE)"
+        )
+
+
+def _require_security(found: Row, settings: PostgresSettings) -> None:
+    """Raise `ConfigurationError` for another row security than asked for, or for a role that is not bound."""
+    if found["secured"] and not found["active"]:
+        raise ConfigurationError(
+            "the tables have row security, and this role is not bound by it (a superuser, or BYPASSRLS): "
+            "it would see the records of all tenants as one; connect as a role that is bound"
+        )
+    if settings.row_security != "off" and not found["secured"]:
+        raise ConfigurationError(
+            "the tables were set up without row security; it cannot be added to them, so name another "
+            "schema, or leave out row_security"
+        )
+    if settings.row_security == "setting" and not found["tenant"]:
+        raise ConfigurationError(
+            "row_security='setting' needs a tenant: tenant=..., or on a pool handed in "
+            "server_settings={'stm.tenant': ...}"
+        )
