@@ -16,6 +16,7 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, ReturnDocumen
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
+from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
 from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
@@ -38,6 +39,7 @@ from stm_backends_mongo.client import make_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
+from stm_backends_mongo.turns import Turns
 
 T = TypeVar("T")
 Client: TypeAlias = AsyncMongoClient[Any]
@@ -76,6 +78,8 @@ class MongoDriver:
         # a server it looks at its clock every half second only.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
+        # What gets its turn last still has time to be done.
+        self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -129,7 +133,7 @@ class MongoDriver:
         self._require_fits("append", entry)
         before = await self._write(
             "append",
-            statements.record(*key),
+            key,
             statements.APPEND,
             values(entry=entry, birth=birth, ttl=_milliseconds(ttl), limit=self.traits.max_record),
             answer=statements.BEFORE,
@@ -155,13 +159,12 @@ class MongoDriver:
         require_ttl(ttl)
         require_drop(drop, expect)
         self._require_fits("replace", body)
-        query = statements.record(*key)
         keep = ttl is KEEP
         given = values(body=body, version=version, keep=keep, ttl=None if ttl is KEEP else _milliseconds(ttl))
         if not isinstance(expect, str):
             after = await self._write(
                 "replace",
-                query,
+                key,
                 statements.CREATE if expect is ABSENT else statements.SAVE,
                 given,
                 answer=statements.AFTER,
@@ -170,10 +173,11 @@ class MongoDriver:
             return after is not None and after["version"] == version
         after = await self._write(
             "replace",
-            {**query, "$expr": statements.FOLDABLE},
+            key,
             statements.FOLD,
             {**given, **values(expect=expect, drop=drop, limit=self.traits.max_record)},
             answer=statements.AFTER_FOLD,
+            condition=statements.FOLDABLE,
         )
         if after is None:
             return False
@@ -186,7 +190,12 @@ class MongoDriver:
         query = {**statements.record(*key), "$expr": statements.IS_THERE}
         if expect is not ANY:
             query["version"] = expect
-        deleted = await self._run("delete", lambda records: records.delete_one(query))
+
+        async def work(records: Collection) -> DeleteResult:
+            async with self._turns.turn(key, operation="delete"):
+                return await records.delete_one(query)
+
+        deleted = await self._run("delete", work)
         return deleted.deleted_count == 1
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
@@ -255,21 +264,24 @@ class MongoDriver:
     async def _write(
         self,
         operation: str,
-        query: Document,
+        key: Key,
         update: list[Document],
         given: Document,
         *,
         answer: Document,
+        condition: Document | None = None,
         upsert: bool = False,
         when: bool = ReturnDocument.AFTER,
     ) -> Document | None:
         """Update one document and return what `answer` asks of it; `None` if there is none to ask."""
+        query = {**statements.record(*key), **({} if condition is None else {"$expr": condition})}
 
         async def work(records: Collection) -> Document | None:
             try:
-                return await records.find_one_and_update(
-                    query, update, projection=answer, upsert=upsert, return_document=when, let=given
-                )
+                async with self._turns.turn(key, operation=operation):
+                    return await records.find_one_and_update(
+                        query, update, projection=answer, upsert=upsert, return_document=when, let=given
+                    )
             except OperationFailure as error:
                 if error.code not in BEYOND_A_DOCUMENT:
                     raise
