@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from stm_backends.sqlite import statements
 
 STEP_ENTRIES: Final = 1_000
-STEP_BYTES: Final = 4 * 1024 * 1024
+STEP_BYTES: Final = 1024 * 1024
 STEP_RECORDS: Final = 64
 """What one transaction removes at most. A single entry that is larger than that goes in one piece."""
 
@@ -57,15 +57,13 @@ def step(connection: sqlite3.Connection, now: float, limit: int) -> Step:
     for gone, (record, first, end, bytes_) in enumerate(found):
         entries, size = entries + end - first, size + bytes_
         if not fits_a_step(0, entries, size):
-            if not gone:
-                _shorten(connection, record, first, bytes_)
-            return Step(gone, more=True)
+            return Step(gone or _shorten(connection, record, first, bytes_), more=True)
         connection.execute(statements.DELETE, (record,))
     return Step(len(found), more=len(found) == limit)
 
 
-def _shorten(connection: sqlite3.Connection, record: int, first: int, size: int) -> None:
-    """Bury a record and remove its oldest entries, or its row if no entry is left."""
+def _shorten(connection: sqlite3.Connection, record: int, first: int, size: int) -> int:
+    """Bury a record and remove its oldest entries, or its row if no entry is left; returns how many rows."""
     removed, place = 0, None
     # SQLite knows the length of an entry without reading it.
     for seq, length in connection.execute(statements.OLDEST, (record, STEP_ENTRIES)).fetchall():
@@ -74,6 +72,7 @@ def _shorten(connection: sqlite3.Connection, record: int, first: int, size: int)
             break
     if place is None:
         connection.execute(statements.DELETE, (record,))
-    else:
-        connection.execute(statements.DELETE_BEFORE, (record, place + 1))
-        connection.execute(statements.BURY, (max(first, place + 1), size - removed, record))
+        return 1
+    connection.execute(statements.DELETE_BEFORE, (record, place + 1))
+    connection.execute(statements.BURY, (max(first, place + 1), size - removed, record))
+    return 0
