@@ -34,6 +34,7 @@ from stm_backends.driver import (
 )
 from stm_backends.edge import Edge
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
+from stm_backends.layouts import Layout, is_outdated, require_usable
 from stm_backends_mongo import statements
 from stm_backends_mongo.client import make_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
@@ -44,6 +45,8 @@ from stm_backends_mongo.turns import Turns
 T = TypeVar("T")
 Client: TypeAlias = AsyncMongoClient[Any]
 Collection: TypeAlias = AsyncCollection[Document]
+
+_FIRST_LAYOUT: Final = Layout(version=1, readable_since=1)
 
 _MAX_PAGE: Final = 10_000
 """More names than this, at most 1,000 bytes each, may not fit into one answer."""
@@ -219,21 +222,27 @@ class MongoDriver:
         Commands in their bare form are the same with PyMongo and with Motor.
         """
         database = records.database
-        if self._create:
-            try:
-                await database.command(statements.setup(records.name))
-            except OperationFailure as error:
-                if error.code in OF_ANOTHER_KIND:
-                    raise ConfigurationError(
-                        "the collection is of another kind (a view, capped, a time series), or has an index "
-                        "of that name already; it was left as it is, so choose another collection"
-                    ) from error
-                raise
+        ours = statements.LAYOUT
+        noted = await database.command({"find": records.name, "filter": statements.layout(), "limit": 1})
+        found = _layout_in(noted["cursor"]["firstBatch"])
+        if not self._create:
+            # The first version of this driver set collections up and did not say so in a document.
+            found = found or _FIRST_LAYOUT
+            is_outdated(found, ours)
+            require_usable(found, ours, oldest=_FIRST_LAYOUT.version)
         try:
+            if self._create and (found is None or is_outdated(found, ours)):
+                for command in statements.setup(records.name, since=found.version if found else 0):
+                    await database.command(command)
             answer = await database.command({"listIndexes": records.name})
         except OperationFailure as error:
             if error.code in NOT_SET_UP:
                 raise _not_set_up("it does not exist") from None
+            if error.code in OF_ANOTHER_KIND:
+                raise ConfigurationError(
+                    "the collection is of another kind (a view, capped, a time series), or has an index of "
+                    "that name already; it was left as it is, so choose another collection"
+                ) from error
             raise
         indexes = answer["cursor"]["firstBatch"]
         if any("collation" in index for index in indexes if index["key"] == {"_id": 1}):
@@ -320,6 +329,13 @@ class MongoDriver:
 def _milliseconds(ttl: float | None) -> int | None:
     """Return a time to live as the server's clock counts it: at least one millisecond."""
     return None if ttl is None else max(1, int(min(ttl, LONGEST_S) * 1000))
+
+
+def _layout_in(documents: list[Document]) -> Layout | None:
+    """Return the layout that the collection says it has, if it does."""
+    for document in documents:
+        return Layout(document["version"], document["readable_since"])
+    return None
 
 
 def _not_set_up(why: str) -> Unavailable:

@@ -9,39 +9,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
-from weakref import WeakValueDictionary
 
 from stm_backends.errors import Unavailable
 
 
+class _Queue(asyncio.Lock):
+    """A lock, which is first in, first out, and how many hold it or wait for it."""
+
+    users = 0
+
+
 class Turns:
-    """A first-in, first-out queue for each key. A queue that nothing waits in takes no memory."""
+    """A queue for each key. A key whose queue nothing waits in takes no memory."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
-        # Whoever has a turn or waits for one holds the lock, and nothing else does.
-        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+        self._queues: dict[Hashable, _Queue] = {}
 
     def __len__(self) -> int:
         """Count the keys that have a queue."""
-        return len(self._locks)
+        return len(self._queues)
 
     @asynccontextmanager
     async def turn(self, key: Hashable, *, operation: str) -> AsyncGenerator[None]:
         """Wait for a turn and keep it; raises `Unavailable` if it does not come within the patience."""
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
+        queue = self._queues.setdefault(key, _Queue())
+        queue.users += 1
+        try:
+            await self._wait(queue, operation)
+            try:
+                yield
+            finally:
+                queue.release()
+        finally:
+            queue.users -= 1
+            if not queue.users:
+                del self._queues[key]
+
+    async def _wait(self, queue: _Queue, operation: str) -> None:
         try:
             async with asyncio.timeout(self._patience_s):
-                await lock.acquire()
+                await queue.acquire()
         except TimeoutError:
             raise Unavailable(
                 "earlier writes to the same record took too long; this one was not sent",
                 backend="mongo",
                 operation=operation,
             ) from None
-        try:
-            yield
-        finally:
-            lock.release()
