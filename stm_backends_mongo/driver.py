@@ -16,6 +16,7 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, ReturnDocumen
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
+from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
 from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
@@ -33,15 +34,19 @@ from stm_backends.driver import (
 )
 from stm_backends.edge import Edge
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
+from stm_backends.layouts import Layout, is_outdated, require_usable
 from stm_backends_mongo import statements
 from stm_backends_mongo.client import make_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
+from stm_backends_mongo.turns import Turns
 
 T = TypeVar("T")
 Client: TypeAlias = AsyncMongoClient[Any]
 Collection: TypeAlias = AsyncCollection[Document]
+
+_FIRST_LAYOUT: Final = Layout(version=1, readable_since=1)
 
 _MAX_PAGE: Final = 10_000
 """More names than this, at most 1,000 bytes each, may not fit into one answer."""
@@ -76,6 +81,8 @@ class MongoDriver:
         # a server it looks at its clock every half second only.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
+        # What gets its turn last still has time to be done.
+        self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -129,7 +136,7 @@ class MongoDriver:
         self._require_fits("append", entry)
         before = await self._write(
             "append",
-            statements.record(*key),
+            key,
             statements.APPEND,
             values(entry=entry, birth=birth, ttl=_milliseconds(ttl), limit=self.traits.max_record),
             answer=statements.BEFORE,
@@ -155,13 +162,12 @@ class MongoDriver:
         require_ttl(ttl)
         require_drop(drop, expect)
         self._require_fits("replace", body)
-        query = statements.record(*key)
         keep = ttl is KEEP
         given = values(body=body, version=version, keep=keep, ttl=None if ttl is KEEP else _milliseconds(ttl))
         if not isinstance(expect, str):
             after = await self._write(
                 "replace",
-                query,
+                key,
                 statements.CREATE if expect is ABSENT else statements.SAVE,
                 given,
                 answer=statements.AFTER,
@@ -170,10 +176,11 @@ class MongoDriver:
             return after is not None and after["version"] == version
         after = await self._write(
             "replace",
-            {**query, "$expr": statements.FOLDABLE},
+            key,
             statements.FOLD,
             {**given, **values(expect=expect, drop=drop, limit=self.traits.max_record)},
             answer=statements.AFTER_FOLD,
+            condition=statements.FOLDABLE,
         )
         if after is None:
             return False
@@ -186,7 +193,12 @@ class MongoDriver:
         query = {**statements.record(*key), "$expr": statements.IS_THERE}
         if expect is not ANY:
             query["version"] = expect
-        deleted = await self._run("delete", lambda records: records.delete_one(query))
+
+        async def work(records: Collection) -> DeleteResult:
+            async with self._turns.turn(key, operation="delete"):
+                return await records.delete_one(query)
+
+        deleted = await self._run("delete", work)
         return deleted.deleted_count == 1
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
@@ -210,21 +222,27 @@ class MongoDriver:
         Commands in their bare form are the same with PyMongo and with Motor.
         """
         database = records.database
-        if self._create:
-            try:
-                await database.command(statements.setup(records.name))
-            except OperationFailure as error:
-                if error.code in OF_ANOTHER_KIND:
-                    raise ConfigurationError(
-                        "the collection is of another kind (a view, capped, a time series), or has an index "
-                        "of that name already; it was left as it is, so choose another collection"
-                    ) from error
-                raise
+        ours = statements.LAYOUT
+        noted = await database.command({"find": records.name, "filter": statements.layout(), "limit": 1})
+        found = _layout_in(noted["cursor"]["firstBatch"])
+        if not self._create:
+            # The first version of this driver set collections up and did not say so in a document.
+            found = found or _FIRST_LAYOUT
+            is_outdated(found, ours)
+            require_usable(found, ours, oldest=_FIRST_LAYOUT.version)
         try:
+            if self._create and (found is None or is_outdated(found, ours)):
+                for command in statements.setup(records.name, since=found.version if found else 0):
+                    await database.command(command)
             answer = await database.command({"listIndexes": records.name})
         except OperationFailure as error:
             if error.code in NOT_SET_UP:
                 raise _not_set_up("it does not exist") from None
+            if error.code in OF_ANOTHER_KIND:
+                raise ConfigurationError(
+                    "the collection is of another kind (a view, capped, a time series), or has an index of "
+                    "that name already; it was left as it is, so choose another collection"
+                ) from error
             raise
         indexes = answer["cursor"]["firstBatch"]
         if any("collation" in index for index in indexes if index["key"] == {"_id": 1}):
@@ -255,21 +273,24 @@ class MongoDriver:
     async def _write(
         self,
         operation: str,
-        query: Document,
+        key: Key,
         update: list[Document],
         given: Document,
         *,
         answer: Document,
+        condition: Document | None = None,
         upsert: bool = False,
         when: bool = ReturnDocument.AFTER,
     ) -> Document | None:
         """Update one document and return what `answer` asks of it; `None` if there is none to ask."""
+        query = {**statements.record(*key), **({} if condition is None else {"$expr": condition})}
 
         async def work(records: Collection) -> Document | None:
             try:
-                return await records.find_one_and_update(
-                    query, update, projection=answer, upsert=upsert, return_document=when, let=given
-                )
+                async with self._turns.turn(key, operation=operation):
+                    return await records.find_one_and_update(
+                        query, update, projection=answer, upsert=upsert, return_document=when, let=given
+                    )
             except OperationFailure as error:
                 if error.code not in BEYOND_A_DOCUMENT:
                     raise
@@ -308,6 +329,13 @@ class MongoDriver:
 def _milliseconds(ttl: float | None) -> int | None:
     """Return a time to live as the server's clock counts it: at least one millisecond."""
     return None if ttl is None else max(1, int(min(ttl, LONGEST_S) * 1000))
+
+
+def _layout_in(documents: list[Document]) -> Layout | None:
+    """Return the layout that the collection says it has, if it does."""
+    for document in documents:
+        return Layout(document["version"], document["readable_since"])
+    return None
 
 
 def _not_set_up(why: str) -> Unavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Final
 
 from pymongo.errors import (
@@ -35,6 +36,21 @@ _INTERRUPTED: Final = "the server was shut down or lost its part as primary in t
 _ELSEWHERE: Final = "this member is not the primary; nothing was done"
 _LATE: Final = "the server gave up at the deadline"
 
+_NOT_FOUND: Final = (
+    "no server that could do this was found within the deadline; see hosts, ports and replicaSet"
+)
+
+_REASONS: Final[dict[str, str]] = {
+    **{
+        f"[Errno {number}]": "the name of the host is not known"
+        for number in (socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)
+    },
+    "SSL handshake failed": "TLS was not agreed on",
+    "No replica set members available": "what answers is no member of that replica set",
+    "No servers found yet": "no answer: it hangs, or what listens there is no MongoDB",
+}
+"""What PyMongo says among other things when it has found no server. The edge knows a refusal by itself."""
+
 _CODES: Final[dict[int, Meaning]] = {
     13: (Denied, "this user may not do that in this database"),
     18: (Denied, "MongoDB does not accept these credentials"),
@@ -67,10 +83,6 @@ _KINDS: Final[dict[type[Exception], Meaning]] = {
         OutcomeUnknown,
         "written by the primary, but not acknowledged in time by as many members as the durability asks for",
     ),
-    ServerSelectionTimeoutError: (
-        Unavailable,
-        "no server that could do this was found within the deadline; see hosts, ports and replicaSet",
-    ),
     WaitQueueTimeoutError: (Unavailable, "no connection was free within the deadline"),
     NetworkTimeout: (OutcomeUnknown, "no answer within the deadline"),
     AutoReconnect: (OutcomeUnknown, "the connection was lost"),
@@ -86,6 +98,10 @@ def meaning(error: Exception) -> Meaning | None:
 
     The server's code decides, except where the primary did write and only the others did not confirm it.
     """
+    if isinstance(error, ServerSelectionTimeoutError):
+        reasons = (words for said, words in _REASONS.items() if said in str(error))
+        reason = next(reasons, None)
+        return Unavailable, f"{_NOT_FOUND} ({reason})" if reason else _NOT_FOUND
     if not isinstance(error, WriteConcernError):
         code = _code_of(error)
         if code in _CODES:

@@ -28,8 +28,9 @@ def schema(url: str | None, *, create: bool = False, **options: Any) -> str:
     """Return what `create=True` sends, as text for mongosh."""
     del create  # this is the text of it
     settings, _ = _settings(url, options)
-    command = json.dumps(statements.setup(settings.collection), indent=2)
-    return f"db.getSiblingDB({json.dumps(settings.database)}).runCommand({command})"
+    database = json.dumps(settings.database)
+    commands = (json.dumps(command, indent=2) for command in statements.setup(settings.collection))
+    return "\n".join(f"db.getSiblingDB({database}).runCommand({command});" for command in commands)
 
 
 def _settings(url: str | None, options: dict[str, Any]) -> tuple[MongoSettings, Any]:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+from stm_backends.layouts import Layout
+
 Document: TypeAlias = dict[str, Any]
 
 LARGEST_DOCUMENT: Final = 16 * 1024 * 1024
@@ -157,6 +159,13 @@ EXPIRY_INDEX: Final[Document] = {
     "partialFilterExpression": {"expires": {"$type": "date"}},
 }
 
+LAYOUT: Final = Layout(version=1, readable_since=1)
+
+STEPS: Final[dict[int, tuple[str, Document]]] = {1: ("createIndexes", {"indexes": [EXPIRY_INDEX]})}
+"""What makes each layout out of the one before: a command, and what it is given beside the collection."""
+
+_CONFIRMED: Final[Document] = {"writeConcern": {"w": "majority"}}
+
 
 def values(**named: object) -> Document:
     """Return values for `let`, each of them literal: no text among them is an expression."""
@@ -180,6 +189,20 @@ def names_after(scope: str, after: str) -> Document:
     }
 
 
-def setup(collection: str) -> Document:
-    """Return the command that sets a collection up. Any number may send it, at once and again."""
-    return {"createIndexes": collection, "indexes": [EXPIRY_INDEX], "writeConcern": {"w": "majority"}}
+def layout() -> Document:
+    """Return the filter of the document that says which layout the collection has.
+
+    Its `_id` is text, and that of a record a document; so it is no record, and stands in no listing.
+    """
+    return {"_id": "stm_layout"}
+
+
+def setup(collection: str, *, since: int = 0) -> list[Document]:
+    """Return the commands that bring a collection up to date. Any number may send them, at once and again."""
+    steps = (STEPS[version] for version in range(since + 1, LAYOUT.version + 1))
+    # Code that is older than what it finds there does not lower the numbers.
+    note = {"q": layout(), "u": {"$max": LAYOUT._asdict()}, "upsert": True}
+    return [
+        *({command: collection, **arguments, **_CONFIRMED} for command, arguments in steps),
+        {"update": collection, "updates": [note], **_CONFIRMED},
+    ]

@@ -11,6 +11,8 @@ in the event loop, never in the thread, and sends the whole transaction again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import sqlite3
 import time
@@ -39,15 +41,12 @@ from stm_backends.driver import (
     Traits,
 )
 from stm_backends.errors import Corrupt, Unavailable
-from stm_backends.sqlite import statements
+from stm_backends.sqlite import purging, statements
 from stm_backends.sqlite.errors import is_busy, translate
 from stm_backends.sqlite.settings import SqliteSettings
 from stm_backends.sqlite.thread import ConnectionThread, NotBegun, NotEnded
 
 T = TypeVar("T")
-
-_PURGE_EVERY: Final = 32
-"""One write in so many removes up to as many expired records, so that removing keeps up with writing."""
 
 _MAX_PAGE: Final = 10_000
 """More names than this are not read in one statement, so that the thread stays free for others."""
@@ -59,6 +58,7 @@ class _Found(NamedTuple):
     id: int
     version: str
     expires: float | None
+    written: float | None
     first: int
     next: int
     size: int
@@ -67,7 +67,9 @@ class _Found(NamedTuple):
 class SqliteDriver:
     """The five operations on a database file. Each instance has a connection and a thread of its own.
 
-    `clock` is the host's, in seconds since the epoch, and must be the same for all who share the file.
+    `clock` is the host's, in seconds since the epoch, and must be the same for all who share the file. If it
+    is set back, the time to live of a record starts again with the next write that finds it: a lease lasts
+    at most once more, and nothing ends early.
     """
 
     name = "sqlite"
@@ -80,8 +82,8 @@ class SqliteDriver:
         self._path = Path(settings.path).absolute()
         self._clock = clock
         self._thread: ConnectionThread | None = None
+        self._files: dict[str, tuple[int, int]] = {}
         self._opening = asyncio.Lock()
-        self._writes = 0
         self.traits = Traits(
             reach="host",
             clock="host",
@@ -141,18 +143,18 @@ class SqliteDriver:
 
         def work(connection: sqlite3.Connection, now: float) -> int:
             expires, size, limit = None if ttl is None else now + ttl, len(entry), self.traits.max_record
-            grow = (expires, size, *key, now, size, limit)
+            grow = (expires, now, size, *key, now, size, limit)
             grown = connection.execute(statements.GROW, grow).fetchone()
             if grown is None:
                 found = _find(connection, key, now)
                 self._require_fits("record", size + (found.size if found else 0), "append")
-                new = connection.execute(statements.CREATE, (*key, birth, expires, 2, size)).lastrowid
+                new = connection.execute(statements.CREATE, (*key, birth, expires, now, 2, size)).lastrowid
                 grown = new, 1, 1
             record, seq, length = grown
             connection.execute(statements.ENTER, (record, seq, entry))
             return int(length)
 
-        return await self._run("append", lambda connection: self._write(connection, work))
+        return await self._change("append", work, size=len(entry))
 
     async def replace(
         self,
@@ -172,15 +174,15 @@ class SqliteDriver:
         def work(connection: sqlite3.Connection, now: float) -> bool:
             found = _find(connection, key, now)
             if ttl is KEEP:
-                expires = found.expires if found else None
+                expires, written = (found.expires, found.written) if found else (None, now)
             else:
-                expires = None if ttl is None else now + ttl
+                expires, written = None if ttl is None else now + ttl, now
             if found is None:
                 if isinstance(expect, str):
                     return False
                 self._require_fits("record", len(body), "replace")
                 record = connection.execute(
-                    statements.CREATE, (*key, version, expires, 1, len(body))
+                    statements.CREATE, (*key, version, expires, written, 1, len(body))
                 ).lastrowid
                 connection.execute(statements.ENTER, (record, 0, body))
                 return True
@@ -196,22 +198,35 @@ class SqliteDriver:
             self._require_fits("record", size, "replace")
             connection.execute(statements.DELETE_BEFORE, (found.id, first))
             connection.execute(statements.ENTER, (found.id, 0, body))
-            connection.execute(statements.REPLACE, (version, expires, first, size, found.id))
+            connection.execute(statements.REPLACE, (version, expires, written, first, size, found.id))
             return True
 
-        return await self._run("replace", lambda connection: self._write(connection, work))
+        return await self._change("replace", work, size=len(body))
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record, if it is there and carries `expect`; returns whether it did.
 
-        def work(connection: sqlite3.Connection, now: float) -> bool:
+        A large record is out of reach with the first transaction; others remove its entries, as far as they
+        get before the deadline.
+        """
+
+        def work(connection: sqlite3.Connection, now: float) -> _Found | None:
             found = _find(connection, key, now)
             if found is None or expect not in (ANY, found.version):
-                return False
-            connection.execute(statements.DELETE, (found.id,))
-            return True
+                return None
+            purging.remove(connection, found.id, found.first, found.next, found.size)
+            return found
 
-        return await self._run("delete", lambda connection: self._write(connection, work))
+        def delete(connection: sqlite3.Connection) -> bool:
+            found = self._write(connection, work)
+            if found is not None and not purging.fits_a_step(found.first, found.next, found.size):
+                # Whatever gets in the way of the rest, the record is gone.
+                with contextlib.suppress(sqlite3.Error):
+                    while self._purge_step(connection, until=statements.BURIED_UNTIL).more:
+                        pass
+            return found is not None
+
+        return await self._run("delete", delete)
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
@@ -225,13 +240,44 @@ class SqliteDriver:
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
     async def purge(self, limit: int) -> int:
-        """Remove up to `limit` expired records, which nobody sees any more; returns how many."""
+        """Remove up to `limit` expired records, which are absent already; returns how many.
+
+        Other writers get their turn after each of its transactions, which are short. The deadline is that of
+        one of them.
+        """
         require_limit(limit)
+        gone, more = 0, True
+        while more and gone < limit:
+            left = limit - gone
+            done, more = await self._run(
+                "purge", lambda connection, left=left: self._purge_step(connection, left)
+            )
+            gone += done
+        return gone
 
-        def work(connection: sqlite3.Connection, now: float) -> int:
-            return connection.execute(statements.PURGE, (now, limit)).rowcount
+    async def _change(
+        self, operation: str, work: Callable[[sqlite3.Connection, float], T], *, size: int
+    ) -> T:
+        """Run a write of `size` bytes; what is removed in passing is not part of it and cannot fail it."""
+        answer = await self._run(operation, lambda connection: self._write(connection, work))
+        for _ in range(purging.steps_after(size)):
+            if self._thread is not None:
+                self._thread.post(self._on_its_file("purge", self._purge_step))
+        return answer
 
-        return await self._run("purge", lambda connection: self._write(connection, work))
+    def _purge_step(
+        self,
+        connection: sqlite3.Connection,
+        limit: int = purging.STEP_RECORDS,
+        *,
+        until: float | None = None,
+    ) -> purging.Step:
+        """Remove some of what expired before `until`, or before now; takes the write lock only for that."""
+        until = self._clock() if until is None else until
+        if not connection.execute(statements.EXPIRED, (until, 1)).fetchone():
+            return purging.Step(0, more=False)
+        limit = min(limit, purging.STEP_RECORDS)
+        return self._write(connection, lambda connection, _: purging.step(connection, until, limit))
 
     async def _run(self, operation: str, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run one transaction in the thread, again while another process is in the middle of one."""
@@ -240,7 +286,7 @@ class SqliteDriver:
         attempt = 0
         while (thread := self._thread) is not None:
             try:
-                return await thread.run(work, until=until)
+                return await thread.run(self._on_its_file(operation, work), until=until)
             except (sqlite3.Error, NotBegun, NotEnded) as error:
                 # What was found locked and did not get to try again before the deadline was locked.
                 if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
@@ -258,11 +304,7 @@ class SqliteDriver:
         """Run `work` in one transaction that has the write lock from its beginning."""
         connection.execute(statements.BEGIN)
         try:
-            now = self._clock()
-            answer = work(connection, now)
-            self._writes += 1
-            if self._writes % _PURGE_EVERY == 0:
-                connection.execute(statements.PURGE, (now, _PURGE_EVERY))
+            answer = work(connection, self._clock())
             connection.execute(statements.COMMIT)
         except BaseException:
             # SQLite has rolled back by itself after some errors, such as a full disk.
@@ -280,9 +322,7 @@ class SqliteDriver:
         except sqlite3.OperationalError as error:
             if uri and not self._path.exists():
                 raise Unavailable(
-                    "there is no database file at this path, and must_exist asks for one",
-                    backend=self.name,
-                    operation="open",
+                    f"there is no database file at {self._path}", backend=self.name, operation="open"
                 ) from error
             raise
         try:
@@ -290,7 +330,34 @@ class SqliteDriver:
         except BaseException:
             connection.close()
             raise
+        self._files = {path: identity for path in self._paths() if (identity := _identity(path))}
         return connection
+
+    def _on_its_file(
+        self, operation: str, work: Callable[[sqlite3.Connection], T]
+    ) -> Callable[[sqlite3.Connection], T]:
+        """Return `work` as the thread runs it: not on a file that was removed or replaced meanwhile.
+
+        SQLite itself does not notice, and would write what is lost with the last process that has the file
+        open. The same goes for the two files beside it, by which processes agree with each other.
+        """
+
+        def checked(connection: sqlite3.Connection) -> T:
+            for path, identity in self._files.items():
+                if _identity(path) != identity:
+                    raise Unavailable(
+                        "the database file, or the -wal or -shm file beside it, was removed or replaced "
+                        "while it was open; nothing was done. Close the backend and open it again",
+                        backend=self.name,
+                        operation=operation,
+                    )
+            return work(connection)
+
+        return checked
+
+    def _paths(self) -> tuple[str, ...]:
+        """Return where the file stands, and those that SQLite keeps beside it as long as it is open."""
+        return str(self._path), f"{self._path}-wal", f"{self._path}-shm"
 
     def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
         limit = self.traits.max_entry if what == "entry" else self.traits.max_record
@@ -298,15 +365,30 @@ class SqliteDriver:
 
 
 def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None:
-    """Return the row of a record within a write transaction, which removes an expired one first."""
+    """Return the row of a record within a write transaction, which takes an expired one away first."""
     row = connection.execute(statements.FIND, key).fetchone()
     if row is None:
         return None
     found = _Found._make(row)
-    if found.expires is None or found.expires > now:
+    if found.expires is None:
         return found
-    connection.execute(statements.DELETE, (found.id,))
-    return None
+    if found.written is not None and now < found.written < found.expires:
+        # The clock was set back. How much of the time to live had passed by then cannot be known.
+        found = found._replace(expires=now + found.expires - found.written, written=now)
+        connection.execute(statements.RESTART, (found.expires, found.written, found.id))
+    elif found.expires <= now:
+        purging.remove(connection, found.id, found.first, found.next, found.size)
+        return None
+    return found
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from any other that may stand at its path; `None` if none can be seen."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 -- at every operation, and Path.stat takes longer
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _pause(attempt: int) -> float:

@@ -76,6 +76,13 @@ class ConnectionThread:
         finally:
             job.timer.cancel()
 
+    def post(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        """Run a transaction after what is queued already; nothing waits for it, or hears how it ended."""
+        if not self._closing:
+            job = _Job(work, asyncio.get_running_loop().create_future())
+            job.answer.add_done_callback(lambda answer: answer.exception())
+            self._jobs.put(job)
+
     async def close(self, *, timeout: float) -> None:
         """Let the queued jobs end, close the connection and see the thread end. Twice is harmless.
 

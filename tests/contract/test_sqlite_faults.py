@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -17,8 +18,7 @@ import pytest
 
 from stm_backends.driver import ANY, DEFAULT_DEADLINE_S, Key, Record
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StmError, Unavailable
-from stm_backends.sqlite import SqliteDriver, SqliteSettings
-from stm_backends.testing import FakeClock
+from stm_backends.sqlite import SqliteDriver, SqliteSettings, purging
 
 KEY = Key("acme:u1:memory", "chat")
 
@@ -113,19 +113,6 @@ async def test_a_missing_directory_is_unavailable_and_named_as_the_remedy(tmp_pa
         async with opened(tmp_path / "missing" / "stm.db"):
             pass
     assert threads() == []
-
-
-async def test_a_newer_schema_is_refused_and_nothing_is_touched(path):
-    async with opened(path):
-        pass
-    with other_connection(path) as connection:
-        connection.execute("UPDATE stm_meta SET value = 2")
-        connection.execute("PRAGMA journal_mode = DELETE")
-    before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="newer version of this library"):
-        async with opened(path):
-            pass
-    assert path.read_bytes() == before
 
 
 async def test_a_database_in_utf16_is_refused(path):
@@ -478,9 +465,10 @@ async def test_closing_interrupts_a_statement_that_nobody_waits_for_any_more(pat
 
 
 async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_created(path):
-    with pytest.raises(Unavailable, match=r"sqlite\.open: there is no database file at this path"):
+    with pytest.raises(Unavailable) as caught:
         async with opened(path, must_exist=True):
             pass
+    assert str(caught.value) == f"sqlite.open: there is no database file at {path}"
     assert files_beside(path) == []
     assert threads() == []
     odd = path.parent / "odd ?#% name.db"
@@ -489,6 +477,71 @@ async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_create
             await driver.append(KEY, b"a", birth="v", ttl=None)
     assert files_beside(path) == [odd.name]
     odd.unlink()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+async def test_a_file_that_is_gone_while_it_is_open_is_noticed_by_every_operation(path, suffix, replaced):
+    victim = path.with_name(path.name + suffix)
+    async with opened(path) as driver:
+        await driver.append(KEY, b"a", birth="v", ttl=None)
+        kept = shutil.copytree(path.parent, path.parent / "kept")
+        if replaced:
+            (kept / victim.name).replace(victim)
+        else:
+            victim.unlink()
+        before = victim.read_bytes() if replaced else None
+        for operation in (
+            lambda: driver.load(KEY),
+            lambda: driver.append(KEY, b"b", birth="v", ttl=None),
+            lambda: driver.replace(KEY, b"b", version="w", expect=ANY, ttl=None),
+            lambda: driver.delete(KEY),
+            lambda: driver.scan(KEY.scope, limit=1),
+            lambda: driver.purge(1),
+        ):
+            with pytest.raises(
+                Unavailable, match=r"sqlite\.\w+: the database file, .* was removed or replaced"
+            ):
+                await operation()
+        assert (victim.read_bytes() if replaced else None) == before, "something was written there"
+
+
+async def test_a_file_put_in_the_place_of_an_open_one_is_used_once_the_driver_is_opened_again(path):
+    other = path.with_name("other.db")
+    async with opened(other) as driver:
+        await driver.append(KEY, b"other", birth="v", ttl=None)
+    driver = SqliteDriver(SqliteSettings(path=str(path)))
+    await driver.open()
+    await driver.append(KEY, b"a", birth="v", ttl=None)
+    other.replace(path)
+    with pytest.raises(Unavailable, match="open it again"):
+        await driver.load(KEY)
+    await driver.close()
+    for leftover in ("-wal", "-shm"):
+        path.with_name(path.name + leftover).unlink(missing_ok=True)
+    await driver.open()
+    assert await driver.load(KEY) == Record("v", None, (b"other",))
+    await driver.close()
+
+
+async def test_another_process_that_closes_the_file_last_but_one_takes_nothing_away_from_it(path):
+    async with opened(path) as driver:
+        for _ in range(3):
+            await run_script(
+                """
+                from stm_backends.driver import Key
+                from stm_backends.sqlite import open_driver
+                async def main():
+                    driver = open_driver(None, path=sys.argv[2])
+                    await driver.open()
+                    await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+                    await driver.close()
+                asyncio.run(main())
+                """,
+                path,
+            )
+            await driver.append(Key("s", "n"), b"b", birth="v", ttl=None)
+        assert (await driver.load(Key("s", "n"))).tail == (b"a", b"b") * 3
 
 
 async def test_opening_at_once_from_several_tasks_makes_one_thread(path):
@@ -504,24 +557,6 @@ async def test_a_driver_that_was_never_opened_is_unavailable(path):
 
 
 # what is left behind -----------------------------------------------------------------------------------
-
-
-async def test_expired_records_are_removed_as_writers_pass_and_on_request(path):
-    clock = FakeClock()
-    async with opened(path, clock=clock) as driver:
-        for number in range(100):
-            await driver.append(Key("s", f"old{number}"), b"a", birth="v", ttl=1.0)
-        await clock.pass_time(2.0)
-        for number in range(40):
-            await driver.append(Key("s", f"new{number}"), b"a", birth="v", ttl=1.0)
-        with other_connection(path) as connection:
-            (count,) = connection.execute("SELECT count(*) FROM stm_record").fetchone()
-        assert count < 140
-        left = await driver.purge(1000)
-        assert left == count - 40
-        with other_connection(path) as connection:
-            assert connection.execute("SELECT count(*) FROM stm_record").fetchone() == (40,)
-            assert connection.execute("SELECT count(*) FROM stm_entry").fetchone() == (40,)
 
 
 async def test_a_deleted_record_leaves_no_entries_behind(path):
@@ -543,7 +578,8 @@ async def test_no_error_names_a_conversation(path):
         assert "secret" not in str(caught.value.__cause__)
 
 
-async def test_a_statement_ends_each_transaction_that_it_began(path):
+async def test_a_statement_ends_each_transaction_that_it_began(path, monkeypatch):
+    monkeypatch.setattr(purging, "steps_after", lambda size: 0)
     seen = []
     async with opened(path) as driver:
         await driver.run(lambda connection: connection.set_trace_callback(seen.append))

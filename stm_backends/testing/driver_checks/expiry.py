@@ -78,6 +78,20 @@ class Expiry(Contract):
         record = await loaded(driver, key)
         must_be((record.body, record.tail), (None, (b"new",)), "the late write was refused")
 
+    @check("driver.expiry", slow=True)
+    async def test_removing_the_expired_spares_the_record_that_took_its_place(self, bench: Bench) -> None:
+        """A datastore may remove what has expired late, and a piece at a time."""
+        driver, key = await bench.driver(), bench.key()
+        for number in range(40):
+            await driver.append(key, b"old %d" % number, birth="old", ttl=bench.tick)
+        await bench.pass_time(bench.tick * 1.1)
+        await driver.append(key, b"new", birth="anew", ttl=None)
+        # Writers that pass by are what makes most datastores remove anything.
+        for number in range(40):
+            await driver.append(Key(key.scope, f"other {number}"), b"a", birth="birth", ttl=None)
+        must_be(await loaded(driver, key), Record("anew", None, (b"new",)), "only the old one is removed")
+        must_be(len(await names_in(driver, key.scope)), 41, "no other record has expired")
+
     @check("driver.lifetime", slow=True)
     async def test_an_append_sets_the_time_to_live_anew(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()

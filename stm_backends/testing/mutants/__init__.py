@@ -56,6 +56,7 @@ from stm_backends.testing.mutants.lives import (
     ExpiredIsVisible,
     HasOneLife,
     OutageIsNoData,
+    PurgesByName,
 )
 from stm_backends.testing.mutants.memories import (
     AddWaitsForTheSummary,
@@ -173,6 +174,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     ExpiredIsListed: Caught("test_an_expired_record_is_absent_in_scan"),
     ExpiredIsInTheWay: Caught("test_an_expired_record_is_absent_in_replace_absent"),
     ExpiredComesBack: Caught("test_an_expired_record_is_absent_in_append"),
+    PurgesByName: Caught("test_removing_the_expired_spares_the_record_that_took_its_place"),
     DeleteCountsTheExpired: Caught("test_an_expired_record_is_absent_in_delete"),
     DeleteIgnoresExpect: Caught("test_a_delete_with_a_version_removes_only_that_version"),
     DeleteByPattern: Caught("test_a_delete_touches_no_other_record"),

@@ -38,6 +38,20 @@ class ExpiredComesBack(MemoryDriver):
         return await super().append(key, entry, birth=birth, ttl=ttl)
 
 
+class PurgesByName(MemoryDriver):
+    """Removes with one write, by their names, the records that had expired at the write before."""
+
+    _due: tuple[Key, ...] = ()
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, now):
+            for _, name in self._due:
+                scope.records.pop(name, None)
+            expired = (name for name, found in scope.records.items() if found.is_expired(now))
+            self._due = tuple(Key(key.scope, name) for name in expired)
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
 class DatesEveryEnd(MemoryDriver):
     """Writes the end of a life as a date, of which there are not enough."""
 

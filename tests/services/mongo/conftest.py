@@ -55,7 +55,8 @@ def place_in(url: str) -> Iterator[Place]:
     """Set a new database up, and remove it in the end."""
     database = f"stm_test_{uuid.uuid4().hex[:12]}"
     with MongoClient(url) as client:
-        client[database].command(statements.setup("stm_records"))
+        for command in statements.setup("stm_records"):
+            client[database].command(command)
         yield Place(url=mongod.in_database(url, database), database=database, past=Past(client, database))
         client.drop_database(database)
 

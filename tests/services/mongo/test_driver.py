@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 from pymongo import AsyncMongoClient
 
+from stm_backends.driver import Key
 from stm_backends.testing import (
     Datastore,
     DriverContract,
@@ -93,3 +94,21 @@ class TestStateStoreOnMongo(StoreContract):
                 open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
             )
         )
+
+
+async def test_turns_of_many_kilobytes_and_of_megabytes_stand_side_by_side_in_one_record(place):
+    """What the sizes of the traits say, far beyond what conversations hold."""
+    key, large = Key("acme:large:memory", "chat"), bytes(4 * 1024 * 1024)
+    turns = [bytes(300_000)] * 10
+    driver = await open_at(place.url)
+    try:
+        assert driver.traits.max_record > len(large) * 2 + sum(map(len, turns))
+        for turn in (*turns, large):
+            await driver.append(key, turn, birth="v", ttl=None)
+        assert await driver.replace(key, large, version="w", expect="v", drop=3, ttl=None) is True
+        record = await driver.load(key)
+        assert record is not None
+        assert (record.body, record.tail) == (large, (*turns[3:], large))
+    finally:
+        await driver.delete(key)
+        await driver.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import uuid
 from asyncio import subprocess
@@ -18,6 +19,8 @@ from tests.services.mongo.test_faults import opened
 from tests.support.mongod import Mongod, until
 
 WORD = "p/s3cret"
+
+QUICK = "deadline_s=2"
 
 NARROW = "find insert update remove listIndexes"
 
@@ -194,3 +197,24 @@ async def test_a_secondary_takes_no_writes_and_says_what_it_is(replica_set, repl
                 await write()
     async with opened(replica_place.options(collection=fresh)) as driver:
         assert await driver.load(Key("s", "n")) == Record("v", None, (b"a",))
+
+
+async def reason(url: str) -> str:
+    with pytest.raises(Unavailable, match=r"no server that could do this was found .* \(.*\)$") as caught:
+        async with opened(url):
+            pass
+    return str(caught.value).rpartition("(")[2].rstrip(")")
+
+
+async def test_a_server_that_is_not_there_hangs_or_is_another_one_reads_differently(single, single_place):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        assert "nothing listens there" in await reason(
+            f"mongodb://127.0.0.1:{deaf.getsockname()[1]}/?{QUICK}"
+        )
+        deaf.listen()
+        hangs = await reason(f"mongodb://127.0.0.1:{deaf.getsockname()[1]}/?{QUICK}")
+        assert hangs == "no answer: it hangs, or what listens there is no MongoDB"
+    assert "name of the host" in await reason(f"mongodb://no-such-host.invalid/?{QUICK}")
+    assert "TLS" in await reason(f"mongodb://{single.address}/?tls=true&{QUICK}")
+    assert "no member" in await reason(f"mongodb://{single.address}/?replicaSet=another&{QUICK}")

@@ -1,0 +1,58 @@
+"""One write at a time to each document, in the order in which this process asked for them.
+
+MongoDB starts a write over when another was faster at the same document. Of many at once each starts over
+again and again, and reads the whole document each time, until the deadline ends some of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Hashable
+from contextlib import asynccontextmanager
+
+from stm_backends.errors import Unavailable
+
+
+class _Queue(asyncio.Lock):
+    """A lock, which is first in, first out, and how many hold it or wait for it."""
+
+    users = 0
+
+
+class Turns:
+    """A queue for each key. A key whose queue nothing waits in takes no memory."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._queues: dict[Hashable, _Queue] = {}
+
+    def __len__(self) -> int:
+        """Count the keys that have a queue."""
+        return len(self._queues)
+
+    @asynccontextmanager
+    async def turn(self, key: Hashable, *, operation: str) -> AsyncGenerator[None]:
+        """Wait for a turn and keep it; raises `Unavailable` if it does not come within the patience."""
+        queue = self._queues.setdefault(key, _Queue())
+        queue.users += 1
+        try:
+            await self._wait(queue, operation)
+            try:
+                yield
+            finally:
+                queue.release()
+        finally:
+            queue.users -= 1
+            if not queue.users:
+                del self._queues[key]
+
+    async def _wait(self, queue: _Queue, operation: str) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await queue.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "earlier writes to the same record took too long; this one was not sent",
+                backend="mongo",
+                operation=operation,
+            ) from None

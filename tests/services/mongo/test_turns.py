@@ -1,0 +1,148 @@
+"""Writes of one process to one record take turns, so that they do not make each other start over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from stm_backends.driver import ANY, Key, Record
+from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends_mongo.turns import Turns
+from tests.services.mongo.test_faults import opened
+
+ENTRIES = 5_000
+
+
+@pytest.fixture
+def key(request):
+    """A key of the test's own."""
+    return Key(f"acme:{request.node.name}:memory", "chat")
+
+
+def large(key: Key) -> dict[str, object]:
+    """Return a record with many entries, as it is stored."""
+    return {
+        "_id": key._asdict(),
+        "version": "v",
+        "expires": None,
+        "size": 400 * ENTRIES,
+        "body": None,
+        "tail": [bytes(400)] * ENTRIES,
+    }
+
+
+async def test_many_appends_at_once_to_a_large_record_never_make_each_other_start_over(
+    single, single_place, key
+):
+    def conflicts() -> int:
+        return single.ask("serverStatus")["metrics"]["operation"]["writeConflicts"]
+
+    single_place.past.records.insert_one(large(key))
+    async with opened(single_place.options(deadline_s=60)) as driver:
+        before = conflicts()
+        lengths = await asyncio.gather(
+            *(driver.append(key, b"%d" % n, birth="x", ttl=None) for n in range(64))
+        )
+        assert conflicts() == before
+        assert lengths == [ENTRIES + n for n in range(1, 65)], "not in the order asked for"
+        record = await driver.load(key)
+        assert record is not None
+        assert record.tail[ENTRIES:] == tuple(b"%d" % n for n in range(64))
+
+
+async def test_several_processes_that_append_to_a_large_record_have_no_unknown_outcome(place, key):
+    """Each driver has a queue of its own, as each process has."""
+    place.past.records.insert_one(large(key))
+    async with contextlib.AsyncExitStack() as stack:
+        drivers = [await stack.enter_async_context(opened(place.options(deadline_s=60))) for _ in range(4)]
+        lengths = await asyncio.gather(
+            *(driver.append(key, b"x", birth="x", ttl=None) for driver in drivers for _ in range(8))
+        )
+    assert sorted(lengths) == [ENTRIES + n for n in range(1, 33)]
+
+
+async def test_what_waits_behind_a_write_that_hangs_is_unavailable_and_was_never_sent(
+    single, single_place, key
+):
+    async with opened(single_place.options(deadline_s=1.0)) as driver:
+        await driver.append(key, b"a", birth="v", ttl=None)
+        single.pause()
+        try:
+            writes = (
+                driver.append(key, b"sent", birth="v", ttl=None),
+                driver.append(key, b"b", birth="v", ttl=None),
+                driver.replace(key, b"c", version="w", expect=ANY, ttl=None),
+                driver.delete(key),
+            )
+            sent, *waited = await asyncio.gather(*writes, return_exceptions=True)
+        finally:
+            single.go_on()
+        assert isinstance(sent, OutcomeUnknown)
+        for error, operation in zip(waited, ("append", "replace", "delete"), strict=True):
+            assert isinstance(error, Unavailable)
+            assert f"mongo.{operation}: earlier writes to the same record" in str(error)
+    async with opened(single_place.url) as patient:
+        record = await patient.load(key)
+        assert record in (Record("v", None, (b"a",)), Record("v", None, (b"a", b"sent")))
+
+
+async def test_other_records_do_not_wait(single_place, key):
+    other = Key(key.scope, "other")
+    async with opened(single_place.url) as driver, driver._turns.turn(key, operation="test"):  # noqa: SLF001 -- as a write that hangs would
+        waiting = asyncio.ensure_future(driver.append(key, b"a", birth="v", ttl=None))
+        assert await driver.append(other, b"a", birth="v", ttl=None) == 1
+        assert not waiting.done()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+
+
+async def test_turns_come_in_order_and_one_at_a_time_and_leave_nothing_behind():
+    turns, done = Turns(patience_s=60), []
+
+    async def take(n: int) -> None:
+        async with turns.turn("key", operation="test"):
+            done.append(n)
+            await asyncio.sleep(0)
+            assert done[-1] == n, "another came in between"
+
+    async with turns.turn("key", operation="test"):
+        tasks = [asyncio.ensure_future(take(n)) for n in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        assert len(turns) == 1
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert done == [n for n in range(20) if n % 3]
+    assert sum(isinstance(result, asyncio.CancelledError) for result in results) == 7
+    assert len(turns) == 0
+
+
+async def test_a_turn_that_is_cancelled_while_it_is_taken_goes_to_the_next():
+    turns = Turns(patience_s=60)
+
+    async def take() -> None:
+        async with turns.turn("key", operation="test"):
+            await asyncio.Event().wait()
+
+    first = asyncio.ensure_future(take())
+    second = asyncio.ensure_future(take())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    async with asyncio.timeout(5), turns.turn("key", operation="test"):
+        pass
+
+
+async def test_a_turn_that_does_not_come_is_unavailable():
+    turns = Turns(patience_s=0.01)
+    async with turns.turn("key", operation="append"):
+        with pytest.raises(Unavailable, match=r"mongo\.append: .* not sent"):
+            async with turns.turn("key", operation="append"):
+                raise AssertionError("two at once")
+    async with turns.turn("key", operation="append"):
+        pass
