@@ -108,20 +108,27 @@ return length
 )
 
 # KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop,
-# ttl in ms or '' or 'keep', the most bytes of a record, body. Answers 1, or 0 for a lost race, or minus
-# the size of a record that would be too large.
+# ttl in ms or '' or 'keep', the most bytes of a record, body, whether somebody waits for it. Answers 1, or 0
+# for a lost race, or minus the size of a record that would be too large.
+#
+# Only an answer above 0 says that something was written, which WAIT then waits for. From Redis 7.2 on it
+# waits for the last write of its own connection. So if this was done before, perhaps by way of another
+# connection, the version is written once more over itself.
 #
 # The new head is written over the last three elements of the old head and the entries that go, and what
 # stands before it is cut off: the list is never empty, so that it keeps its time to live.
 REPLACE: Final = _script(
     f"""{_MEASURE}{_ENTER}
 local name, version, condition, expected = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local drop, ttl, limit, body = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local drop, ttl, limit, body, awaited = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9] == '1'
 local head = redis.call('LRANGE', KEYS[1], 0, 1)
 local length, size = 0, 0
 if head[1] then length, size = measure(head) end
 if not length then return redis.error_reply('{CORRUPT}') end
-if head[1] == version then return 1 end
+if head[1] == version then
+  if awaited then redis.call('LSET', KEYS[1], 0, version) end
+  return 1
+end
 if condition == 'absent' and head[1] then return 0 end
 if condition == 'is' and (head[1] ~= expected or drop > length) then return 0 end
 local cut = drop
@@ -149,17 +156,21 @@ return 1
 """
 )
 
-# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is. Answers 1 or 0. What cannot be
-# read can still be erased, unless a version is asked for.
+# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is, whether somebody waits for it.
+# Answers 1, or 0 if it is another version, or 2 if there was nothing. What cannot be read can still be
+# erased, unless a version is asked for.
+#
+# That there is nothing may be this very deletion, sent before by way of another connection: so as above,
+# something is written to be waited for, and removed again.
 DELETE: Final = _script(
     """
-local name, condition, expected = ARGV[1], ARGV[2], ARGV[3]
+local name, condition, expected, awaited = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local there = redis.call('EXISTS', KEYS[1]) == 1
 if there and condition == 'is' and redis.call('LINDEX', KEYS[1], 0) ~= expected then return 0 end
 redis.call('ZREMRANGEBYLEX', KEYS[2], '[' .. name .. '\\0', '(' .. name .. '\\1')
-if not there then return 0 end
+if not there and awaited then redis.call('RPUSH', KEYS[1], '') end
 redis.call('UNLINK', KEYS[1])
-return 1
+return there and 1 or 2
 """
 )
 
