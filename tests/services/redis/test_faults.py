@@ -176,6 +176,18 @@ async def test_more_operations_than_connections_wait_for_their_turn(start):
     await driver.close()
 
 
+async def test_more_than_a_hundred_operations_are_under_way_where_so_many_are_allowed(start):
+    server = start()
+    driver = await open_at(server.url, pool_size=120, deadline_s=20.0)
+    server.pause()
+    loads = [asyncio.ensure_future(driver.load(KEY)) for _ in range(120)]
+    await asyncio.sleep(0.1)
+    server.go_on()
+    assert await asyncio.gather(*loads) == [None] * 120
+    assert server.ask("INFO", "clients")["connected_clients"] > 120
+    await driver.close()
+
+
 async def test_a_server_that_has_forgotten_the_scripts_is_sent_them_again(start):
     server = start()
     driver = await open_at(server.url)
