@@ -29,6 +29,9 @@ from stm_backends_redis.servers import Argument, Command, Connected
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.statements import Statement
 
+_MAX_DROP: Final = 1_000
+"""A script that drops no more at once keeps the server from others for a few milliseconds at most."""
+
 _NAMES_A_PAGE: Final = 10_000
 """More names than this are not read at once, so that the server stays free for others."""
 
@@ -55,7 +58,7 @@ class RedisDriver:
             durability=self._safeguard.sentence,
             max_entry=settings.max_entry_bytes,
             max_record=settings.max_record_bytes,
-            max_drop=settings.max_record_bytes,
+            max_drop=_MAX_DROP,
             deadline=settings.deadline_s,
         )
 

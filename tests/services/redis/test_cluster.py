@@ -376,6 +376,22 @@ async def test_a_node_that_hangs_takes_no_places_from_the_others(fragile):
     await driver.close()
 
 
+async def test_a_read_that_the_cluster_refuses_ends_in_time_and_with_the_reason(fragile):
+    driver = await open_at(fragile.url, deadline_s=1.0)
+    key = Key("tenant:user:memory", "conversation")
+    slot = key_slot(place_of(key).encode())
+    await driver.append(key, b"a", birth="birth", ttl=None)
+    for node in fragile.nodes:
+        node.ask("CLUSTER", "DELSLOTS", slot)
+    with pytest.raises(Unavailable, match="fails over"):
+        await driver.load(key)
+    loading = asyncio.ensure_future(driver.load(key))
+    await asyncio.sleep(0.1)
+    fragile.owner(slot).ask("CLUSTER", "ADDSLOTS", slot)
+    assert (await loading).tail == (b"a",)
+    await driver.close()
+
+
 async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluster, unused_port):
     driver = await open_at(f"redis+cluster://127.0.0.1:{unused_port},127.0.0.1:{cluster.nodes[1].port}")
     for number in range(6):

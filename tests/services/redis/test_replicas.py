@@ -7,15 +7,17 @@ import contextlib
 import time
 
 import pytest
+from redis.asyncio import Redis
 
 from stm_backends.driver import ABSENT, ANY, Key, new_version
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.processes import ledger
-from stm_backends_redis import RedisSettings
+from stm_backends_redis import RedisDriver, RedisSettings
 from stm_backends_redis.durability import Safeguard
 from tests.services.redis.conftest import PERMISSIONS, is_at_least
 from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
+from tests.support.servers import Proxy
 
 KEY = Key("tenant:user:memory", "conversation")
 OTHER = Key("tenant:user:memory", "other")
@@ -93,6 +95,32 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     assert set(entries[50:]) == {"b:0"}
     await driver.append(KEY, b"c:0", birth=new_version(), ttl=None)
     await driver.close()
+
+
+@pytest.mark.parametrize("opened", ["by URL", "on a client"])
+async def test_a_connection_to_a_master_that_became_a_replica_is_not_used_again(start, opened):
+    old, new = start(), start()
+    proxy = Proxy("127.0.0.1", old.port)
+    proxy.start()
+    client = Redis(port=proxy.port)
+    driver = RedisDriver(client=client)
+    if opened == "by URL":
+        driver = await open_at(f"redis://127.0.0.1:{proxy.port}")
+    # Several connections, all of them to a server which the name of the master then no longer leads to.
+    old.pause()
+    loads = [asyncio.ensure_future(driver.load(KEY)) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    old.go_on()
+    assert await asyncio.gather(*loads) == [None] * 5
+    old.ask("REPLICAOF", "127.0.0.1", new.port)
+    proxy.lead_to(new.port)
+    with pytest.raises(Unavailable, match="replica"):
+        await driver.append(KEY, b"a", birth="birth", ttl=None)
+    assert await driver.append(KEY, b"a", birth="birth", ttl=None) == 1
+    assert new.ask("EXISTS", f"stm:{{{KEY.scope}}}:{KEY.name}") == 1
+    await driver.close()
+    await client.aclose()
+    proxy.stop()
 
 
 async def test_a_service_that_no_sentinel_knows_is_unavailable(sentinel, unused_port):
