@@ -17,12 +17,12 @@ from stm_backends.errors import ConfigurationError
 from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected
 from stm_backends_redis.servers import Connected, NodeOfClient, Server
-from stm_backends_redis.settings import NO_WAIT_IN_A_CLUSTER, Address, RedisSettings
+from stm_backends_redis.settings import Address, RedisSettings
 
 Client: TypeAlias = "Redis | RedisCluster"
 
 
-def borrowed(client: object, settings: RedisSettings) -> Connected:
+def borrowed(client: object) -> Connected:
     """Return a client that is the caller's, ready for use and never closed."""
     if isinstance(client, Redis):
         return Server(client)
@@ -31,8 +31,6 @@ def borrowed(client: object, settings: RedisSettings) -> Connected:
             "client is a redis.asyncio.Redis or a redis.asyncio.RedisCluster, not a "
             f"{type(client).__module__}.{type(client).__qualname__}"
         )
-    if settings.wait_replicas or settings.wait_fsync:
-        raise ConfigurationError(NO_WAIT_IN_A_CLUSTER)
     cluster = client
 
     async def seeds() -> Iterable[Address]:
@@ -54,7 +52,7 @@ def borrowed(client: object, settings: RedisSettings) -> Connected:
 
 def connect(settings: RedisSettings) -> Connected:
     """Return what reaches the servers of these settings; it connects when it is first used."""
-    common = _common(settings)
+    common = client_options(settings)
     # A client's own limit is never met: those who find no place wait, and are told so.
     common |= {"max_connections": settings.pool_size, "redis_connect_func": _greeting(settings)}
 
@@ -72,14 +70,15 @@ def connect(settings: RedisSettings) -> Connected:
     common["db"] = settings.db
     if settings.mode == "sentinel":
         login = {"username": settings.sentinel_username, "password": settings.sentinel_password}
-        sentinel = Sentinel(settings.hosts, sentinel_kwargs={**_common(settings), **login})
+        sentinel = Sentinel(settings.hosts, sentinel_kwargs={**client_options(settings), **login})
         asked: list[Redis] = cast("Any", sentinel).sentinels
         return server(cast("Any", sentinel).master_for(settings.service, **common), also=asked)
     host, port = settings.hosts[0]
     return server(Redis(host=host, port=port, **common))
 
 
-def _common(settings: RedisSettings) -> dict[str, Any]:
+def client_options(settings: RedisSettings) -> dict[str, Any]:
+    """Return what all clients that we make have in common, those of sentinels too."""
     common: dict[str, Any] = {
         "username": settings.username or None,
         "password": settings.password or None,

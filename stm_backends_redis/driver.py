@@ -47,7 +47,7 @@ class RedisDriver:
 
     def __init__(self, settings: RedisSettings | None = None, *, client: Client | None = None) -> None:
         self._settings = settings = settings or RedisSettings()
-        self._given = None if client is None else borrowed(client, settings)
+        self._given = None if client is None else borrowed(client)
         self._connected = self._given
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self._safeguard = Safeguard(settings)

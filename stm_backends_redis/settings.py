@@ -52,12 +52,6 @@ _OF_A_CLIENT: Final = frozenset(
 """The settings that are not those of a client, and so may stand beside one that is handed in."""
 
 
-NO_WAIT_IN_A_CLUSTER: Final = (
-    "wait_replicas and wait_fsync are for one server or sentinels: the client library cannot send them to "
-    "a node of a cluster behind the write that they are to wait for"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RedisSettings:
     """Which servers, who we are to them, how durable, how patient and how large.
@@ -125,8 +119,6 @@ class RedisSettings:
             )
         if self.wait_replicas < 0:
             raise ConfigurationError(f"wait_replicas is at least 0, not {self.wait_replicas}")
-        if self.mode == "cluster" and (self.wait_replicas or self.wait_fsync):
-            raise ConfigurationError(NO_WAIT_IN_A_CLUSTER)
         require_seconds("deadline_s", self.deadline_s)
         require_seconds("connect_timeout_s", self.connect_timeout_s)
         require_count("pool_size", self.pool_size)

@@ -14,7 +14,7 @@ from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
 from stm_backends.driver import KEEP, Key, Record, new_version
-from stm_backends.errors import StorageError, Unavailable
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
@@ -354,7 +354,63 @@ async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(fragile)
     await driver.close()
 
 
+def eventually(is_so) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)
+
+
 CLUSTER_SLOTS = ("cmdstat_cluster", "cmdstat_cluster|slots")
+
+
+@pytest.fixture
+def replica(fragile, program, tmp_path):
+    """A replica of the first node of that cluster."""
+    master = fragile.nodes[0]
+    options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    replica = RedisServer(program.path, tmp_path, *options, environment=program.environment)
+    replica.start()
+    replica.ask("CLUSTER", "MEET", "127.0.0.1", master.port)
+    eventually(lambda: id_of(master) in str(replica.ask("CLUSTER", "NODES")))
+    replica.ask("CLUSTER", "REPLICATE", id_of(master))
+    eventually(lambda: "slave0" in master.ask("INFO", "replication"))
+    eventually(lambda: replica.ask("INFO", "replication")["master_link_status"] == "up")
+    eventually(lambda: all(id_of(replica) in str(node.ask("CLUSTER", "NODES")) for node in fragile.nodes))
+    yield replica
+    replica.stop()
+
+
+def key_on(cluster: Cluster, node: RedisServer) -> Key:
+    keys = (Key(f"tenant:user{n}:memory", "conversation") for n in range(100))
+    return next(key for key in keys if cluster.owner(key_slot(place_of(key).encode())) is node)
+
+
+async def test_what_a_replica_has_confirmed_is_there_once_it_has_taken_over(fragile, replica):
+    key = key_on(fragile, fragile.nodes[0])
+    driver = await open_at(fragile.url, wait_replicas=1, deadline_s=2.0)
+    assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+    replica.pause()
+    with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+        await driver.replace(key, b"body", version="v", expect="birth", drop=1, ttl=None)
+    replica.go_on()
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(OutcomeUnknown):
+                assert await driver.replace(key, b"body", version="v", expect="birth", drop=1, ttl=None)
+                break
+    # It hangs, so that nothing but the silence tells that another node has its slots now.
+    fragile.nodes[0].pause()
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(StorageError):
+                assert await driver.load(key) == Record("v", b"body", ())
+                break
+    with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+        await driver.append(key, b"b", birth="birth", ttl=None)
+    assert replica.ask("INFO", "replication")["role"] == "master"
+    fragile.nodes[0].go_on()
+    await driver.close()
 
 
 async def test_a_node_that_hangs_takes_no_places_from_the_others(fragile):
@@ -377,7 +433,8 @@ async def test_a_node_that_hangs_takes_no_places_from_the_others(fragile):
 
 
 async def test_a_read_that_the_cluster_refuses_ends_in_time_and_with_the_reason(fragile):
-    driver = await open_at(fragile.url, deadline_s=1.0)
+    # Longer than it may take until the topology is read again.
+    driver = await open_at(fragile.url, deadline_s=3.0)
     key = Key("tenant:user:memory", "conversation")
     slot = key_slot(place_of(key).encode())
     await driver.append(key, b"a", birth="birth", ttl=None)
