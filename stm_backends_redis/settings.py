@@ -59,9 +59,9 @@ class RedisSettings:
     `mode`: one server, a Redis Cluster found through any of its nodes, or the master called `service` that
     any of these sentinels knows. A user and password are the servers'; sentinels have their own.
 
-    `pool_size` is how many operations may be under way at once; a cluster may have so many connections to
-    each node. `connect_timeout_s` is how long a new connection may take, at most half of `deadline_s`,
-    which is how long one operation may take.
+    `pool_size` is how many operations may be under way at once, in a cluster with each node.
+    `connect_timeout_s` is how long a new connection may take, at most half of `deadline_s`, which is how
+    long one operation may take.
 
     `wait_replicas=n`: a write is acknowledged once n replicas have it. `wait_fsync=True` (Redis 7.2): once
     it is in the append-only file on the disk of the server, and of n replicas. A write that waited in vain
