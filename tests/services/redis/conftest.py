@@ -52,7 +52,7 @@ def proxied_url(redis_url: str, proxy: Proxy) -> str:
 
 
 @pytest.fixture(scope="session")
-def program(redis_binary: str) -> Program:
+def server_program(redis_binary: str) -> Program:
     """The server that tests start; some modules ask each kind."""
     return Program(Path(redis_binary), {})
 
@@ -76,7 +76,7 @@ def obtained(unobtainable: Callable[[str], None]) -> Callable[[str], Program]:
 
 
 @pytest.fixture
-def start(program: Program, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+def start(server_program: Program, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """What starts a server that is the test's own, to be killed, stopped or filled."""
     started: list[RedisServer] = []
 
@@ -84,7 +84,9 @@ def start(program: Program, tmp_path: Path) -> Iterator[Callable[..., RedisServe
         directory = tmp_path / f"server{len(started)}"
         directory.mkdir()
         options = options or NO_PERSISTENCE
-        started.append(RedisServer(program.path, directory, *options, environment=program.environment))
+        started.append(
+            RedisServer(server_program.path, directory, *options, environment=server_program.environment)
+        )
         started[-1].start()
         return started[-1]
 

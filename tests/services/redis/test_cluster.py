@@ -7,6 +7,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 import redis
@@ -20,6 +21,7 @@ from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
 from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
 from tests.support.apt import Program
+from tests.support.contract import slow_checks
 from tests.support.redis_server import KINDS, RedisServer
 
 SLOTS = 16_384
@@ -81,14 +83,16 @@ def id_of(node: RedisServer) -> str:
 
 
 @contextlib.contextmanager
-def formed(program: Program, directories) -> Iterator[Cluster]:
+def formed(server_program: Program, directories) -> Iterator[Cluster]:
     """Yield a new cluster."""
     nodes: list[RedisServer] = []
     try:
         for _ in range(3):
             options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
             directory = directories.mktemp("node")
-            nodes.append(RedisServer(program.path, directory, *options, environment=program.environment))
+            nodes.append(
+                RedisServer(server_program.path, directory, *options, environment=server_program.environment)
+            )
             nodes[-1].start()
         cluster = Cluster(nodes)
         cluster.form()
@@ -99,20 +103,20 @@ def formed(program: Program, directories) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def program(request, obtained):
+def server_program(request, obtained):
     return obtained(request.param)
 
 
 @pytest.fixture(scope="module")
-def cluster(program, tmp_path_factory):
-    with formed(program, tmp_path_factory) as cluster:
+def cluster(server_program, tmp_path_factory):
+    with formed(server_program, tmp_path_factory) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def fragile(program, tmp_path_factory):
+def fragile(server_program, tmp_path_factory):
     """A cluster of the test's own, of which one node may fail without the others."""
-    with formed(program, tmp_path_factory) as cluster:
+    with formed(server_program, tmp_path_factory) as cluster:
         for node in cluster.nodes:
             node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
         yield cluster
@@ -122,34 +126,56 @@ def place_of(key: Key) -> str:
     return f"{PREFIX}{{{key.scope}}}:{key.name}"
 
 
+def datastore_on(cluster: Cluster) -> Datastore:
+    def ask(key, *command):
+        return cluster.owner(key_slot(place_of(key).encode())).ask(command[0], place_of(key), *command[1:])
+
+    async def damage(key):
+        ask(key, "RPOP")
+
+    async def peek(key):
+        version, measure, body, *tail = ask(key, "LRANGE", 0, -1) or (None, b"", b"")
+        body = None if measure.endswith(b"-1") else body
+        return version and Record(version.decode(), body, tuple(tail))
+
+    async def handed_in():
+        client = RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True)
+        return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
+
+    return Datastore(
+        open=functools.partial(open_at, cluster.url, max_entry_bytes=50_000, max_record_bytes=200_000),
+        histories=5,
+        damage=damage,
+        peek=peek,
+        handed_in=handed_in,
+        server=f"Redis Cluster {server_version(cluster.nodes[0])}",
+    )
+
+
+@pytest.fixture(scope="module")
+def oldest_cluster(obtained, tmp_path_factory):
+    with formed(obtained(KINDS[0]), tmp_path_factory) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module", params=KINDS[1:])
+def newer_cluster(request, obtained, tmp_path_factory):
+    with formed(obtained(request.param), tmp_path_factory) as cluster:
+        yield cluster
+
+
 class TestRedisDriverOnACluster(DriverContract):
     @pytest.fixture
-    def datastore(self, cluster):
-        def ask(key, *command):
-            return cluster.owner(key_slot(place_of(key).encode())).ask(
-                command[0], place_of(key), *command[1:]
-            )
+    def datastore(self, oldest_cluster):
+        return datastore_on(oldest_cluster)
 
-        async def damage(key):
-            ask(key, "RPOP")
 
-        async def peek(key):
-            version, measure, body, *tail = ask(key, "LRANGE", 0, -1) or (None, b"", b"")
-            body = None if measure.endswith(b"-1") else body
-            return version and Record(version.decode(), body, tuple(tail))
+class TestRedisDriverOnANewerCluster(DriverContract):
+    opted_out: ClassVar = slow_checks("asked of the same driver on a cluster of an older server")
 
-        async def handed_in():
-            client = RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True)
-            return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
-
-        return Datastore(
-            open=functools.partial(open_at, cluster.url, max_entry_bytes=50_000, max_record_bytes=200_000),
-            histories=5,
-            damage=damage,
-            peek=peek,
-            handed_in=handed_in,
-            server=f"Redis Cluster {server_version(cluster.nodes[0])}",
-        )
+    @pytest.fixture
+    def datastore(self, newer_cluster):
+        return datastore_on(newer_cluster)
 
 
 def server_version(node: RedisServer) -> str:
@@ -365,11 +391,11 @@ CLUSTER_SLOTS = ("cmdstat_cluster", "cmdstat_cluster|slots")
 
 
 @pytest.fixture
-def replica(fragile, program, tmp_path):
+def replica(fragile, server_program, tmp_path):
     """A replica of the first node of that cluster."""
     master = fragile.nodes[0]
     options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-    replica = RedisServer(program.path, tmp_path, *options, environment=program.environment)
+    replica = RedisServer(server_program.path, tmp_path, *options, environment=server_program.environment)
     replica.start()
     replica.ask("CLUSTER", "MEET", "127.0.0.1", master.port)
     eventually(lambda: id_of(master) in str(replica.ask("CLUSTER", "NODES")))

@@ -24,7 +24,7 @@ OTHER = Key("tenant:user:memory", "other")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def program(request, obtained):
+def server_program(request, obtained):
     return obtained(request.param)
 
 
@@ -38,7 +38,7 @@ def replicated(start):
 
 
 @pytest.fixture
-def sentinel(program, tmp_path, replicated):
+def sentinel(server_program, tmp_path, replicated):
     """One sentinel that watches that master, and alone may depose it."""
     master, _ = replicated
     directory = tmp_path / "sentinel"
@@ -50,7 +50,7 @@ def sentinel(program, tmp_path, replicated):
         "sentinel failover-timeout main 5000\n"
     )
     server = RedisServer(
-        program.path, directory, "--sentinel", config=config, environment=program.environment
+        server_program.path, directory, "--sentinel", config=config, environment=server_program.environment
     )
     server.start()
     eventually(lambda: server.ask("SENTINEL", "REPLICAS", "main"))
