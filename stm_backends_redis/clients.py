@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias, cast
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -15,83 +14,75 @@ from redis.backoff import NoBackoff
 
 from stm_backends.edge import Places
 from stm_backends.errors import ConfigurationError
+from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected
-from stm_backends_redis.settings import NO_WAIT_IN_A_CLUSTER, RedisSettings
+from stm_backends_redis.servers import Connected, NodeOfClient, Server
+from stm_backends_redis.settings import Address, RedisSettings
 
 Client: TypeAlias = "Redis | RedisCluster"
 
 
-class Connected:
-    """A client in use; one that is ours is closed with it, and takes only so many operations at once."""
-
-    def __init__(
-        self,
-        client: Client,
-        *,
-        places: Places | None = None,
-        close: Sequence[Callable[[], Awaitable[None]]] = (),
-    ) -> None:
-        self.client = client
-        self._places = places
-        self._close = close
-
-    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Hold a place among the operations under way; raises `Unavailable` if none becomes free."""
-        return contextlib.nullcontext() if self._places is None else self._places
-
-    async def close(self) -> None:
-        """Wait until nothing is under way, as the deadline sees to, and close what is ours."""
-        try:
-            if self._places is not None:
-                await self._places.drain()
-        finally:
-            async with contextlib.AsyncExitStack() as stack:
-                for close in self._close:
-                    stack.push_async_callback(close)
-
-
-def borrowed(client: object, settings: RedisSettings) -> Connected:
+def borrowed(client: object) -> Connected:
     """Return a client that is the caller's, ready for use and never closed."""
-    if not isinstance(client, (Redis, RedisCluster)):
+    if isinstance(client, Redis):
+        return Server(client)
+    if not isinstance(client, RedisCluster):
         raise ConfigurationError(
             "client is a redis.asyncio.Redis or a redis.asyncio.RedisCluster, not a "
             f"{type(client).__module__}.{type(client).__qualname__}"
         )
-    if isinstance(client, RedisCluster) and (settings.wait_replicas or settings.wait_fsync):
-        raise ConfigurationError(NO_WAIT_IN_A_CLUSTER)
-    return Connected(client)
+    cluster = client
+
+    async def seeds() -> Iterable[Address]:
+        await cluster.initialize()
+        return [(node.host, int(node.port)) for node in cluster.get_nodes()]
+
+    manager: Any = cluster.nodes_manager
+
+    def node_at(address: Address) -> Connected:
+        host, port = address
+        node = cluster.get_node(host, port)
+        if node is None:  # newer than what the client knows; so it is that which the client closes
+            node = ClusterNode(host, port, **cast("Any", cluster.get_connection_kwargs()))
+            manager.nodes_cache[node.name] = node
+        return NodeOfClient(node)
+
+    return Cluster(node_at, seeds, remap=lambda address: manager.remap_host_port(*address))
 
 
 def connect(settings: RedisSettings) -> Connected:
-    """Return a client for these settings; it connects when it is first used."""
-    common = _common(settings)
-    places = Places(settings.pool_size, patience_s=settings.deadline_s / 2)
-    if settings.mode == "cluster":
-        cluster = RedisCluster(
-            startup_nodes=[ClusterNode(host, port) for host, port in settings.hosts],
-            max_connections=settings.pool_size,
-            # Else every fifth redirection closes all connections, those with a write under way too.
-            reinitialize_steps=0,
-            **common,
+    """Return what reaches the servers of these settings; it connects when it is first used."""
+    common = client_options(settings)
+    # A client's own limit is never met: those who find no place wait, and are told so.
+    common |= {"max_connections": settings.pool_size, "redis_connect_func": _greeting(settings)}
+
+    def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
+        return Server(
+            client, places=Places(settings.pool_size, patience_s=settings.deadline_s / 2), also=also or ()
         )
-        return Connected(cluster, places=places, close=[cluster.aclose])
-    common |= {"db": settings.db, "redis_connect_func": _greeting(common["socket_connect_timeout"])}
+
+    if settings.mode == "cluster":
+
+        async def seeds() -> Iterable[Address]:
+            return settings.hosts
+
+        return Cluster(lambda address: server(Redis(host=address[0], port=address[1], **common)), seeds)
+    common["db"] = settings.db
     if settings.mode == "sentinel":
         login = {"username": settings.sentinel_username, "password": settings.sentinel_password}
-        sentinel = Sentinel(settings.hosts, sentinel_kwargs={**_common(settings), **login})
-        master: Redis = cast("Any", sentinel).master_for(settings.service, **common)
+        sentinel = Sentinel(settings.hosts, sentinel_kwargs={**client_options(settings), **login})
         asked: list[Redis] = cast("Any", sentinel).sentinels
-        return Connected(master, places=places, close=[one.aclose for one in (master, *asked)])
+        return server(cast("Any", sentinel).master_for(settings.service, **common), also=asked)
     host, port = settings.hosts[0]
-    single = Redis(host=host, port=port, **common)
-    return Connected(single, places=places, close=[single.aclose])
+    return server(Redis(host=host, port=port, **common))
 
 
-def _common(settings: RedisSettings) -> dict[str, Any]:
+def client_options(settings: RedisSettings) -> dict[str, Any]:
+    """Return what all clients that we make have in common, those of sentinels too."""
     common: dict[str, Any] = {
         "username": settings.username or None,
         "password": settings.password or None,
-        "socket_connect_timeout": min(settings.connect_timeout_s, settings.deadline_s / 2),
+        "socket_connect_timeout": _connect_timeout(settings),
         # The deadline of an operation is the only limit to waiting for its answer.
         "socket_timeout": None,
         # A write that was perhaps done is sent again by the core, which knows what bears repetition.
@@ -109,12 +100,16 @@ def _common(settings: RedisSettings) -> dict[str, Any]:
     return common
 
 
-def _greeting(timeout: float) -> Any:
+def _connect_timeout(settings: RedisSettings) -> float:
+    return min(settings.connect_timeout_s, settings.deadline_s / 2)
+
+
+def _greeting(settings: RedisSettings) -> Any:
     """Return what a new connection does first: log in, and choose a database."""
 
     async def greet(connection: AbstractConnection) -> None:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(_connect_timeout(settings)):
                 await connection.on_connect()
         except Exception as error:
             raise NotConnected from error

@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
 
 from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
@@ -24,14 +22,15 @@ from stm_backends.driver import ANY, AbsentType, AnyType, KeepType, Key, Page, R
 from stm_backends.edge import Edge
 from stm_backends.errors import Corrupt, TooLarge, located
 from stm_backends_redis import statements
-from stm_backends_redis.clients import Client, Connected, borrowed, connect
-from stm_backends_redis.durability import Argument, Safeguard
+from stm_backends_redis.clients import Client, borrowed, connect
+from stm_backends_redis.durability import Safeguard
 from stm_backends_redis.errors import REFUSALS, meaning
+from stm_backends_redis.servers import Argument, Command, Connected
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.statements import Statement
 
-Send: TypeAlias = Callable[..., Awaitable[Any]]
-"""Takes a client and a command, and returns the answer."""
+_MAX_DROP: Final = 1_000
+"""A script that drops no more at once keeps the server from others for a few milliseconds at most."""
 
 _NAMES_A_PAGE: Final = 10_000
 """More names than this are not read at once, so that the server stays free for others."""
@@ -48,7 +47,7 @@ class RedisDriver:
 
     def __init__(self, settings: RedisSettings | None = None, *, client: Client | None = None) -> None:
         self._settings = settings = settings or RedisSettings()
-        self._given = None if client is None else borrowed(client, settings)
+        self._given = None if client is None else borrowed(client)
         self._connected = self._given
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self._safeguard = Safeguard(settings)
@@ -59,7 +58,7 @@ class RedisDriver:
             durability=self._safeguard.sentence,
             max_entry=settings.max_entry_bytes,
             max_record=settings.max_record_bytes,
-            max_drop=settings.max_record_bytes,
+            max_drop=_MAX_DROP,
             deadline=settings.deadline_s,
         )
 
@@ -70,7 +69,7 @@ class RedisDriver:
                 return
             connected = self._given or connect(self._settings)
             try:
-                await self._edge.run("open", lambda: self._greet(connected.client))
+                await self._edge.run("open", lambda: self._greet(connected))
             except BaseException:
                 await connected.close()
                 raise
@@ -85,7 +84,7 @@ class RedisDriver:
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
         record, _ = self._keys(key)
-        elements: list[bytes] = await self._read("load", statements.LOAD, record, 0, -1)
+        elements: list[bytes] = await self._run("load", statements.LOAD, (record, 0, -1), key=record)
         if not elements:
             return None
         try:
@@ -129,13 +128,16 @@ class RedisDriver:
             _milliseconds(ttl),
             self.traits.max_record,
             body,
+            int(self._safeguard.is_asked),
         )
         return self._fitting(stored, "replace") == 1
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record, if it is there and carries `expect`; returns whether it did."""
         condition, expected = ("any", "") if expect is ANY else ("is", expect)
-        removed: int = await self._write("delete", statements.DELETE, key, condition, expected.encode())
+        removed: int = await self._write(
+            "delete", statements.DELETE, key, condition, expected.encode(), int(self._safeguard.is_asked)
+        )
         return removed == 1
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
@@ -143,7 +145,8 @@ class RedisDriver:
         require_limit(limit)
         limit = min(limit, _NAMES_A_PAGE)
         index = self._index(scope)
-        found: list[bytes] = await self._read("scan", statements.SCAN, 1, index, after.encode(), limit)
+        arguments = (1, index, after.encode(), limit)
+        found: list[bytes] = await self._run("scan", statements.SCAN, arguments, key=index)
         following, *names = (name.decode() for name in found)
         return Page(tuple(names), following or None)
 
@@ -151,34 +154,38 @@ class RedisDriver:
 
     async def _write(self, operation: str, script: Statement, key: Key, *arguments: Argument) -> Any:
         record, index = self._keys(key)
-        send = self._safeguard.execute
-        return await self._run(operation, send, script, 2, record, index, key.name.encode(), *arguments)
+        return await self._run(
+            operation,
+            script,
+            (2, record, index, key.name.encode(), *arguments),
+            key=index,
+            behind=self._safeguard.behind,
+        )
 
-    async def _read(self, operation: str, statement: Statement, *arguments: Argument) -> Any:
-        return await self._run(operation, _execute, statement, *arguments)
-
-    async def _run(self, operation: str, send: Send, statement: Statement, *arguments: Argument) -> Any:
+    async def _run(
+        self,
+        operation: str,
+        statement: Statement,
+        arguments: tuple[Argument, ...],
+        *,
+        key: bytes,
+        behind: tuple[Command, ...] = (),
+    ) -> Any:
+        """Return the answer to a command or a script, and to what is to be sent behind it."""
         connected = self._connected
         if connected is None:
             raise not_open(backend=self.name, operation=operation)
-
-        def work() -> Awaitable[Any]:
-            return self._until_taken(connected, send, statement, arguments)
-
-        with located(self.name, operation):
-            return await self._edge.run(operation, work)
-
-    async def _until_taken(
-        self, connected: Connected, send: Send, statement: Statement, arguments: tuple[Argument, ...]
-    ) -> Any:
-        """Send a command or a script, again if the server does not know it or refuses it for the moment."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._settings.deadline_s * 0.8
-        command = statement.command
-        async with connected.turn():
+
+        async def until_taken() -> Any:
+            command = statement.command
             while True:
                 try:
-                    return await send(connected.client, *command, *arguments)
+                    answer, *rest = await connected.exchange(key, (*command, *arguments), *behind)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    return self._safeguard.confirmed(answer, *rest) if behind else answer
                 except NoScriptError:
                     command = statement.in_full
                 except REFUSALS:
@@ -186,10 +193,16 @@ class RedisDriver:
                         raise
                     await asyncio.sleep(random.uniform(0.005, 0.05))
 
-    async def _greet(self, client: Client) -> None:
+        with located(self.name, operation):
+            return await self._edge.run(operation, until_taken)
+
+    async def _greet(self, connected: Connected) -> None:
         # A look at a key of ours, so that a user who may use no others is let in.
-        await _execute(client, "EXISTS", self._index("nobody"))
-        await self._safeguard.require(client)
+        key = self._index("nobody")
+        (answer,) = await connected.exchange(key, ("EXISTS", key))
+        if isinstance(answer, Exception):
+            raise answer
+        await self._safeguard.require(connected, key)
 
     def _index(self, scope: str) -> bytes:
         """Return the key of a scope's index. Its braces say to a cluster where all keys of the scope belong.
@@ -214,11 +227,6 @@ class RedisDriver:
                 "record", size=-answer, limit=self.traits.max_record, backend=self.name, operation=operation
             )
         return answer
-
-
-async def _execute(client: Any, *command: Argument) -> Any:
-    """Send a command; the answer is bytes, even from a client that decodes those of its owner's commands."""
-    return await client.execute_command(*command, **{NEVER_DECODE: True})
 
 
 def _record(elements: list[bytes]) -> Record:

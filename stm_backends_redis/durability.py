@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from redis.client import NEVER_DECODE
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError
 
 from stm_backends.errors import ConfigurationError, OutcomeUnknown
+from stm_backends_redis.servers import Command, Connected
 from stm_backends_redis.settings import RedisSettings
-
-Argument = bytes | str | int
 
 
 class Safeguard:
-    """Sends a write and, behind it in the same packet, WAIT or WAITAOF.
+    """WAIT or WAITAOF behind a write, and what follows from the answer.
 
-    Both wait for everything that the server has written so far, so a write that is sent again and finds
-    itself done is waited for as well.
+    From Redis 7.2 on, both wait for the last write of their own connection, and for nothing if it has written
+    nothing. So a write that is sent again and finds itself done is done once more, without effect.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
@@ -27,7 +25,7 @@ class Safeguard:
         self._asked = [1, replicas] if settings.wait_fsync else [replicas]
         self._name = "WAITAOF" if settings.wait_fsync else "WAIT"
         self._patience = patience
-        self._is_asked = any(self._asked)
+        self.is_asked = any(self._asked)
 
     @property
     def sentence(self) -> str:
@@ -45,42 +43,39 @@ class Safeguard:
             "take the last writes"
         )
 
-    async def require(self, client: Any) -> None:
+    @property
+    def behind(self) -> tuple[Command, ...]:
+        """What is sent behind a write, in the same packet; nothing if nothing is asked."""
+        return ((self._name, *self._asked, self._patience),) if self.is_asked else ()
+
+    async def require(self, connected: Connected, key: bytes) -> None:
         """See, without waiting for a replica, that the server can wait, and that this user may ask it to.
 
         Raises `ConfigurationError` if it cannot.
         """
-        if not self._is_asked:
+        if not self.is_asked:
             return
-        try:
-            await client.execute_command(self._name, *self._asked[:-1], 0, self._patience)
-        except ResponseError as error:
-            if self._name == "WAIT" or isinstance(error, NoPermissionError):
-                raise
-            raise ConfigurationError(
-                "wait_fsync needs WAITAOF, which came with Redis 7.2, on a server with `appendonly yes`; "
-                "leave it out, and set `appendfsync always` on the server instead"
-            ) from error
+        (error,) = await connected.exchange(key, (self._name, *self._asked[:-1], 0, self._patience))
+        if not isinstance(error, Exception):
+            return
+        if self._name == "WAIT" or isinstance(error, NoPermissionError):
+            raise error
+        raise ConfigurationError(
+            "wait_fsync needs WAITAOF, which came with Redis 7.2, on a server with `appendonly yes`; "
+            "leave it out, and set `appendfsync always` on the server instead"
+        ) from error
 
-    async def execute(self, client: Any, *command: Argument) -> Any:
-        """Return the answer to a write once it is as safe as asked; raises `OutcomeUnknown` if it is not.
+    def confirmed(self, answer: Any, *behind: Any) -> Any:
+        """Return the answer to a write that is as safe as asked; raises `OutcomeUnknown` if it is not.
 
-        An answer below zero says that nothing was written, so there is nothing to be safe.
+        An answer below one says that nothing was written, so there is nothing to be safe.
         """
-        if not self._is_asked:
-            return await client.execute_command(*command, **{NEVER_DECODE: True})
-        pipeline: Any
-        async with client.pipeline(transaction=False) as pipeline:
-            pipeline.execute_command(*command, **{NEVER_DECODE: True})
-            pipeline.execute_command(self._name, *self._asked, self._patience)
-            answer, safe = await pipeline.execute(raise_on_error=False)
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, int) and answer < 0:
+        if answer < 1:
             return answer
-        if isinstance(safe, Exception):
-            raise OutcomeUnknown("done, but the server refused to wait until it is safe") from safe
-        reached = cast("list[int]", safe if isinstance(safe, list) else [safe])
-        if any(one < least for one, least in zip(reached, self._asked, strict=True)):
-            raise OutcomeUnknown("done, but not confirmed in time by as many servers as asked for")
+        for safe in behind:
+            if isinstance(safe, Exception):
+                raise OutcomeUnknown("done, but the server refused to wait until it is safe") from safe
+            reached = cast("list[int]", safe if isinstance(safe, list) else [safe])
+            if any(one < least for one, least in zip(reached, self._asked, strict=True)):
+                raise OutcomeUnknown("done, but not confirmed in time by as many servers as asked for")
         return answer

@@ -25,6 +25,10 @@ _LOADING: Final[Meaning] = (Unavailable, "the server is still loading its data")
 _REPLICA: Final[Meaning] = (Unavailable, "the server is a replica, and takes no writes")
 _FULL: Final[Meaning] = (Unavailable, "the server's memory is full; nothing was written")
 _MOVING: Final[Meaning] = (Unavailable, "the cluster is moving this slot, or a node of it fails over")
+_NO_CLUSTER: Final[Meaning] = (
+    Unavailable,
+    "no node of a cluster could be asked; if it is none, its URL begins with redis://",
+)
 _LOGIN: Final[Meaning] = (Denied, "the server does not accept this user and password")
 _FORBIDDEN: Final[Meaning] = (Denied, "this user may not run the commands, or use the keys, that it needs")
 
@@ -71,10 +75,7 @@ _CLASSES: Final[Mapping[type[Exception], Meaning]] = {
     client.ClusterError: _MOVING,
     client.InvalidResponse: (OutcomeUnknown, "the answer was not that of a Redis server"),
     sentinel.MasterNotFoundError: (Unavailable, "no sentinel can be reached that knows the service"),
-    client.RedisClusterException: (
-        Unavailable,
-        "no node of a cluster could be asked; if it is none, its URL begins with redis://",
-    ),
+    client.RedisClusterException: _NO_CLUSTER,
     # What is left of these two has been sent, as far as anybody knows.
     client.ConnectionError: _LOST,
     client.TimeoutError: _LOST,
@@ -91,6 +92,7 @@ _NOT_SENT: Final = re.compile(
 """What the client library says of a `ConnectionError` or `TimeoutError` before anything was sent."""
 
 _WORDLESS: Final[Mapping[str, Meaning]] = {
+    "This instance has cluster support disabled": _NO_CLUSTER,
     "DB index is out of range": _NO_DATABASE,
     "invalid DB index": _NO_DATABASE,
 }
@@ -126,3 +128,8 @@ def meaning(error: BaseException) -> Meaning | None:
             return _WORDLESS.get(str(error), _UNEXPECTED)
         return _CODES.get(code[1], _FORBIDDEN)
     return found
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Say whether a server refused a write because it is a replica."""
+    return meaning(error) is _REPLICA

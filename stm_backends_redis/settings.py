@@ -52,12 +52,6 @@ _OF_A_CLIENT: Final = frozenset(
 """The settings that are not those of a client, and so may stand beside one that is handed in."""
 
 
-NO_WAIT_IN_A_CLUSTER: Final = (
-    "wait_replicas and wait_fsync are for one server or sentinels: the client library cannot send them to "
-    "a node of a cluster behind the write that they are to wait for"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RedisSettings:
     """Which servers, who we are to them, how durable, how patient and how large.
@@ -65,9 +59,9 @@ class RedisSettings:
     `mode`: one server, a Redis Cluster found through any of its nodes, or the master called `service` that
     any of these sentinels knows. A user and password are the servers'; sentinels have their own.
 
-    `pool_size` is how many operations may be under way at once; a cluster may have so many connections to
-    each node. `connect_timeout_s` is how long a new connection may take, at most half of `deadline_s`,
-    which is how long one operation may take.
+    `pool_size` is how many operations may be under way at once, in a cluster with each node.
+    `connect_timeout_s` is how long a new connection may take, at most half of `deadline_s`, which is how
+    long one operation may take.
 
     `wait_replicas=n`: a write is acknowledged once n replicas have it. `wait_fsync=True` (Redis 7.2): once
     it is in the append-only file on the disk of the server, and of n replicas. A write that waited in vain
@@ -125,8 +119,6 @@ class RedisSettings:
             )
         if self.wait_replicas < 0:
             raise ConfigurationError(f"wait_replicas is at least 0, not {self.wait_replicas}")
-        if self.mode == "cluster" and (self.wait_replicas or self.wait_fsync):
-            raise ConfigurationError(NO_WAIT_IN_A_CLUSTER)
         require_seconds("deadline_s", self.deadline_s)
         require_seconds("connect_timeout_s", self.connect_timeout_s)
         require_count("pool_size", self.pool_size)

@@ -20,6 +20,9 @@ from __future__ import annotations
 from hashlib import sha1
 from typing import Final, NamedTuple
 
+INDEX_LOOKED_THROUGH: Final = 1_000
+"""An index of no more entries is looked through when one of those that are for ever goes."""
+
 CORRUPT: Final = "STMCORRUPT"
 """How the error begins with which a script refuses a record that it cannot read."""
 
@@ -51,10 +54,33 @@ _NOW: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
+# Gives an index a time to live again once none of these entries, all that it has, is for ever.
+_SETTLE: Final = """
+local function settle(index, entries)
+  local last = 0
+  for _, entry in ipairs(entries) do
+    local ends = tonumber(string.match(entry, '%z(%d+)$'))
+    if not ends then return end
+    last = math.max(last, ends)
+  end
+  if last > 0 and redis.call('PTTL', index) == -1 then
+    redis.call('PEXPIREAT', index, string.format('%.0f', last + 1000))
+  end
+end
+"""
+# For the one kind of write that may remove the last of the entries that are for ever. A larger index is
+# left to a listing that sees the whole of it.
+_ANY_LEFT: Final = f"""{_SETTLE}
+local function left(old)
+  if not old[1] or string.sub(old[1], -1) ~= '\\0' then return end
+  local entries = redis.call('ZRANGEBYLEX', KEYS[2], '-', '+', 'LIMIT', 0, {INDEX_LOOKED_THROUGH} + 1)
+  if #entries <= {INDEX_LOOKED_THROUGH} then settle(KEYS[2], entries) end
+end
+"""
 # Replaces the index's entry of a name; adds before it removes, see above. The index itself expires a
 # second after the last of its records, unless one of them is for ever. A birth looks at four other entries
 # and removes those that have expired, so that on average no more than a third as many stand as live ones.
-_ENTER: Final = f"""{_NOW}
+_ENTER: Final = f"""{_NOW}{_ANY_LEFT}
 local function expiry(ttl)
   return ttl == '' and '' or string.format('%.0f', now + ttl)
 end
@@ -76,6 +102,8 @@ local function enter(name, expires)
     redis.call('PERSIST', KEYS[2])
   elseif life == -2 or (life >= 0 and now + life < expires + 1000) then
     redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', expires + 1000))
+  elseif life == -1 then
+    left(old)
   end
 end
 local function expire(expires)
@@ -108,8 +136,15 @@ return length
 )
 
 # KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop,
-# ttl in ms or '' or 'keep', the most bytes of a record, body. Answers 1, or 0 for a lost race, or minus
-# the size of a record that would be too large.
+# ttl in ms or '' or 'keep', the most bytes of a record, body, whether somebody waits for it. Answers 1, or 0
+# for a lost race, or minus the size of a record that would be too large.
+#
+# Only an answer above 0 says that something was written, which WAIT then waits for. From Redis 7.2 on it
+# waits for the last write of its own connection. So if this was done before, perhaps by way of another
+# connection, the version is written once more over itself.
+#
+# The bytes that stay are counted on the smaller side of the cut, and in pieces: a server copies one large
+# answer to a script many times over.
 #
 # The new head is written over the last three elements of the old head and the entries that go, and what
 # stands before it is cut off: the list is never empty, so that it keeps its time to live.
@@ -117,19 +152,37 @@ REPLACE: Final = _script(
     f"""{_MEASURE}{_ENTER}
 local name, version, condition, expected = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local drop, ttl, limit, body = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local awaited = ARGV[9] == '1'
 local head = redis.call('LRANGE', KEYS[1], 0, 1)
 local length, size = 0, 0
 if head[1] then length, size = measure(head) end
 if not length then return redis.error_reply('{CORRUPT}') end
-if head[1] == version then return 1 end
+if head[1] == version then
+  if awaited then redis.call('LSET', KEYS[1], 0, version) end
+  return 1
+end
 if condition == 'absent' and head[1] then return 0 end
 if condition == 'is' and (head[1] ~= expected or drop > length) then return 0 end
+local function bytes(first, last, step)
+  local sum = 0
+  for from = first, last, step do
+    for _, entry in ipairs(redis.call('LRANGE', KEYS[1], from, math.min(from + step - 1, last))) do
+      sum = sum + #entry
+    end
+  end
+  return sum
+end
 local cut = drop
 if condition == 'any' then
   length, size, cut = 0, 0, 0
 elseif drop > 0 then
-  for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 3, 2 + drop)) do size = size - #entry end
+  local step = math.max(1, math.floor(65536 * length / (size + 1)))
   length = length - drop
+  if drop <= length then
+    size = size - bytes(3, 2 + drop, step)
+  else
+    size = bytes(3 + drop, 2 + drop + length, step)
+  end
 end
 if size + #body > limit then return -(size + #body) end
 local measured = string.format('%d %d %d', length, size, #body)
@@ -149,24 +202,31 @@ return 1
 """
 )
 
-# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is. Answers 1 or 0. What cannot be
-# read can still be erased, unless a version is asked for.
+# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is, whether somebody waits for it.
+# Answers 1, or 0 if it is another version, or 2 if there was nothing. What cannot be read can still be
+# erased, unless a version is asked for.
+#
+# That there is nothing may be this very deletion, sent before by way of another connection: so as above,
+# something is written to be waited for, and removed again.
 DELETE: Final = _script(
-    """
-local name, condition, expected = ARGV[1], ARGV[2], ARGV[3]
+    f"""{_ANY_LEFT}
+local name, condition, expected, awaited = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local there = redis.call('EXISTS', KEYS[1]) == 1
 if there and condition == 'is' and redis.call('LINDEX', KEYS[1], 0) ~= expected then return 0 end
-redis.call('ZREMRANGEBYLEX', KEYS[2], '[' .. name .. '\\0', '(' .. name .. '\\1')
-if not there then return 0 end
+local first, beyond = '[' .. name .. '\\0', '(' .. name .. '\\1'
+local old = redis.call('ZRANGEBYLEX', KEYS[2], first, beyond)
+if old[1] then redis.call('ZREM', KEYS[2], unpack(old)) end
+left(old)
+if not there and awaited then redis.call('RPUSH', KEYS[1], '') end
 redis.call('UNLINK', KEYS[1])
-return 1
+return there and 1 or 2
 """
 )
 
 # KEYS: index. ARGV: after, limit. Answers '' or where the next page begins, and then the names. Expired
 # entries are left out and removed, no more of them than a page would hold.
 SCAN: Final = _script(
-    f"""{_NOW}
+    f"""{_NOW}{_SETTLE}
 local limit = tonumber(ARGV[2])
 local first = ARGV[1] == '' and '-' or '[' .. ARGV[1] .. '\\1'
 local found = redis.call('ZRANGEBYLEX', KEYS[1], first, '+', 'LIMIT', 0, limit + 1)
@@ -180,6 +240,7 @@ for place, entry in ipairs(found) do
   end
   if expired then redis.call('ZREM', KEYS[1], entry) end
 end
+if first == '-' and #found <= limit then settle(KEYS[1], found) end
 return page
 """
 )

@@ -21,13 +21,15 @@ class Program(NamedTuple):
     environment: dict[str, str]
 
 
-def find(name: str, package: str, *libraries: str, copy_to: Path | None = None) -> Program:
+def find(
+    name: str, package: str, *libraries: str, copy_to: Path | None = None, path: str | None = None
+) -> Program:
     """Return an installed program, or the one of a package, fetched once together with its libraries'.
 
-    What was fetched is copied to a folder, for programs that run as somebody who cannot reach the cache.
-    Raises `NotAtHand`.
+    `path` is where an installed one is looked for, if that is not wherever programs are. What was fetched is
+    copied to a folder, for programs that run as somebody who cannot reach the cache. Raises `NotAtHand`.
     """
-    installed = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    installed = shutil.which(name, path=path) or shutil.which(name, path="/usr/sbin")
     if installed:
         return Program(Path(installed), {})
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")

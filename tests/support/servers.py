@@ -150,6 +150,10 @@ class Proxy:
         """Let everything pass so much later."""
         self._call(self._set(cut=False, delay_s=delay_s))
 
+    def lead_to(self, port: int) -> None:
+        """Take new connections to another port of the host; those that there are stay where they are."""
+        self._upstream = self._upstream[0], port
+
     def restore(self) -> None:
         """Let everything pass again, what was held back included."""
         self._call(self._set(cut=False))

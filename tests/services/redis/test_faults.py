@@ -16,7 +16,7 @@ from stm_backends.driver import ANY, KEEP, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.processes import Task, Worker, ledger
-from stm_backends_redis import RedisDriver
+from stm_backends_redis import RedisDriver, statements
 from tests.support.servers import Proxy
 
 KEY = Key("tenant:user:memory", "conversation")
@@ -176,6 +176,18 @@ async def test_more_operations_than_connections_wait_for_their_turn(start):
     await driver.close()
 
 
+async def test_more_than_a_hundred_operations_are_under_way_where_so_many_are_allowed(start):
+    server = start()
+    driver = await open_at(server.url, pool_size=120, deadline_s=20.0)
+    server.pause()
+    loads = [asyncio.ensure_future(driver.load(KEY)) for _ in range(120)]
+    await asyncio.sleep(0.1)
+    server.go_on()
+    assert await asyncio.gather(*loads) == [None] * 120
+    assert server.ask("INFO", "clients")["connected_clients"] > 120
+    await driver.close()
+
+
 async def test_a_server_that_has_forgotten_the_scripts_is_sent_them_again(start):
     server = start()
     driver = await open_at(server.url)
@@ -216,6 +228,21 @@ async def test_a_user_who_may_use_our_keys_alone_needs_no_more(start):
     driver = await open_at(server.url, key_prefix="app:stm:")
     await driver.append(KEY, b"a", birth="birth", ttl=None)
     assert sorted(server.ask("KEYS", "*")) == [f"app:stm:{{{KEY.scope}}}".encode(), f"app:{PLACE}".encode()]
+    await driver.close()
+
+
+@pytest.mark.parametrize("drop", [0, 1, 99, 100, 101, 150, 199, 200])
+async def test_a_fold_counts_what_stays_whichever_side_of_the_cut_it_looks_at(start, drop):
+    server = start()
+    driver = await open_at(server.url)
+    entries = tuple(b"x" * (7 * n % 5_000) for n in range(200))
+    for entry in entries:
+        await driver.append(KEY, entry, birth="birth", ttl=None)
+    assert await driver.replace(KEY, b"body", version="v", expect="birth", drop=drop, ttl=KEEP)
+    # Loading compares what there is with what was counted.
+    assert await driver.load(KEY) == Record("v", b"body", entries[drop:])
+    left = entries[drop:]
+    assert server.ask("LINDEX", PLACE, 1) == b"%d %d 4" % (len(left), sum(map(len, left)))
     await driver.close()
 
 
@@ -264,6 +291,43 @@ async def test_an_index_lasts_as_long_as_the_last_of_its_records(start):
     await driver.append(Key(KEY.scope, "lasting"), b"", birth="birth", ttl=None)
     await driver.append(KEY, b"", birth="birth", ttl=1)
     assert life() == -1
+    await driver.close()
+
+
+@pytest.mark.parametrize("number", [3, 1_500])
+@pytest.mark.parametrize("last", ["rewritten", "erased"])
+async def test_an_index_expires_again_once_none_of_its_records_is_for_ever(start, number, last):
+    server = start()
+    driver = await open_at(server.url)
+    names = [f"{n:04}" for n in range(number)]
+    for name in names[-2:]:
+        await driver.append(Key(KEY.scope, name), b"", birth="birth", ttl=None)
+    for name in names[:-2]:
+        await driver.append(Key(KEY.scope, name), b"", birth="birth", ttl=300)
+    await driver.append(Key(KEY.scope, names[-2]), b"", birth="birth", ttl=200)
+    assert server.ask("PTTL", INDEX) == -1, "one is left that is for ever"
+    lasting = Key(KEY.scope, names[-1])
+    if last == "erased":
+        await driver.delete(lasting)
+    else:
+        assert await driver.replace(lasting, b"", version="v", expect=ANY, ttl=100)
+    if number > statements.INDEX_LOOKED_THROUGH:
+        assert server.ask("PTTL", INDEX) == -1, "a write looks through no more than so many"
+        await driver.scan(KEY.scope, limit=100)
+        assert server.ask("PTTL", INDEX) == -1
+    listed = (await driver.scan(KEY.scope, limit=10_000)).names
+    assert listed == tuple(names[: number - (last == "erased")])
+    assert 200_000 < server.ask("PTTL", INDEX) <= 301_000, "as long as the last of its records, and no longer"
+    await driver.close()
+
+
+async def test_an_index_that_holds_a_record_for_ever_is_not_given_an_end_by_a_listing(start):
+    server = start()
+    driver = await open_at(server.url)
+    await driver.append(KEY, b"", birth="birth", ttl=None)
+    await driver.append(Key(KEY.scope, "other"), b"", birth="birth", ttl=100)
+    assert (await driver.scan(KEY.scope, limit=10)).names == (KEY.name, "other")
+    assert server.ask("PTTL", INDEX) == -1
     await driver.close()
 
 

@@ -1,4 +1,4 @@
-"""The contract on a newer Redis than the package index brings: Debian's, where apt is at hand."""
+"""The contract on newer servers than the one that the other tests are run on, and on Valkey."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ import pytest
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.redis.test_errors import KEY, refused
-from tests.support import apt
 from tests.support.contract import slow_checks
-from tests.support.redis_server import NO_PERSISTENCE, RedisServer
+from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
 
-@pytest.fixture(scope="module")
-def newer(tmp_path_factory):
-    """A Redis 7 or later."""
-    try:
-        program = apt.find("redis-server", "redis-server", "redis-tools", "libjemalloc2", "liblzf1")
-    except apt.NotAtHand as error:
-        # Not from the package index, so that its absence fails nobody.
-        pytest.skip(str(error))
+@pytest.fixture(scope="module", params=KINDS[1:])
+def newer(request, obtained, tmp_path_factory):
+    """A server of Redis 7 or later, or of Valkey."""
+    program = obtained(request.param)
     folder = tmp_path_factory.mktemp("newer")
     server = RedisServer(program.path, folder, *NO_PERSISTENCE, environment=program.environment)
     server.start()
@@ -37,9 +32,10 @@ class TestRedisDriverOnANewerServer(DriverContract):
 
     @pytest.fixture
     def datastore(self, newer):
-        version = newer.ask("INFO", "server")["redis_version"]
+        said = newer.ask("INFO", "server")
+        name, version = said.get("server_name", "redis"), said["redis_version"]
         opening = functools.partial(open_at, newer.url, **SMALL)
-        return Datastore(open=opening, histories=3, server=f"Redis {version}")
+        return Datastore(open=opening, histories=3, server=f"{name} {said.get('valkey_version', version)}")
 
 
 async def test_errors_that_end_a_script_are_known_in_the_words_of_newer_servers(newer):

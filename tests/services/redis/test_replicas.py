@@ -7,17 +7,25 @@ import contextlib
 import time
 
 import pytest
+from redis.asyncio import Redis
 
-from stm_backends.driver import Key, new_version
+from stm_backends.driver import ABSENT, ANY, Key, new_version
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.processes import ledger
-from stm_backends_redis import RedisSettings
+from stm_backends_redis import RedisDriver, RedisSettings
 from stm_backends_redis.durability import Safeguard
-from tests.services.redis.conftest import PERMISSIONS
-from tests.support.redis_server import NO_PERSISTENCE, RedisServer
+from tests.services.redis.conftest import PERMISSIONS, is_at_least
+from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
+from tests.support.servers import Proxy
 
 KEY = Key("tenant:user:memory", "conversation")
+OTHER = Key("tenant:user:memory", "other")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server_program(request, obtained):
+    return obtained(request.param)
 
 
 @pytest.fixture
@@ -30,7 +38,7 @@ def replicated(start):
 
 
 @pytest.fixture
-def sentinel(redis_binary, tmp_path, replicated):
+def sentinel(server_program, tmp_path, replicated):
     """One sentinel that watches that master, and alone may depose it."""
     master, _ = replicated
     directory = tmp_path / "sentinel"
@@ -41,7 +49,9 @@ def sentinel(redis_binary, tmp_path, replicated):
         "sentinel down-after-milliseconds main 500\n"
         "sentinel failover-timeout main 5000\n"
     )
-    server = RedisServer(redis_binary, directory, "--sentinel", config=config)
+    server = RedisServer(
+        server_program.path, directory, "--sentinel", config=config, environment=server_program.environment
+    )
     server.start()
     eventually(lambda: server.ask("SENTINEL", "REPLICAS", "main"))
     yield server
@@ -87,6 +97,32 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     await driver.close()
 
 
+@pytest.mark.parametrize("opened", ["by URL", "on a client"])
+async def test_a_connection_to_a_master_that_became_a_replica_is_not_used_again(start, opened):
+    old, new = start(), start()
+    proxy = Proxy("127.0.0.1", old.port)
+    proxy.start()
+    client = Redis(port=proxy.port)
+    driver = RedisDriver(client=client)
+    if opened == "by URL":
+        driver = await open_at(f"redis://127.0.0.1:{proxy.port}")
+    # Several connections, all of them to a server which the name of the master then no longer leads to.
+    old.pause()
+    loads = [asyncio.ensure_future(driver.load(KEY)) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    old.go_on()
+    assert await asyncio.gather(*loads) == [None] * 5
+    old.ask("REPLICAOF", "127.0.0.1", new.port)
+    proxy.lead_to(new.port)
+    with pytest.raises(Unavailable, match="replica"):
+        await driver.append(KEY, b"a", birth="birth", ttl=None)
+    assert await driver.append(KEY, b"a", birth="birth", ttl=None) == 1
+    assert new.ask("EXISTS", f"stm:{{{KEY.scope}}}:{KEY.name}") == 1
+    await driver.close()
+    await client.aclose()
+    proxy.stop()
+
+
 async def test_a_service_that_no_sentinel_knows_is_unavailable(sentinel, unused_port):
     with pytest.raises(Unavailable, match="no sentinel"):
         await open_at(f"redis+sentinel://127.0.0.1:{sentinel.port}/other")
@@ -116,6 +152,57 @@ async def test_a_write_that_no_replica_confirms_is_unknown_and_one_that_is_confi
                 assert await driver.replace(KEY, b"body", version="v", expect="birth", drop=2, ttl=None)
                 break
     await driver.close()
+
+
+async def test_a_write_sent_again_on_another_connection_is_confirmed_by_a_replica_or_not_at_all(replicated):
+    master, replica = replicated
+    url = f"{master.url}?wait_replicas=1&deadline_s=1"
+    first, again = await open_at(url), await open_at(url)
+    for key in (KEY, OTHER):
+        await first.append(key, b"a", birth="birth", ttl=None)
+    replica.pause()
+    writes = (
+        lambda driver: driver.replace(KEY, b"body", version="v", expect="birth", drop=1, ttl=None),
+        lambda driver: driver.delete(OTHER),
+        lambda driver: driver.append(KEY, b"b", birth="birth", ttl=None),
+    )
+    for write in writes:
+        for driver in (first, again):
+            with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+                await write(driver)
+    replica.go_on()
+    await confirmed(lambda: again.replace(KEY, b"body", version="v", expect="birth", drop=1, ttl=None))
+    assert await confirmed(lambda: again.delete(OTHER)) is False, "it was removed by the first of them"
+    assert master.ask("EXISTS", f"stm:{{{OTHER.scope}}}:{OTHER.name}") == 0
+    # What was confirmed is there, although the master is lost with everything that it did not pass on.
+    master.kill()
+    replica.ask("REPLICAOF", "NO", "ONE")
+    survivor = await open_at(replica.url)
+    assert (await survivor.load(KEY)).version == "v"
+    assert await survivor.load(OTHER) is None
+    for driver in (first, again, survivor):
+        await driver.close()
+
+
+async def confirmed(write):
+    """Send a write again until it is confirmed."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(OutcomeUnknown):
+                return await write()
+
+
+async def test_a_lost_race_is_known_although_no_replica_is_there(replicated):
+    master, replica = replicated
+    driver = await open_at(f"{master.url}?wait_replicas=1&deadline_s=1")
+    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    replica.pause()
+    assert await driver.replace(KEY, b"", version="v", expect="another", drop=1, ttl=None) is False
+    assert await driver.replace(KEY, b"", version="v", expect=ABSENT, ttl=None) is False
+    assert await driver.delete(KEY, expect="another") is False
+    assert (await driver.load(KEY)).version == "birth"
+    await driver.close()
+    replica.go_on()
 
 
 async def test_what_was_not_written_needs_no_replica_to_be_known(start):
@@ -155,50 +242,43 @@ async def test_a_server_that_cannot_wait_for_its_disk_is_refused_when_it_is_open
         await open_at(f"{server.url}?wait_fsync=true")
 
 
-async def test_a_write_is_acknowledged_once_it_is_on_the_disk(start):
+@pytest.fixture
+def logging_server(start):
+    """A server that can wait for its disk."""
     server = start("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
-    if tuple(map(int, server.ask("INFO", "server")["redis_version"].split(".")[:2])) < (7, 2):
+    if not is_at_least(server, 7, 2):
         pytest.skip("WAITAOF came with Redis 7.2")
-    driver = await open_at(f"{server.url}?wait_fsync=true")
+    return server
+
+
+async def test_a_write_is_acknowledged_once_it_is_on_the_disk(logging_server):
+    driver = await open_at(f"{logging_server.url}?wait_fsync=true")
     for number in range(3):
         await driver.append(KEY, b"%d" % number, birth="birth", ttl=None)
-    server.kill()
-    server.start()
+    logging_server.kill()
+    logging_server.start()
     assert (await driver.load(KEY)).tail == (b"0", b"1", b"2")
     await driver.close()
 
 
-class AnswersWait:
-    """Stands in for a client of Redis 7.2, which no package that tests can start brings yet."""
-
-    def __init__(self, *safe: object) -> None:
-        self.safe = safe
-        self.sent: list[tuple[object, ...]] = []
-
-    def pipeline(self, *, transaction: bool) -> AnswersWait:
-        assert not transaction
-        return self
-
-    async def __aenter__(self) -> AnswersWait:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    def execute_command(self, *command: object, **_: object) -> None:
-        self.sent.append(command)
-
-    async def execute(self, *, raise_on_error: bool) -> list[object]:
-        assert not raise_on_error
-        return [7, *self.safe]
+async def test_a_write_sent_again_on_another_connection_is_on_the_disk_or_not_confirmed(logging_server):
+    url = f"{logging_server.url}?wait_fsync=true&deadline_s=1"
+    first, again = await open_at(url), await open_at(url)
+    logging_server.ask("CONFIG", "SET", "appendfsync", "no")
+    for driver in (first, again):
+        with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+            await driver.replace(KEY, b"body", version="v", expect=ANY, ttl=None)
+    logging_server.ask("CONFIG", "SET", "appendfsync", "always")
+    assert await confirmed(lambda: again.replace(KEY, b"body", version="v", expect=ANY, ttl=None))
+    for driver in (first, again):
+        await driver.close()
 
 
 @pytest.mark.parametrize(
     ("safe", "enough"), [([1, 2], True), ([1, 3], True), ([0, 2], False), ([1, 1], False)]
 )
-async def test_the_disks_that_are_asked_for_are_counted_apart(safe, enough):
-    client = AnswersWait(safe)
+def test_the_disks_that_are_asked_for_are_counted_apart(safe, enough):
     safeguard = Safeguard(RedisSettings(wait_fsync=True, wait_replicas=2, deadline_s=1.0))
+    assert safeguard.behind == (("WAITAOF", 1, 2, 400),)
     with contextlib.nullcontext() if enough else pytest.raises(OutcomeUnknown):
-        assert await safeguard.execute(client, "EVALSHA", "digest") == 7
-    assert client.sent == [("EVALSHA", "digest"), ("WAITAOF", 1, 2, 400)]
+        assert safeguard.confirmed(7, safe) == 7

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import redis
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 
 from stm_backends import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_redis import RedisSettings, open_driver
-from stm_backends_redis.clients import connect
+from stm_backends_redis.clients import client_options
 from stm_backends_redis.plugin import schema
 
 SECRET = "correct" + "-horse"
@@ -75,8 +75,6 @@ def test_a_url_says_what_the_options_would(url, settings):
         ("redis+sentinel://h", "redis+sentinel://host:26379/service"),
         ("redis://h?tls_ca_file=/x", "rediss://"),
         ("redis://h?sentinel_password=x", "redis+sentinel://"),
-        ("redis+cluster://h?wait_replicas=1", "one server or sentinels"),
-        ("redis+cluster://h?wait_fsync=true", "one server or sentinels"),
         ("redis://h?wait_replicas=-1", "at least 0"),
         ("redis://h?wait_fsync=1", "true or false"),
         ("redis://h?key_prefix={x}", "no braces"),
@@ -207,6 +205,4 @@ def test_without_the_client_library_opening_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("url", ["redis://h", "redis+cluster://h", "redis+sentinel://h/service"])
 def test_the_clients_that_we_make_send_nothing_twice(url):
-    client = connect(RedisSettings.from_url(url)).client
-    retry = client.retry if isinstance(client, RedisCluster) else client.get_retry()
-    assert retry.get_retries() == 0
+    assert client_options(RedisSettings.from_url(url))["retry"].get_retries() == 0
