@@ -55,7 +55,6 @@ from stm_backends_dynamo.items import (
     Item,
     Reference,
     Sizes,
-    cut_of,
     head_of,
     is_alive,
     item_of,
@@ -70,8 +69,8 @@ T = TypeVar("T")
 _MAX_PAGE: Final = 10_000
 """DynamoDB ends a page after a megabyte, whatever it is asked for."""
 
-_MOST_LITTERED: Final = 1_000
-"""Of how many records it is remembered that there are parts which their heads do not name."""
+_MOST_NOTED: Final = 1_000
+"""Of how many records it is remembered that they have parts, or some that their heads do not name."""
 
 
 class DynamoDriver:
@@ -102,6 +101,7 @@ class DynamoDriver:
         self._clock = clock
         self._sizes = sizes
         self._littered: set[Key] = set()
+        self._with_parts: set[Key] = set()
         # Of a client that is handed in its owner decides how much it does at once.
         self._places: Places | None = None
         self._closing = AsyncExitStack()
@@ -253,7 +253,9 @@ class DynamoDriver:
         head: Head | None = None
         for _ in range(ROUNDS):
             found: Item = {}
-            if not isinstance(element, Reference) and not (head and head.life):
+            # What is refused is billed as well, so it is not tried where parts were seen before.
+            has_parts = head.life if head else key in self._with_parts
+            if not (isinstance(element, Reference) or has_parts):
                 folded = await stored.requests.attempt(
                     statements.fold(key, body, version=version, expect=expect, drop=drop, ttl=ttl, now=now)
                 )
@@ -265,7 +267,9 @@ class DynamoDriver:
                 return head is not None and head.version == version
             if not (head.life or isinstance(element, Reference)):
                 continue
-            cut = cut_of(head, drop)
+            cut = await stored.cut(head, drop)
+            if cut is None:
+                continue
             if isinstance(element, Reference):
                 element = element._replace(part=new_part())
             after = replace(head, version=version, body=element, tail=cut.left, entries=head.entries - drop)
@@ -445,7 +449,10 @@ class DynamoDriver:
                 await stored.seal(least=1)
                 return await work(stored)
             finally:
-                if stored.littered and len(self._littered) < _MOST_LITTERED:
-                    self._littered.add(key)
+                for keys, is_one in ((self._littered, stored.littered), (self._with_parts, stored.has_parts)):
+                    if is_one:
+                        keys.add(key)
+                    if len(keys) > _MOST_NOTED:
+                        keys.pop()
 
         return await self._run(operation, on)

@@ -55,7 +55,7 @@ class Sizes:
 
 
 class Reference(NamedTuple):
-    """Some values of a part: from which on, how many, and how many bytes they are together at most."""
+    """Some values of a part: from which on, how many, and how many bytes they are together."""
 
     part: str
     first: int
@@ -254,7 +254,7 @@ def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]
     for element in elements:
         if isinstance(element, Reference):
             found = parts[element.part][element.first : element.first + element.length]
-            if len(found) != element.length or sum(map(len, found)) > element.size:
+            if len(found) != element.length or sum(map(len, found)) != element.size:
                 raise _not_whole("a part holds something else than it should")
             entries += found
         else:
@@ -263,13 +263,15 @@ def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]
 
 
 def cut_of(head: Head, drop: int) -> Cut:
-    """Return what a fold of so many entries does to a head's tail, which has at least as many."""
+    """Return what a fold of so many entries does to a head's tail, which has at least as many.
+
+    How many bytes the rest of a part has is not known here; its size is that of the whole.
+    """
     for place, element in enumerate(head.tail):
         if not drop:
             return Cut(place, None, head.tail[place:])
         count = count_of(element)
         if isinstance(element, Reference) and count > drop:
-            # How many bytes the dropped entries had is not known; the size is what the rest has at most.
             rest = element._replace(first=element.first + drop, length=count - drop)
             return Cut(place + 1, rest, (rest, *head.tail[place + 1 :]))
         drop -= count

@@ -19,11 +19,13 @@ from stm_backends_dynamo.client import Answer, Requests
 from stm_backends_dynamo.errors import meaning
 from stm_backends_dynamo.items import (
     LAYOUT,
+    Cut,
     Head,
     Item,
     Reference,
     Sizes,
     crowd_of,
+    cut_of,
     end_of,
     entries_of,
     head_of,
@@ -59,6 +61,8 @@ class Stored:
         self._sizes = sizes
         self.littered = False
         """Whether there may be parts that the head does not name."""
+        self.has_parts = False
+        """Whether the record has parts, as far as was seen."""
 
     async def item(self) -> Item:
         """Return the head's item as it is now, of an expired record too; `{}` if there is none."""
@@ -67,6 +71,7 @@ class Stored:
     async def look(self, found: Item | None = None) -> Head | None:
         """Return the head of the living record, as it was just found or else as it is now."""
         item = found or await self.item()
+        self.has_parts = "life" in item
         return head_of(item) if item and is_alive(item, self.now) else None
 
     async def load(self) -> Record | None:
@@ -156,6 +161,18 @@ class Stored:
         """Say of a record without parts that it may have some; then its head has to be read again."""
         marks = self.of_parts(new_version(), 0, self.kept_of(head, KEEP))
         await self.requests.attempt(statements.mark(self.key, head=head, of_parts=marks))
+
+    async def cut(self, head: Head, drop: int) -> Cut | None:
+        """Return what a fold of so many entries does to a head's tail; `None` if that has moved on."""
+        cut = cut_of(head, drop)
+        if cut.rest is None:
+            return cut
+        parts = await self._some_parts({cut.rest.part})
+        if parts is None:
+            return None
+        entries = parts[cut.rest.part][cut.rest.first : cut.rest.first + cut.rest.length]
+        rest = cut.rest._replace(size=sum(map(len, entries)))
+        return Cut(cut.places, rest, (rest, *cut.left[1:]))
 
     def is_crowded(self, places: int) -> bool:
         """Return whether a tail of so many places is to be looked at, by one of all who add to it."""
