@@ -1,16 +1,24 @@
-"""The DynamoDB driver: one table, one item a record, one request an operation.
+"""The DynamoDB driver: one table; a record is one item, its head, and what is large of it beside that.
 
 DynamoDB has no clock that a condition could ask, so the clock of the host that asks judges what has
 expired: hosts whose clocks differ by a second disagree for a second about when a record ends.
 
-Exceptions to one request an operation, each because a condition can say no more than yes or no:
+Exceptions to one request an operation. Because a condition can say no more than yes or no:
 
 - A birth takes two: the append that finds nothing alive, and the write that creates the record.
 - A replace with `expect=ANY, ttl=KEEP` of a record that is not there takes two, likewise.
-- On servers older than June 2023, which do not say what a refused write has met, a lost `replace` takes
-  a read more, to tell it from one that was sent again.
-- A record that is refused as too large is read, to say so and how large it would be, and the write sent
-  again if there is room by now.
+- A write that was refused takes a read more where the answer does not say what it has met: on servers
+  older than June 2023, and where there was nothing to delete.
+
+Because a value in a part is another item (`statements.py` says why it is one step all the same):
+
+- A load of a record with parts takes two, and one more for each further megabyte.
+- An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first
+  part of a record takes a transaction, after a look and, to an entry, a mark in the head.
+- A fold of a record with parts takes a look first, perhaps at a part, and a request that deletes parts.
+- An append that fills the head moves its entries into a part: a look, two writes, a look.
+- Erasing a record with parts takes six and more.
+- What meets another writer looks again, and does it again.
 """
 
 from __future__ import annotations

@@ -557,3 +557,24 @@ async def test_names_are_listed_without_paying_for_what_they_name(client, driver
     assert units.read <= math.ceil(20 * 300 / 4_096)
     for name in names:
         await driver.delete(Key(key.scope, name))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["REMOVE tail[0] SET tail[2] = :x, entries = :two", "SET tail[2] = :x, entries = :two REMOVE tail[0]"],
+)
+async def test_places_of_a_list_mean_what_they_did_before_the_update(
+    place, client, driver_on, key, expression
+):
+    """A promise of the engine that a seal rests on, where entries stand between references."""
+    driver = driver_on(client)
+    for entry in (b"a", b"b", b"c"):
+        await driver.append(key, entry, birth="v1", ttl=None)
+    client.update_item(
+        TableName=place.table,
+        Key={"pk": {"S": key.scope}, "sk": {"S": key.name}},
+        UpdateExpression=expression,
+        ExpressionAttributeValues={":x": {"B": b"x"}, ":two": {"N": "2"}},
+    )
+    assert await driver.load(key) == Record("v1", None, (b"b", b"x"))
+    await driver.delete(key)

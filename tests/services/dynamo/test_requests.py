@@ -26,6 +26,9 @@ from tests.support.dynamodb import PRETENDED
 KEY = Key("acme:u1:memory", "chat")
 
 
+DROPPED = "the connection is closed before an answer"
+
+
 class Requests:
     """A DynamoDB that notes what it is asked, and first gives the answers that it was told to give.
 
@@ -46,6 +49,8 @@ class Requests:
             await meanwhile()
         if self.script:
             status, code = self.script.pop(0)
+            if code == DROPPED:
+                request.transport.close()
             text = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"})
             return web.Response(status=status, text=text, content_type="application/x-amz-json-1.0")
         headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
@@ -59,6 +64,11 @@ class Requests:
                 body=await response.read(),
                 headers={name: value for name, value in response.headers.items() if name in passed},
             )
+
+
+async def fail_next(requests: Requests, status: int, code: str) -> None:
+    """Let the request that is being asked fail."""
+    requests.script = [(status, code)]
 
 
 @contextlib.asynccontextmanager
@@ -292,7 +302,9 @@ async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ou
         assert old.asked == ["UpdateItem"]
 
 
-@pytest.mark.parametrize(("status", "code"), [(500, "InternalServerError"), (503, "ServiceUnavailable")])
+@pytest.mark.parametrize(
+    ("status", "code"), [(500, "InternalServerError"), (503, "ServiceUnavailable"), (500, DROPPED)]
+)
 async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, code):
     async with opened(old) as driver:
         await driver.append(KEY, b"a", birth="v1", ttl=None)
@@ -300,9 +312,16 @@ async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, 
         old.script = [(status, code)]
         assert await driver.load(KEY) == Record("v1", None, (b"a",))
         assert old.asked == ["GetItem", "GetItem"]
+        # Also the second request of a load.
+        await driver.append(KEY, b"x" * 3_000, birth="v1", ttl=None)
+        old.asked.clear()
+        old.meanwhile = {"Query": functools.partial(fail_next, old, status, code)}
+        assert (await driver.load(KEY)).tail == (b"a", b"x" * 3_000)
+        assert old.asked == ["GetItem", "Query"] * 2
+        old.asked.clear()
         old.script = [(status, code)]
         assert (await driver.scan(KEY.scope, limit=10)).names == (KEY.name,)
-        assert old.asked[2:] == ["Query", "Query"]
+        assert old.asked == ["Query", "Query"]
 
 
 async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
