@@ -1,4 +1,4 @@
-"""The DynamoDB driver: conversations in one table, an item each.
+"""The DynamoDB driver: conversations in one table.
 
 Importing this package imports no client library; its names are looked up when they are asked for.
 """

@@ -13,12 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.errors import (
-    REFUSED,
-    THROTTLED,
     BotoCoreError,
     ClientError,
-    code_of,
     found_by,
+    is_passing,
+    is_refused,
     meaning,
 )
 from stm_backends_dynamo.settings import DynamoSettings
@@ -48,12 +47,17 @@ class Requests:
         self._table = table
         self._until = until
 
+    @property
+    def left_s(self) -> float:
+        """How many seconds are left of the operation."""
+        return self._until - asyncio.get_running_loop().time()
+
     async def send(self, statement: Statement) -> dict[str, Any]:
-        """Return the response to a statement; sent again, after a pause, while it is throttled."""
-        loop = asyncio.get_running_loop()
-        call = functools.partial(
-            getattr(self._client, statement.call), TableName=self._table, **statement.arguments
-        )
+        """Return the response to a statement; sent again, after a pause, while it is throttled.
+
+        So is what met a transaction of the same item, of which nothing was done either.
+        """
+        call = functools.partial(getattr(self._client, statement.call), **statement.on(self._table))
         longest = _FIRST_PAUSE_S
         while True:
             try:
@@ -61,7 +65,7 @@ class Requests:
                 return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
             except ClientError as error:
                 pause = random.uniform(0, longest)
-                if code_of(error) not in THROTTLED or loop.time() + pause >= self._until:
+                if not is_passing(error) or pause >= self.left_s:
                     raise
             await asyncio.sleep(pause)
             longest = min(2 * longest, _LONGEST_PAUSE_S)
@@ -71,7 +75,7 @@ class Requests:
         try:
             return Answer(True, await self.send(statement))
         except ClientError as error:
-            if code_of(error) != REFUSED:
+            if not is_refused(error):
                 raise
             return Answer(False, found_by(error))
 

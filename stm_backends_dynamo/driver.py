@@ -1,16 +1,24 @@
-"""The DynamoDB driver: one table, one item a record, one request an operation.
+"""The DynamoDB driver: one table; a record is one item, its head, and what is large of it beside that.
 
 DynamoDB has no clock that a condition could ask, so the clock of the host that asks judges what has
 expired: hosts whose clocks differ by a second disagree for a second about when a record ends.
 
-Exceptions to one request an operation, each because a condition can say no more than yes or no:
+Exceptions to one request an operation. Because a condition can say no more than yes or no:
 
 - A birth takes two: the append that finds nothing alive, and the write that creates the record.
 - A replace with `expect=ANY, ttl=KEEP` of a record that is not there takes two, likewise.
-- On servers older than June 2023, which do not say what a refused write has met, a lost `replace` takes
-  a read more, to tell it from one that was sent again.
-- A record that is refused as too large is read, to say so and how large it would be, and the write sent
-  again if there is room by now.
+- A write that was refused takes a read more where the answer does not say what it has met: on servers
+  older than June 2023, and where there was nothing to delete.
+
+Because a value in a part is another item (`statements.py` says why it is one step all the same):
+
+- A load of a record with parts takes two, and one more for each further megabyte.
+- An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first
+  part of a record takes a transaction, after a look and, to an entry, a mark in the head.
+- A fold of a record with parts takes a look first, perhaps at a part, and a request that deletes parts.
+- An append that fills the head moves its entries into a part: a look, two writes, a look.
+- Erasing a record with parts takes six and more.
+- What meets another writer looks again, and does it again.
 """
 
 from __future__ import annotations
@@ -31,24 +39,46 @@ from stm_backends.checks import (
     require_limit,
     require_ttl,
 )
-from stm_backends.driver import ABSENT, ANY, KEEP, AbsentType, AnyType, KeepType, Key, Page, Record, Traits
+from stm_backends.driver import (
+    ABSENT,
+    ANY,
+    KEEP,
+    AbsentType,
+    AnyType,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+    new_version,
+)
 from stm_backends.edge import Edge, Places
-from stm_backends.errors import Corrupt, TooLarge, Unavailable, located
+from stm_backends.errors import located
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, made, require_client
-from stm_backends_dynamo.errors import INVALID, ClientError, code_of, meaning
-from stm_backends_dynamo.items import Item, is_alive, item_of, key_of, record_of, size_of
-from stm_backends_dynamo.settings import MAX_RECORD, DynamoSettings
+from stm_backends_dynamo.errors import ClientError, is_invalid, meaning
+from stm_backends_dynamo.items import (
+    Element,
+    Head,
+    Item,
+    Reference,
+    Sizes,
+    head_of,
+    is_alive,
+    item_of,
+    new_part,
+    weight_of,
+)
+from stm_backends_dynamo.settings import DynamoSettings
+from stm_backends_dynamo.stored import ROUNDS, Stored
 
 T = TypeVar("T")
-
-_MAX_ITEM: Final = 400 * 1024
 
 _MAX_PAGE: Final = 10_000
 """DynamoDB ends a page after a megabyte, whatever it is asked for."""
 
-_ROUNDS: Final = 5
-"""How often a record may appear and vanish between two requests of one operation."""
+_MOST_NOTED: Final = 1_000
+"""Of how many records it is remembered that they have parts, or some that their heads do not name."""
 
 
 class DynamoDriver:
@@ -67,6 +97,7 @@ class DynamoDriver:
         client: Any = None,
         create: bool = False,
         clock: Callable[[], float] = time.time,
+        sizes: Sizes = Sizes(),  # noqa: B008 -- it cannot be changed
     ) -> None:
         require_clock(clock)
         if client is not None:
@@ -76,6 +107,9 @@ class DynamoDriver:
         self._client = client
         self._create = create
         self._clock = clock
+        self._sizes = sizes
+        self._littered: set[Key] = set()
+        self._with_parts: set[Key] = set()
         # Of a client that is handed in its owner decides how much it does at once.
         self._places: Places | None = None
         self._closing = AsyncExitStack()
@@ -87,7 +121,7 @@ class DynamoDriver:
             clock="client",
             durability="an acknowledged write is stored in several availability zones of the region",
             max_entry=settings.max_entry_bytes,
-            max_record=MAX_RECORD,
+            max_record=sizes.record,
             max_drop=statements.MAX_DROP,
             # Hosts whose clocks differ by half a second agree for half a second that such a record lives.
             min_ttl=1.0,
@@ -120,31 +154,74 @@ class DynamoDriver:
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` only if it is not there."""
 
-        async def work(requests: Requests, now: float) -> Record | None:
-            return await self._load(requests, key, now, "load")
+        async def work(stored: Stored) -> Record | None:
+            return await stored.load()
 
-        return await self._run("load", work)
+        return await self._on(key, "load", work)
 
     async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         require_fits("entry", len(entry), self.traits.max_entry, backend=self.name, operation="append")
+        add = self._append_part if len(entry) > self._sizes.large else self._append
 
-        async def work(requests: Requests, now: float) -> int:
-            for _ in range(_ROUNDS):
-                added = await requests.attempt(statements.append(key, entry, ttl=ttl, now=now))
-                if added.done:
-                    return int(added.content["Attributes"]["entries"]["N"])
+        async def work(stored: Stored) -> int:
+            return await add(stored, entry, birth, ttl)
+
+        return await self._on(key, "append", work)
+
+    async def _append(self, stored: Stored, entry: bytes, birth: str, ttl: float | None) -> int:
+        key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
+        for _ in range(ROUNDS):
+            adding = statements.append(key, entry, ttl=ttl, now=now, most=most)
+            added = await stored.requests.attempt(adding)
+            if added.done:
+                grown, loose = int(added.content["Attributes"]["grown"]["N"]), self._sizes.loose
+                # Of all who add, one comes past each multiple.
+                if grown // loose != (grown - weight_of(entry)) // loose:
+                    await stored.aside(stored.seal(least=loose // 2))
+                return int(added.content["Attributes"]["entries"]["N"])
+            head = await stored.look(added.content) if added.content else None
+            if head is None:
                 # Nothing is alive there, so this is a birth, in the place of an expired record if need be.
-                born = item_of(Record(birth, None, (entry,)), ttl=ttl, now=now)
-                if (await requests.attempt(statements.create(key, born, now=now))).done:
+                born = item_of(birth, None, (entry,), ttl=ttl, now=now)
+                created = await stored.requests.attempt(statements.create(key, born, now=now))
+                if created.done:
+                    await stored.replaced(created.content.get("Attributes", {}))
                     return 1
-            raise self._unsettled("append")
+                head = await stored.look(created.content)
+            if head is not None:
+                await stored.admit(head, len(entry), ttl)
+        raise stored.unsettled()
 
-        def grown(record: Record) -> Record:
-            return replace(record, tail=(*record.tail, entry))
-
-        return await self._run("append", self._measuring(work, key, grown, "append"))
+    async def _append_part(self, stored: Stored, entry: bytes, birth: str, ttl: float | None) -> int:
+        """Add an entry that gets a part of its own."""
+        key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
+        for _ in range(ROUNDS):
+            before = await stored.item()
+            head = await stored.look(before) if before else None
+            reference = Reference(new_part(), 0, 1, len(entry))
+            kept = stored.kept_of(head, ttl)
+            if head is None:
+                marks = stored.of_parts(new_version(), len(entry), kept)
+                born = item_of(birth, None, (reference,), ttl=ttl, now=now) | marks
+                statement = statements.create(key, born, now=now)
+            elif not await stored.admit(head, len(entry), ttl):
+                continue
+            elif not head.life:
+                await stored.mark(head)
+                continue
+            else:
+                statement = statements.append_part(key, reference, head=head, ttl=ttl, now=now, most=most)
+            added = await stored.write(reference.part, [entry], statement, head=head, kept=kept)
+            if added.done:
+                if head is None:
+                    await stored.replaced(before)
+                    return 1
+                if stored.is_crowded(len(head.tail)):
+                    await stored.aside(stored.seal(least=self._sizes.loose // 2))
+                return int(added.content["Attributes"]["entries"]["N"])
+        raise stored.unsettled()
 
     async def replace(
         self,
@@ -163,47 +240,167 @@ class DynamoDriver:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
         require_fits("entry", len(body), self.traits.max_entry, backend=self.name, operation="replace")
 
-        async def work(requests: Requests, now: float) -> bool:
-            async def carries(found: Item) -> bool:
-                """Return whether a record that refused this write was written by it before."""
-                found = found or (await requests.send(statements.load_version(key))).get("Item", {})
-                return found.get("version") == {"S": version} and self._is_alive(found, now, "replace")
-
+        async def work(stored: Stored) -> bool:
             if isinstance(expect, str):
-                folded = await requests.attempt(
+                done = await self._fold(stored, body, version, expect, drop, ttl)
+            else:
+                done = await self._save(stored, body, version, expect, ttl)
+            if done and (stored.littered or key in self._littered):
+                stored.littered = False
+                self._littered.discard(key)
+                await stored.aside(stored.sweep())
+            return done
+
+        return await self._on(key, "replace", work)
+
+    async def _fold(
+        self, stored: Stored, body: bytes, version: str, expect: str, drop: int, ttl: float | None | KeepType
+    ) -> bool:
+        key, now = stored.key, stored.now
+        element = Reference(new_part(), 0, 1, len(body)) if len(body) > self._sizes.large else body
+        head: Head | None = None
+        for _ in range(ROUNDS):
+            found: Item = {}
+            # What is refused is billed as well, so it is not tried where parts were seen before.
+            has_parts = head.life if head else key in self._with_parts
+            if not (isinstance(element, Reference) or has_parts):
+                folded = await stored.requests.attempt(
                     statements.fold(key, body, version=version, expect=expect, drop=drop, ttl=ttl, now=now)
                 )
-                return folded.done or await carries(folded.content)
-            fresh = item_of(Record(version, body, ()), ttl=None if ttl is KEEP else ttl, now=now)
-            if expect is ABSENT:
-                created = await requests.attempt(statements.create(key, fresh, now=now))
-                return created.done or await carries(created.content)
-            if ttl is not KEEP:
-                # Nothing refuses this but the record that it has written before.
-                await requests.attempt(statements.save(key, fresh, now=now))
+                if folded.done:
+                    return True
+                found = folded.content
+            head = await stored.look(found)
+            if head is None or head.version != expect or head.entries < drop:
+                return head is not None and head.version == version
+            if not (head.life or isinstance(element, Reference)):
+                continue
+            cut = await stored.cut(head, drop)
+            if cut is None:
+                continue
+            if isinstance(element, Reference):
+                element = element._replace(part=new_part())
+            after = replace(head, version=version, body=element, tail=cut.left, entries=head.entries - drop)
+            if not await stored.admit(head, after.size - head.size, ttl):
+                continue
+            kept = stored.kept_of(head, ttl)
+            folding = statements.fold_parts(
+                key,
+                after,
+                head=head,
+                cut=cut,
+                of_parts=stored.of_parts(new_version(), after.in_parts, kept),
+                ttl=ttl,
+                now=now,
+            )
+            if isinstance(element, Reference):
+                folded = await stored.write(element.part, [body], folding, head=head, kept=kept)
+            else:
+                folded = await stored.requests.attempt(folding)
+            if folded.done:
+                await stored.discard(head, after)
                 return True
-            for _ in range(_ROUNDS):
-                keeping = statements.save_keeping(key, body, version=version, now=now)
-                if (await requests.attempt(keeping)).done:
-                    return True
-                created = await requests.attempt(statements.create(key, fresh, now=now))
-                if created.done or await carries(created.content):
-                    return True
-            raise self._unsettled("replace")
+        raise stored.unsettled()
 
-        def folded(record: Record) -> Record:
-            return Record(version, body, record.tail[drop:])
+    async def _save(
+        self,
+        stored: Stored,
+        body: bytes,
+        version: str,
+        expect: AbsentType | AnyType,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        key, now = stored.key, stored.now
+        fresh = item_of(version, body, (), ttl=None if ttl is KEEP else ttl, now=now)
+        if len(body) > self._sizes.large:
+            whole: list[statements.Statement] = []
+        elif expect is ABSENT:
+            whole = [statements.create(key, fresh, now=now)]
+        elif ttl is KEEP:
+            keeping = statements.save_keeping(key, body, version=version, now=now)
+            whole = [keeping, statements.create(key, fresh, now=now)]
+        else:
+            whole = [statements.save(key, fresh, now=now)]
+        for _ in range(ROUNDS):
+            before: Item = {}
+            for statement in whole:
+                saved = await stored.requests.attempt(statement)
+                if saved.done:
+                    await stored.replaced(saved.content.get("Attributes", {}))
+                    return True
+                before = saved.content
+            before = before or await stored.item()
+            head = await stored.look(before) if before else None
+            if head is not None and (head.version == version or expect is ABSENT):
+                return head.version == version
+            if head is None or head.life or not whole:
+                element = body if whole else Reference(new_part(), 0, 1, len(body))
+                if await self._save_parts(stored, element, body, version, ttl, before, head):
+                    return True
+        raise stored.unsettled()
 
-        return await self._run("replace", self._measuring(work, key, folded, "replace"))
+    async def _save_parts(
+        self,
+        stored: Stored,
+        element: Element,
+        body: bytes,
+        version: str,
+        ttl: float | None | KeepType,
+        before: Item,
+        head: Head | None,
+    ) -> bool:
+        """Save a body over what was read, if that or the body has parts."""
+        key, now = stored.key, stored.now
+        kept, life = stored.kept_of(head, ttl), new_version()
+        if head is not None and head.life and stored.keeps(head, ttl):
+            # The same, so that those who save at once do not get in each other's way.
+            life = head.life
+        elif head is not None and head.life:
+            kept = stored.kept_of(None, ttl)
+        after = Head.of_body(version, element)
+        marks = stored.of_parts(life, after.in_parts, kept)
+        if head is not None:
+            statement = statements.save_parts(key, after, head=head, of_parts=marks, ttl=ttl, now=now)
+        else:
+            fresh = item_of(version, element, (), ttl=None if ttl is KEEP else ttl, now=now)
+            statement = statements.create(key, fresh | (marks if after.parts else {}), now=now)
+        if isinstance(element, Reference):
+            saved = await stored.write(element.part, [body], statement, head=head, kept=kept)
+        else:
+            saved = await stored.requests.attempt(statement)
+        if saved.done and head is None:
+            await stored.replaced(before)
+        elif saved.done and "life" in (was := saved.content.get("Attributes", {})):
+            await stored.discard(head_of(was), after)
+        return saved.done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        version = None if expect is ANY else expect
 
-        async def work(requests: Requests, now: float) -> bool:
-            statement = statements.delete(key, expect=None if expect is ANY else expect, now=now)
-            return (await requests.attempt(statement)).done
+        async def work(stored: Stored) -> bool:
+            for _ in range(ROUNDS):
+                deleting = statements.delete(key, expect=version, now=stored.now)
+                deleted = await stored.requests.attempt(deleting)
+                if deleted.done:
+                    return True
+                found = deleted.content or await stored.item()
+                if "erased" in found:
+                    await stored.finish_erasing(found)
+                    return False
+                if not found or not is_alive(found, stored.now):
+                    return False
+                if version is not None and found.get("version") != {"S": version}:
+                    return False
+                erasing = statements.erase(key, expect=version, now=stored.now)
+                if "life" in found:
+                    erased = await stored.requests.attempt(erasing)
+                    if erased.done:
+                        await stored.finish_erasing(erased.content["Attributes"])
+                        return True
+            raise stored.unsettled()
 
-        return await self._run("delete", work)
+        return await self._on(key, "delete", work)
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
@@ -246,60 +443,24 @@ class DynamoDriver:
             self._running.discard(ended)
             ended.set_result(None)
 
-    async def _load(self, requests: Requests, key: Key, now: float, operation: str) -> Record | None:
-        item = (await requests.send(statements.load(key))).get("Item")
-        if item is None or not self._is_alive(item, now, operation):
-            return None
-        try:
-            return record_of(item)
-        except ValueError as error:
-            raise self._corrupt(operation, error) from error
+    async def _on(self, key: Key, operation: str, work: Callable[[Stored], Awaitable[T]]) -> T:
+        """Run an operation on one record."""
 
-    def _measuring(
-        self,
-        work: Callable[[Requests, float], Awaitable[T]],
-        key: Key,
-        changed: Callable[[Record], Record],
-        operation: str,
-    ) -> Callable[[Requests, float], Awaitable[T]]:
-        """Let a write that DynamoDB calls invalid raise `TooLarge`, if that is what is wrong with it.
+        async def on(requests: Requests, now: float) -> T:
+            stored = Stored(requests, key, now=now, sizes=self._sizes)
+            try:
+                return await work(stored)
+            except ClientError as error:
+                if not is_invalid(error) or operation not in ("append", "replace"):
+                    raise
+                # A head that an earlier version has written may be as large as an item can be.
+                await stored.seal(least=1)
+                return await work(stored)
+            finally:
+                for keys, is_one in ((self._littered, stored.littered), (self._with_parts, stored.has_parts)):
+                    if is_one:
+                        keys.add(key)
+                    if len(keys) > _MOST_NOTED:
+                        keys.pop()
 
-        A record that has room by now was folded or erased between the refusal and the look: the write, of
-        which nothing was done, is sent again.
-        """
-
-        async def measured(requests: Requests, now: float) -> T:
-            rounds = _ROUNDS
-            while True:
-                try:
-                    return await work(requests, now)
-                except ClientError as error:
-                    rounds -= 1
-                    if code_of(error) != INVALID:
-                        raise
-                    record = await self._load(requests, key, now, operation)
-                    if record is not None:
-                        size = size_of({**key_of(key), **item_of(changed(record), ttl=1.0, now=now)})
-                        if size > MAX_RECORD:
-                            where = {"backend": self.name, "operation": operation}
-                            raise TooLarge("record", size=size, limit=_MAX_ITEM, **where) from error
-                    if not rounds:
-                        raise
-
-        return measured
-
-    def _is_alive(self, item: Item, now: float, operation: str) -> bool:
-        try:
-            return is_alive(item, now)
-        except ValueError as error:
-            raise self._corrupt(operation, error) from error
-
-    def _corrupt(self, operation: str, error: ValueError) -> Corrupt:
-        return Corrupt(f"the record is not whole: {error}", backend=self.name, operation=operation)
-
-    def _unsettled(self, operation: str) -> Unavailable:
-        return Unavailable(
-            "the record came and went between one request and the next, again and again",
-            backend=self.name,
-            operation=operation,
-        )
+        return await self._run(operation, on)

