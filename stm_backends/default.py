@@ -175,9 +175,12 @@ class DefaultShortTermMemory:
         self._flushing += 1
         try:
             await self._settled(until)
-            writes = {write for write in self._writes if write.get_loop() is loop}
-            if writes:
+            # What others have saved may leave something pending again.
+            while writes := {write for write in self._writes if write.get_loop() is loop}:
                 await asyncio.wait(writes, timeout=max(until - loop.time(), 0))
+                if loop.time() >= until:
+                    return
+                await self._settled(until)
         finally:
             self._flushing -= 1
 
