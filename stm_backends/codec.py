@@ -375,33 +375,44 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
 def _decode_steps(data: bytes) -> Steps[object]:
     """Do what `decode_json` does, in steps if it is an object as `encode_json` writes it."""
     text = data.decode("utf-8", "surrogatepass")
-    content: dict[str, Any] = {}
-    if not text.startswith('{"'):
+    try:
+        return (yield from _members(text))
+    except (ValueError, IndexError):
         return decode_json(data)
-    at = 1
-    while True:
-        name, at = _decode(text, at)
-        if text[at] != ":" or not isinstance(name, str):
-            return decode_json(data)
-        at += 1
-        if text.startswith(("[{", '["'), at):
-            value: list[object] = []
-            while text[at] in "[,":
-                item, at = _decode(text, at + 1)
-                value.append(item)
-                if len(value) % STEP == 0:
-                    yield
-            if text[at] != "]":
-                return decode_json(data)
-            at += 1
+
+
+def _members(text: str) -> Steps[dict[str, Any]]:
+    """Read an object without white space. Raises `ValueError` or `IndexError` for anything else."""
+    content: dict[str, Any] = {}
+    at, end = 0, "{"
+    while end != "}":
+        if text[at] != end:
+            raise ValueError("not where a member begins")
+        name, at = _decode(text, at + 1)
+        if not isinstance(name, str) or text[at] != ":":
+            raise ValueError("not a member")
+        if text.startswith("[{", at + 1):
+            value, at = yield from _items(text, at + 1)
         else:
-            value, at = _decode(text, at)
+            value, at = _decode(text, at + 1)
         content[name] = value
-        if text[at] == "}" and at + 1 == len(text):
-            return content
-        if not text.startswith(',"', at):
-            return decode_json(data)
-        at += 1
+        end = text[at] if text[at] == "}" else ","
+    if at + 1 != len(text):
+        raise ValueError("there is something after the JSON document")
+    return content
+
+
+def _items(text: str, at: int) -> Steps[tuple[list[object], int]]:
+    """Read a list without white space that begins at an index; return it and where it ends."""
+    items: list[object] = []
+    while text[at] in "[,":
+        item, at = _decode(text, at + 1)
+        items.append(item)
+        if len(items) % STEP == 0:
+            yield
+    if text[at] != "]":
+        raise ValueError("not the end of a list")
+    return items, at + 1
 
 
 # Made once: the functions of the json module make an encoder a call, and look for white space.

@@ -175,9 +175,12 @@ class DefaultShortTermMemory:
         self._flushing += 1
         try:
             await self._settled(until)
-            writes = {write for write in self._writes if write.get_loop() is loop}
-            if writes:
+            # What others have saved may leave something pending again.
+            while writes := {write for write in self._writes if write.get_loop() is loop}:
                 await asyncio.wait(writes, timeout=max(until - loop.time(), 0))
+                if loop.time() >= until:
+                    return
+                await self._settled(until)
         finally:
             self._flushing -= 1
 
@@ -263,8 +266,7 @@ class DefaultShortTermMemory:
         binding, conversation = self._binding, self._conversation
         async with self._one_at_a_time():
             for attempt in range(SAVES):
-                content, version = await shelf.load()
-                stored = await self._read(content)
+                stored, version = await self._read(shelf)
                 # If another key was bound meanwhile, what was to be persisted still is.
                 if self._binding is binding:
                     conversation = self._conversation
@@ -324,8 +326,7 @@ class DefaultShortTermMemory:
         if not shelf.readable:
             return
         async with self._one_at_a_time():
-            content, _ = await shelf.load()
-            stored = await self._read(content)
+            stored, _ = await self._read(shelf)
             if self._binding is binding:
                 shown = self.health
                 self._let_go_if_erased(self._conversation, stored, shelf)
@@ -334,11 +335,15 @@ class DefaultShortTermMemory:
                 self._taken(shown)
         self._wake()
 
-    async def _read(self, content: object | None) -> State | None:
-        """Return the state that a store returned, if there is one."""
+    async def _read(self, shelf: Shelf) -> tuple[State | None, str | None]:
+        """Return the state on a shelf, if there is one, and the version to save on."""
+        content, version = await shelf.load()
         if content is None:
-            return None
-        return await unhurried(load_steps(content, self._config, self._conversation.state))
+            return None, version
+        steps = load_steps(content, self._config, self._conversation.state)
+        # The steps let go of it as they go on.
+        del content
+        return await unhurried(steps), version
 
     def _let_go_if_erased(self, conversation: Conversation, stored: State | None, shelf: Shelf) -> bool:
         """Keep no more of a conversation than was never saved, if what was saved has been erased.

@@ -43,11 +43,14 @@ def merge(
         or (not exact and _lost_our_summary(stored, local, base))
     )
     kept, candidates = stored.turns, (*covered, *local.turns)
-    if ours_stands:
-        left = _ids(base.turns) - _ids(local.turns)
-        kept = tuple(t for t in kept if t.id not in left and t.id not in local.body.forgotten)
-        candidates = local.turns
     base_ids = _ids(base.turns)
+    if ours_stands:
+        here = _ids(local.turns)
+        # Whether an id is remembered is asked of few: it takes a hash.
+        kept = tuple(
+            t for t in kept if t.id in here or not (t.id in base_ids or t.id in local.body.forgotten)
+        )
+        candidates = local.turns
 
     def is_let_go(turn: StoredTurn) -> bool:
         if turn.id in stored.body.forgotten:
@@ -57,9 +60,12 @@ def merge(
         since = stored.gone - base.gone + _younger(base.body, turn.id)
         return exact or not stored.ours or since >= REMEMBERED_IDS
 
-    turns = _woven(kept, [t for t in candidates if not is_let_go(t)])
+    held = _ids(kept)
+    turns = _woven(kept, held, [t for t in candidates if t.id in held or not is_let_go(t)])
     pending = _ids(stored.pending)
-    boundary = max((index + 1 for index, turn in enumerate(turns) if turn.id in pending), default=0)
+    boundary = 0
+    if pending:
+        boundary = max((index + 1 for index, turn in enumerate(turns) if turn.id in pending), default=0)
     merged = replace(
         _body_of(stored, local, base, ours_stands=ours_stands, now=now),
         pending=turns[:boundary],
@@ -124,9 +130,13 @@ def _attempts(body: Body) -> tuple[MemoryHealth, int, float]:
     return body.health, body.attempts, body.next_attempt_at
 
 
-def _woven(kept: Sequence[StoredTurn], candidates: Sequence[StoredTurn]) -> tuple[StoredTurn, ...]:
-    """Put each candidate before the first kept turn that follows it among the candidates, or at the end."""
-    held = _ids(kept)
+def _woven(
+    kept: Sequence[StoredTurn], held: set[str], candidates: Sequence[StoredTurn]
+) -> tuple[StoredTurn, ...]:
+    """Put each candidate before the first kept turn that follows it among the candidates, or at the end.
+
+    `held` are the ids of those kept.
+    """
     before: dict[str, list[StoredTurn]] = {}
     waiting: list[StoredTurn] = []
     for turn in candidates:
@@ -135,8 +145,9 @@ def _woven(kept: Sequence[StoredTurn], candidates: Sequence[StoredTurn]) -> tupl
         elif waiting:
             before[turn.id] = waiting
             waiting = []
-    woven = [t for turn in kept for t in (*before.get(turn.id, ()), turn)]
-    return (*woven, *waiting)
+    if before:
+        kept = [t for turn in kept for t in (*before.get(turn.id, ()), turn)]
+    return (*kept, *waiting)
 
 
 def _younger(body: Body, turn_id: str) -> int:

@@ -176,8 +176,10 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
     """Do what `load_state` does, in steps; a turn that is as it is in the state `known` is that turn."""
     if not isinstance(content, Mapping):
         raise ValueError("a memory state is a mapping")
-    # Whoever handed it out may change it while others have their turn.
+    # Whoever handed it out may change it while others have their turn. If nobody else has it, it is let go
+    # bit by bit, too: that of many turns takes as long as loading some of them.
     fields = {**cast("Mapping[str, Any]", content)}
+    del content
     if fields.get("version") != 1:
         raise ValueError("a memory state of a version that this library does not read; it reads version 1")
     ours = fields.get(OURS)
@@ -189,7 +191,7 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
         gone = int(kept.pop("gone", 0))
         body = load_body(kept)
         loaded = _Turns(known)
-        lists = [_listed(fields.get(name)) for name in ("backlog", "pending", "turns")]
+        lists = [_listed(fields.pop(name, None)) for name in ("backlog", "pending", "turns")]
         backlog = yield from loaded.of(lists[0])
         pending = yield from loaded.of(lists[1])
         recent = yield from loaded.of(lists[2])
@@ -209,7 +211,7 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
     )
 
 
-def _listed(payloads: object) -> Sequence[object]:
+def _listed(payloads: object) -> list[object]:
     """Return the turns of one field of a state, which nobody else can add to any more."""
     payloads = payloads or []
     if not isinstance(payloads, Sequence):
@@ -229,15 +231,17 @@ class _Turns:
         self._ids: set[str] = set()
         self._alike: Counter[str] = Counter()
 
-    def of(self, payloads: Sequence[object]) -> Steps[tuple[StoredTurn, ...]]:
+    def of(self, payloads: list[object]) -> Steps[tuple[StoredTurn, ...]]:
+        """Return the turns of a list, which is emptied."""
         turns: list[StoredTurn] = []
-        for number, payload in enumerate(payloads, 1):
-            stored = self._one(payload)
-            if stored.id not in self._ids:
-                self._ids.add(stored.id)
-                turns.append(stored)
-            if number % STEP == 0:
-                yield
+        payloads.reverse()
+        while payloads:
+            for _ in range(min(STEP, len(payloads))):
+                stored = self._one(payloads.pop())
+                if stored.id not in self._ids:
+                    self._ids.add(stored.id)
+                    turns.append(stored)
+            yield
         return tuple(turns)
 
     def _one(self, payload: object) -> StoredTurn:

@@ -33,13 +33,16 @@ def at_once(steps: Steps[T]) -> T:
 
 
 async def unhurried(steps: Steps[T]) -> T:
-    """Do it, and let other tasks go on after every few milliseconds."""
-    until = time.perf_counter() + SLICE_S
+    """Do it, and let other tasks go on after every few milliseconds, and at the end if it took that long."""
+    until, interrupted = time.perf_counter() + SLICE_S, False
     while True:
         try:
             next(steps)
         except StopIteration as stop:
+            if interrupted:
+                await asyncio.sleep(0)
             return stop.value
         if time.perf_counter() >= until:
+            interrupted = True
             await asyncio.sleep(0)
             until = time.perf_counter() + SLICE_S

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stm_backends.codec import Codec, Transform, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
 from stm_backends.policy import Body, Forgotten
+from stm_backends.steps import STEP, at_once
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 CODEC = Codec()
@@ -334,3 +335,54 @@ def test_how_deep_a_value_may_be_does_not_depend_on_who_asks() -> None:
 def test_a_stored_turn_with_an_id_that_is_no_text_is_never_written() -> None:
     with pytest.raises(InvalidState, match="turn_id"):
         Codec().seal_turn(StoredTurn(cast("str", 7), ConversationTurn("u", "a")))
+
+
+# In steps
+
+
+TRICKY = st.text('a"\\\u00e4\ud800,:[]{}', max_size=5)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TRICKY,
+    lambda inner: st.lists(inner) | st.dictionaries(TRICKY, inner),
+)
+
+
+@given(st.dictionaries(st.text('a":[{\ud800', max_size=4), ANYTHING | st.lists(ANYTHING, max_size=200)))
+def test_steps_seal_and_open_what_is_sealed_and_opened_at_once(content: dict[str, Any]) -> None:
+    codec = Codec()
+    envelope = at_once(codec.seal_steps("state", content))
+    assert envelope == codec.seal("state", content)
+    assert at_once(codec.open_steps("state", envelope)) == codec.open("state", envelope)
+
+
+@given(TRICKY | st.builds(json.dumps, ANYTHING, indent=st.sampled_from([None, 1])))
+def test_steps_open_any_bytes_as_they_are_opened_at_once(text: str) -> None:
+    codec, envelope = Codec(), b"stm/1 state\n" + text.encode("utf-8", "surrogatepass")
+    try:
+        expected = codec.open("state", envelope)
+    except Corrupt:
+        with pytest.raises(Corrupt):
+            at_once(codec.open_steps("state", envelope))
+    else:
+        assert at_once(codec.open_steps("state", envelope)) == expected
+
+
+def test_steps_refuse_what_is_not_json_with_its_path() -> None:
+    codec, deep = Codec(), []
+    for _ in range(120):
+        deep = [deep]
+    for content, path in (
+        ({"a": {"b": object()}}, "state.a.b"),
+        ({"a": [1, {"b": {1: 2}}]}, r"state\.a\[1\]\.b"),
+        ({"a": deep}, "state.a"),
+        ({"a": {"b": deep}}, "state.a"),
+        ({1: 2}, "state has a key"),
+    ):
+        with pytest.raises(InvalidState, match=path):
+            at_once(codec.seal_steps("state", content))  # type: ignore[arg-type]
+
+
+def test_a_long_list_is_many_steps() -> None:
+    codec, content = Codec(), {"turns": [{"n": number} for number in range(10 * STEP)]}
+    assert sum(1 for _ in codec.seal_steps("state", content)) == 10
+    assert sum(1 for _ in codec.open_steps("state", codec.seal("state", content))) == 10

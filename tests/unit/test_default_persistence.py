@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends import steps
+from stm_backends.errors import InvalidKey, InvalidState, Unavailable
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.summarizers import LedgerSummarizer, covered
-from stm_backends.types import MemoryHealth
+from stm_backends.types import MemoryHealth, MemoryKey
 from tests.support.default_memory import KEY, OTHER, added, memory, never, penguiflow_state, users
 from tests.support.stores import ConditionalStore, Gate, PlainStore
 
@@ -456,6 +457,185 @@ async def test_a_store_without_the_methods_is_left_alone_and_still_unbinds() -> 
     assert users(one.to_dict()) == ["u1"]
     await one.hydrate(object(), OTHER)
     assert await one.turns() == []
+
+
+async def test_a_store_in_which_nothing_can_be_saved_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class ReadOnly:
+        async def load_memory_state(self, key: str) -> dict[str, Any] | None:
+            return None
+
+    for number in range(2):
+        one = await added(never(), number)
+        await one.hydrate(ReadOnly(), KEY)
+        for _ in range(2):
+            await one.persist(ReadOnly(), KEY)
+    (record,) = caplog.records
+    assert (record.levelno, "ReadOnly has no save_memory_state" in record.message) == (logging.WARNING, True)
+
+
+async def test_a_key_may_be_given_for_its_composite(store: PlainStore) -> None:
+    key = MemoryKey(*KEY.split(":"))
+    await (await added(never(), 1)).persist(store, key)
+    assert [*store.texts] == [KEY]
+    one = never()
+    await one.hydrate(store, key)
+    assert users(one.to_dict()) == ["u1"]
+    await one.persist(store, KEY)
+    for bad in (None, 7, MemoryKey, object()):
+        with pytest.raises(InvalidKey):
+            await one.hydrate(store, bad)  # type: ignore[arg-type]
+        with pytest.raises(InvalidKey):
+            await one.persist(store, bad)  # type: ignore[arg-type]
+
+
+# What others have written beside it
+
+
+def with_more(state: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a state with fields that this library does not know, in the state and in each turn."""
+    more = {"artifacts": {"a1": {"kind": "chart", "rows": [1, 2]}}, **fields}
+    turns = {
+        part: [{**one, "mood": {"of": one["user_message"]}} for one in state[part]]
+        for part in ("turns", "pending", "backlog")
+    }
+    return {**state, **more, **turns}
+
+
+def moods(state: dict[str, Any]) -> list[Any]:
+    return [one.get("mood") for part in ("backlog", "pending", "turns") for one in state[part]]
+
+
+async def test_unknown_fields_survive_hydrate_and_persist(store: PlainStore) -> None:
+    store.texts[KEY] = json.dumps(with_more(penguiflow_state(1, 2)))
+    one = never()
+    await one.hydrate(store, KEY)
+    await (await added(one, 3)).persist(store, KEY)
+    await one.persist(store, KEY)
+    state = store.state(KEY)
+    assert state["artifacts"] == {"a1": {"kind": "chart", "rows": [1, 2]}}
+    assert moods(state) == [{"of": "u1"}, {"of": "u2"}, None]
+    two = never()
+    two.from_dict(state)
+    assert two.to_dict() == state
+    state["artifacts"]["a1"]["rows"].append(3)
+    state["turns"][-1]["mood"] = 0
+    assert two.to_dict()["artifacts"] == {"a1": {"kind": "chart", "rows": [1, 2]}}, "ours alone"
+
+
+async def test_unknown_fields_of_both_sides_survive_a_merge_and_the_stored_ones_stand(
+    store: PlainStore,
+) -> None:
+    one, two = never(), never()
+    one.from_dict(with_more(penguiflow_state(1), ours=1))
+    await one.persist(store, KEY)
+    two.from_dict(with_more(penguiflow_state(2), theirs=2, artifacts={}))
+    await two.persist(store, KEY)
+    state = store.state(KEY)
+    assert {name: state[name] for name in ("artifacts", "ours", "theirs")} == {
+        "artifacts": {"a1": {"kind": "chart", "rows": [1, 2]}},
+        "ours": 1,
+        "theirs": 2,
+    }
+    assert sorted(mood["of"] for mood in moods(state)) == ["u1", "u2"]
+
+
+async def test_unknown_fields_of_another_conversation_are_let_go_with_it(store: PlainStore) -> None:
+    store.texts[KEY] = json.dumps(with_more(penguiflow_state(1)))
+    one = never()
+    await one.hydrate(store, KEY)
+    await one.hydrate(store, OTHER)
+    assert "artifacts" not in one.to_dict()
+
+
+async def test_a_field_that_is_not_json_is_refused_with_its_name() -> None:
+    one = never()
+    with pytest.raises(InvalidState, match="artifacts"):
+        one.from_dict({**penguiflow_state(1), "artifacts": {1: 2}})
+    with pytest.raises(InvalidState, match=r"turn\.mood"):
+        one.from_dict({**penguiflow_state(), "turns": [{"user_message": "u", "mood": object()}]})
+
+
+# Large states, in steps
+
+
+@pytest.fixture
+def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let others go on after each step, as if each took long."""
+    monkeypatch.setattr(steps, "SLICE_S", 0.0)
+
+
+MANY = 10 * steps.STEP
+
+
+async def turns_of_others(work: Coroutine[Any, Any, None]) -> int:
+    """Return how often others have their turn while a piece of work goes on."""
+    working, count = asyncio.ensure_future(work), 0
+    while not working.done():
+        await asyncio.sleep(0)
+        count += 1
+    await working
+    return count
+
+
+@pytest.mark.usefixtures("each_step")
+async def test_saving_and_loading_many_turns_lets_others_go_on(store: PlainStore) -> None:
+    one, two = await added(never(config(zone=MANY)), *range(MANY)), never(config(zone=MANY))
+    assert await turns_of_others(one.persist(store, KEY)) >= 10
+    assert await turns_of_others(one.persist(store, KEY)) >= 20
+    assert await turns_of_others(two.hydrate(store, KEY)) >= 10
+    assert two.to_dict() == one.to_dict() == store.state(KEY)
+
+
+@pytest.mark.usefixtures("each_step")
+async def test_a_turn_added_between_any_two_steps_is_kept_and_saved_next(store: PlainStore) -> None:
+    one = never(config(zone=2 * MANY))
+    await (await added(one, *range(MANY))).persist(store, KEY)
+    number = MANY
+    for work in (one.persist, one.hydrate):
+        working = asyncio.ensure_future(work(store, KEY))
+        while not working.done():
+            await asyncio.sleep(0)
+            await added(one, number)
+            number += 1
+        await working
+    await one.persist(store, KEY)
+    assert users(store.state(KEY)) == users(one.to_dict()) == [f"u{each}" for each in range(number)]
+
+
+@pytest.mark.usefixtures("each_step")
+async def test_another_key_between_any_two_steps_of_loading_shows_nothing_of_the_first(
+    store: PlainStore,
+) -> None:
+    await (await added(never(config(zone=MANY)), *range(MANY))).persist(store, KEY)
+    for patience in range(15):
+        one = never(config(zone=MANY))
+        loading = asyncio.ensure_future(one.hydrate(store, KEY))
+        for _ in range(patience):
+            await asyncio.sleep(0)
+        await asyncio.gather(loading, one.hydrate(store, OTHER))
+        assert await one.turns() == []
+
+
+@pytest.mark.usefixtures("each_step")
+async def test_what_a_store_changes_while_it_is_read_is_read_as_it_was() -> None:
+    class Live:
+        state: Any = None
+
+        async def load_memory_state(self, key: str) -> dict[str, Any] | None:
+            return self.state
+
+    live = Live()
+    live.state = (await added(never(config(zone=MANY)), *range(MANY))).to_dict()
+    one = never(config(zone=MANY))
+    loading = asyncio.ensure_future(one.hydrate(live, KEY))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    live.state["turns"].clear()
+    live.state["more"] = 1
+    await loading
+    assert len(await one.turns()) == MANY
 
 
 async def test_persisting_under_a_foreign_key_raises_and_saves_nothing(store: PlainStore) -> None:

@@ -98,6 +98,32 @@ async def test_a_key_that_is_none_is_refused_and_leaves_nothing_bound(router: Me
     assert await stored(router, A) == ["u1"]
 
 
+async def test_a_key_may_be_given_for_its_composite(router: MemoryRouter) -> None:
+    key = MemoryKey("acme", "u:1", "a")
+    await router.hydrate(None, key)
+    await router.add_turn(turn(1))
+    await router.persist(None, key)
+    with router.bound(key):
+        assert (await shown(router))["recent"] == ["u1"]
+
+
+@pytest.mark.parametrize("bad", [None, 7, object(), MemoryKey, MemoryKey("acme", " ", "a")])
+async def test_an_object_that_is_no_key_is_refused_and_hides_what_was_bound(
+    router: MemoryRouter, bad: Any
+) -> None:
+    await router.hydrate(None, A)
+    await router.add_turn(turn(1))
+    hydrating = router.hydrate(None, bad)
+    assert await router.get_llm_context() == {}
+    with pytest.raises(InvalidKey):
+        await hydrating
+    assert await router.get_llm_context() == {}
+    with pytest.raises(InvalidKey):
+        await router.persist(None, bad)
+    await router.persist(None, A)
+    assert await stored(router, A) == ["u1"]
+
+
 async def test_an_encoded_key_is_the_key_it_encodes(router: MemoryRouter) -> None:
     key = MemoryKey("ac:me", "50%", "s")
     await say(router, key.composite(), "1")

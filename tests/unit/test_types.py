@@ -211,3 +211,10 @@ def test_settings_of_ours_come_after_all_of_penguiflows() -> None:
         "fold_batch_turns",
         "session_ttl_s",
     ]
+
+
+def test_a_key_can_be_a_dictionarys_and_never_changes() -> None:
+    key = MemoryKey("acme", "u", "s")
+    assert {key: 1}[MemoryKey("acme", "u", "s")] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        key.user_id = "v"  # type: ignore[misc]

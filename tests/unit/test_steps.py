@@ -1,0 +1,62 @@
+"""Work in small steps: at once, or with other tasks' turns in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stm_backends import steps
+from stm_backends.steps import Steps, at_once, unhurried
+
+
+def counting(to: int, done: list[int]) -> Steps[str]:
+    for number in range(to):
+        done.append(number)
+        yield
+    return "done"
+
+
+def test_at_once_does_all_of_it() -> None:
+    done: list[int] = []
+    assert at_once(counting(3, done)) == "done"
+    assert done == [0, 1, 2]
+
+
+async def test_others_go_on_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "SLICE_S", 0.0)
+    done: list[int] = []
+    seen: list[int] = []
+    ended: list[bool] = []
+
+    async def look() -> None:
+        while not ended:
+            seen.append(len(done))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    assert await unhurried(counting(3, done)) == "done"
+    ended.append(True)
+    await looking
+    assert seen == [1, 2, 3, 3], "whoever goes on with the result begins a slice of its own"
+
+
+async def test_what_is_done_within_a_slice_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "SLICE_S", 3600.0)
+    done: list[int] = []
+    other = asyncio.ensure_future(asyncio.sleep(0))
+    await unhurried(counting(1000, done))
+    assert not other.done()
+    await other
+    assert len(done) == 1000
+
+
+async def test_an_error_in_a_step_is_raised() -> None:
+    def failing() -> Steps[None]:
+        yield
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await unhurried(failing())
+    with pytest.raises(ValueError, match="no"):
+        at_once(failing())
