@@ -7,10 +7,13 @@ Everything shared may change during any await.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from stm_backends import items, keys, records
@@ -18,11 +21,14 @@ from stm_backends.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.directory import Directory
 from stm_backends.driver import KEEP, Driver, new_version
 from stm_backends.errors import InvalidState, OutcomeUnknown, StorageError, TooLarge, located
-from stm_backends.items import Add, Entry, Item, Log, Pop
+from stm_backends.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.keys import LogKind
 from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
+
+ROUNDS: Final = 10
+"""How often a full log is looked at while others fold it or fill it again."""
 
 TOLERATED_WASTE: Final = 32
 """How many entries that hold nothing any more are read along before a fold is worth a write."""
@@ -84,13 +90,15 @@ class ItemLog:
 
         Of two that do this at once each gets another item. If the log is cleared meanwhile, the answer may
         be `None`: what was removed is erased with the rest. It takes three round trips, and one more now and
-        then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned, and `TooLarge`
-        if the log fills its record to the last byte: removing is an entry, too.
+        then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned.
         """
         if not (await self._load("pop")).items:
             return None
         pop = Pop(_new_id(), self._clock())
-        await self._append(pop)
+        try:
+            await self._send(items.seal_entry(pop, self._codec))
+        except TooLarge as error:
+            return await self._pop_from_full(pop, error)
         try:
             log = await self._load("pop")
         except StorageError as error:
@@ -115,18 +123,50 @@ class ItemLog:
         with located(self._driver.name, operation):
             return items.read(record, self._codec)
 
+    async def _pop_from_full(self, pop: Pop, full: TooLarge) -> Item | None:
+        """Remove the last item where there is no room to say so: in the fold that makes room.
+
+        Raises `full` if there is nothing to fold, or no body may be as large as what stands.
+        """
+        removal: Removal | None = None
+        for attempt in range(ROUNDS):
+            log = await self._load("pop")
+            if removal is not None and log.has_folded(pop.id):
+                # It was done, and the log folded again, before its answer came.
+                return removal.item
+            if not log.items:
+                return None
+            if self._covered(log) < log.length:
+                await self._fold(log)
+                continue
+            after = log.saying(pop)
+            done = await self._replaced(after, count=after.length, drop=log.length)
+            if done is None:
+                raise full
+            removal = after.popped[pop.id]
+            if done:
+                return removal.item
+            await asyncio.sleep(random.uniform(0, 0.01 * 2**attempt))
+        raise full
+
     async def _append(self, entry: Entry) -> None:
-        """Append, folding a full record first: one body takes less than many entries, and no waste."""
+        """Append, folding a full record first: one body takes less than many entries, and no waste.
+
+        A fold that another process forestalls has made room as well.
+        """
         data = items.seal_entry(entry, self._codec)
-        try:
-            await self._send(data)
-        except TooLarge as error:
-            if error.what == "entry":
-                raise
-            log = await self._load("add")
-            if not (log.length and await self._fold(log)):
-                raise
-            await self._send(data)
+        for attempt in range(ROUNDS):
+            try:
+                await self._send(data)
+            except TooLarge as error:
+                if error.what == "entry" or attempt == ROUNDS - 1:
+                    raise
+                log = await self._load("add")
+                if not log.length or await self._fold(log) is None:
+                    raise
+            else:
+                return
+            await asyncio.sleep(random.uniform(0, 0.01 * attempt))
 
     async def _send(self, data: bytes) -> None:
         sent = 0
@@ -149,30 +189,31 @@ class ItemLog:
         except StorageError as error:
             logger.warning("a log of items was not folded: %s", error)
 
-    async def _fold(self, log: Log) -> bool:
-        """Put the entries that were read into the body; `False` if they are too large or others did it.
+    async def _fold(self, log: Log) -> bool | None:
+        """Put the entries that were read into the body; `False` if others did, `None` if it is too large.
 
         A log whose items take more than one entry stays as it is: reading it grows with what was removed,
         until its record is full.
         """
-        body = self._body(log, removals=True) or self._body(log, removals=False)
-        if body is None:
-            return False
-        expect, version = cast("str", log.version), new_version()
-        return await records.resent(
-            lambda: self._driver.replace(
-                self._where, body, version=version, expect=expect, drop=self._covered(log), ttl=KEEP
-            )
-        )
+        count = self._covered(log)
+        return await self._replaced(log, count=count, drop=count)
 
-    def _body(self, log: Log, *, removals: bool) -> bytes | None:
-        """Return the body of a fold, with or without what young pops removed, if the datastore takes it."""
-        traits = self._driver.traits
-        folded = log.fold(
-            self._covered(log), now=self._clock(), keep_for=10 * traits.deadline, removals=removals
-        )
-        body = items.seal_folded(folded, self._codec)
-        return body if len(body) <= traits.max_entry else None
+    async def _replaced(self, log: Log, *, count: int, drop: int) -> bool | None:
+        """Store the body into which `count` entries of a log go, and drop `drop` of those in the record.
+
+        Keeps what young pops removed if there is room. `False` is a lost race; `None`: there is no room.
+        """
+        traits, expect = self._driver.traits, cast("str", log.version)
+        for removals in (True, False):
+            folded = log.fold(count, now=self._clock(), keep_for=10 * traits.deadline, removals=removals)
+            body, version = items.seal_folded(folded, self._codec), new_version()
+            with suppress(TooLarge):
+                return await records.resent(
+                    lambda body=body, version=version: self._driver.replace(
+                        self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
+                    )
+                )
+        return None
 
     def _covered(self, log: Log) -> int:
         return min(log.length, self._driver.traits.max_drop)

@@ -89,6 +89,10 @@ class Log:
         self.length = len(entries)
         self.waste = self.length - len({position for _, position in standing if position >= 0})
 
+    def saying(self, entry: Entry) -> Log:
+        """Return the log as it is with one more entry."""
+        return Log(self.version, self._folded, [*self._entries, entry])
+
     def has_folded(self, entry_id: str) -> bool:
         """Say whether an entry was folded in, as far as that is remembered."""
         return entry_id in self._folded.forgotten

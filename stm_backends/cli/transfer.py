@@ -142,7 +142,7 @@ async def import_all(
 
 async def _rehearse(backend: Backend, lines: list[Line], on_conflict: OnConflict) -> list[MemoryKey]:
     """Import everything into a memory of this process, to see whether it can be; returns the keys."""
-    traits = backend.traits
+    traits = backend.driver.inner.traits
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
     ) as rehearsal:

@@ -448,12 +448,12 @@ def test_an_import_with_a_turn_that_is_too_large_for_the_backend_stores_nothing(
     large = exported()
     large["key"]["session_id"] = "large"
     large["turns"][0]["user_message"] = "x" * 5000
-    url = f"sqlite:///{tmp_path}/small.db?max_entry_bytes=2000"
+    url = f"sqlite:///{tmp_path}/small.db?max_entry_bytes=1000"
 
     refused = cli("import", str(written(tmp_path, exported(), large)), "--url", url)
 
     assert refused.exit_code == 1
-    assert "at most 2,000 are stored" in refused.stderr
+    assert "at most 1,000 are stored" in refused.stderr
     assert lines(cli("ls", "acme:u1", "--url", url)) == []
 
 

@@ -209,7 +209,7 @@ async def test_tenants_never_meet_and_erasing_one_leaves_the_other(backend: Back
 
 
 async def test_messages_that_are_too_large_are_refused_all_together(tmp_path: Path) -> None:
-    async with open_backend(f"sqlite:///{tmp_path}/stm.db", max_entry_bytes=5_000) as backend:
+    async with open_backend(f"sqlite:///{tmp_path}/stm.db", max_entry_bytes=1_000) as backend:
         history = StmChatMessageHistory(backend, KEY)
         with pytest.raises(TooLarge):
             await history.aadd_messages([HumanMessage("small"), AIMessage("x" * 5_000)])

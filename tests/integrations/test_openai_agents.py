@@ -311,7 +311,7 @@ async def test_items_that_json_does_not_have_are_refused_by_their_path(backend: 
 
 
 async def test_items_that_are_too_large_are_refused_all_together(tmp_path: Path) -> None:
-    async with open_backend(f"sqlite:///{tmp_path}/stm.db", max_entry_bytes=5_000) as backend:
+    async with open_backend(f"sqlite:///{tmp_path}/stm.db", max_entry_bytes=1_000) as backend:
         session = StmSession(backend, KEY)
         with pytest.raises(TooLarge) as refused:
             await session.add_items([user("small"), user("x" * 5_000)])

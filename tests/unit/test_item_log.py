@@ -30,7 +30,8 @@ from stm_backends.errors import (
 from stm_backends.item_log import ItemLog
 from stm_backends.items import Add, Pop
 from stm_backends.policy import REMEMBERED_IDS
-from stm_backends.reference import MemoryDriver
+from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.testing.spy import SpyDriver
 from stm_backends.types import MemoryKey
 from tests.unit.conftest import Lose
 
@@ -237,6 +238,96 @@ async def test_a_full_record_of_which_all_stands_is_folded_too_and_takes_more() 
     stored = await log.items()
     assert numbers(stored) == list(range(len(stored)))
     assert len(stored) * len(before.tail[0]) > 8_000
+
+
+class Between(SpyDriver):
+    """Runs what a test gives it once, before the first fold of a log or after it."""
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    after_fold: Callable[[], Awaitable[object]] | None = None
+
+    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+        if self.meanwhile is not None and key == WHERE:
+            step, self.meanwhile = self.meanwhile, None
+            await step()
+        done = await super().replace(key, body, **options)
+        if self.after_fold is not None and key == WHERE:
+            step, self.after_fold = self.after_fold, None
+            await step()
+        return done
+
+
+async def filled(limit: int) -> tuple[Between, MemoryDriver, int]:
+    """Return two drivers on a log that is full to the last byte and not folded, and how many items it has."""
+    store = MemoryStore()
+    limits = {"max_entry_bytes": limit, "max_record_bytes": limit}
+    one, two = MemoryDriver(store, **limits), MemoryDriver(store, **limits)
+    await one.open()
+    await two.open()
+    count, room = 0, limit
+    while True:
+        entry = items.seal_entry(Add(f"{count:024}", numbered(count)), CODEC)
+        if 2 * len(entry) > room:
+            entry = items.seal_entry(Add(f"{count:024}" + "x" * (room - len(entry)), numbered(count)), CODEC)
+        await two.append(WHERE, entry, birth="v", ttl=None)
+        count, room = count + 1, room - len(entry)
+        if not room:
+            return Between(one), two, count
+
+
+async def test_a_fold_that_another_process_forestalls_is_no_refusal() -> None:
+    driver, other, count = await filled(8_000)
+    driver.meanwhile = lambda: fold(other)
+    await log_on(driver).add(numbered(count))
+    assert numbers(await log_on(other).items()) == list(range(count + 1))
+
+
+async def test_a_log_that_is_filled_again_after_it_was_folded_is_folded_once_more() -> None:
+    driver, other, count = await filled(8_000)
+
+    async def fold_and_fill() -> None:
+        await fold(other)
+        with suppress(TooLarge):
+            while True:
+                entry = items.seal_entry(Add(new_version(), numbered(-1)), CODEC)
+                await other.append(WHERE, entry, birth="v", ttl=None)
+
+    driver.meanwhile = fold_and_fill
+    await log_on(driver).add(numbered(count))
+    assert numbers(await log_on(other).items())[-1] == count
+
+
+async def test_the_last_item_can_be_removed_from_a_log_that_is_full_to_the_last_byte() -> None:
+    driver, other, count = await filled(8_000)
+    assert await log_on(driver).pop() == {"n": count - 1}
+    assert numbers(await log_on(other).items()) == list(range(count - 1))
+    assert await log_on(other).pop() == {"n": count - 2}
+
+
+async def test_of_two_that_remove_from_a_full_log_each_gets_another_item() -> None:
+    driver, other, count = await filled(8_000)
+    first: list[object] = []
+
+    async def pop() -> None:
+        first.append(await log_on(other).pop())
+
+    driver.meanwhile = pop
+    assert await log_on(driver).pop() == {"n": count - 2}
+    assert first == [{"n": count - 1}]
+    assert numbers(await log_on(other).items()) == list(range(count - 2))
+
+
+async def test_a_removal_from_a_full_log_whose_answer_is_lost_removes_one_item() -> None:
+    driver, other, count = await filled(8_000)
+
+    async def lose() -> None:
+        await log_on(other).add(numbered(count))
+        await fold(other)
+        raise OutcomeUnknown("lost")
+
+    driver.after_fold = lose
+    assert await log_on(driver).pop() == {"n": count - 1}
+    assert numbers(await log_on(other).items()) == [*range(count - 1), count]
 
 
 async def test_a_record_that_is_full_of_what_stands_refuses_more_and_keeps_it() -> None:

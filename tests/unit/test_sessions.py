@@ -899,3 +899,29 @@ async def test_a_birth_whose_answer_was_lost_during_an_import_lists_its_user(
     monkeypatch.setattr(backend.driver, "append", erased_before)
     await sessions.import_(document)
     assert await users(sessions) == ["u"]
+
+
+async def test_a_conversation_whose_birth_was_perhaps_done_is_found_when_its_tenant_is_erased(
+    backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tenant is erased while a birth is under way, whose answer is lost; then the user goes on."""
+    memory = backend.memory(KEY, ShortTermMemoryConfig(strategy="truncation"))
+    append, lost = backend.driver.append, 0
+
+    async def lose(*args: Any, **options: Any) -> int:
+        nonlocal lost
+        lost += 1
+        if lost == 1:
+            # By another process, whose directory knows nothing of what this one remembers.
+            await Backend(backend.driver).sessions.erase_tenant(KEY.tenant_id)
+        await append(*args, **options)
+        raise OutcomeUnknown("lost")
+
+    monkeypatch.setattr(backend.driver, "append", lose)
+    with pytest.raises(OutcomeUnknown):
+        await memory.add_turn(turn(1))
+    monkeypatch.undo()
+    await memory.add_turn(turn(2))
+    assert await users(sessions) == [KEY.user_id]
+    assert await sessions.erase_tenant(KEY.tenant_id) == 1
+    assert await backend.driver.load(keys.memory_key(KEY)) is None
