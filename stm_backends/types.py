@@ -104,9 +104,9 @@ class MemoryIsolation:
                 raise ConfigurationError(f"{name} must be a non-empty string")
 
 
-@dataclass(slots=True, unsafe_hash=True)  # not frozen, because PenguiFlow's is not
+@dataclass(frozen=True, slots=True)
 class MemoryKey:
-    """Whose conversation, and which one. The boundary that no memory crosses. Not to be changed once used."""
+    """Whose conversation, and which one. The boundary that no memory crosses. Never changes; hashable."""
 
     tenant_id: str
     user_id: str
@@ -141,7 +141,7 @@ class ShortTermMemoryConfig:
     - `fold_batch_turns`: how many turns must have left the full zone to be worth a summarizer call.
     - `session_ttl_s`: a conversation that nobody adds to for this long is forgotten; `None`: never.
     - `fold_max_turns`, `fold_max_tokens`: how much one summarizer call covers at most; what is pending beyond
-      that follows in further calls. Both are halved for each failure in a row, down to one turn.
+      that follows in further calls. Both are halved for each failure in a row, down to one turn, and over.
     """
 
     strategy: Strategy = "none"

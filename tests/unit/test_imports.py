@@ -229,6 +229,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("records", {"driver", "errors"}),
         ("lease", {"driver"}),
         ("tasks", set[str]()),
+        ("slots", set[str]()),
         ("observer", set[str]()),
         ("telemetry", {"driver", "extras", "observer", "types"}),
         ("sync.thread", {"errors"}),
