@@ -39,6 +39,9 @@ LONGEST_POLL_S: Final = 5.0
 FAULTS_BEFORE_REST: Final = 3
 """After so many storage errors in a row the background ends; the next call that sees work starts it."""
 
+RACES: Final = 10
+"""How often a failure is stored on yet another version before it is left to the next attempt."""
+
 TICK_S: Final = 0.001
 """The shortest wait: timers may fire a little early."""
 
@@ -554,7 +557,7 @@ class Upkeep:
         """
         attempt = _attempt(snapshot.body)
         self._unstored = attempt, error
-        while True:
+        for _ in range(RACES):
             body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
             if await self._replace(snapshot, body, drop=0) is not None:
                 break
@@ -562,6 +565,8 @@ class Upkeep:
             if snapshot.version is None or _attempt(snapshot.body) != attempt:
                 self._unstored = None
                 return Plan(_now())
+        else:
+            return Plan(_now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
         self._unstored = None
         shown = MemoryHealth.RECOVERING if self.shared.recovering else snapshot.body.health
         self.shared.recovering = False
