@@ -194,7 +194,6 @@ class Conversation:
             CONFIG,
             summarizer=summarize,
             directory=directory,
-            slots=asyncio.Semaphore(8),
             clock=lambda: 1e9 + 10 * self.added,
         )
 

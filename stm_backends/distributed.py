@@ -179,16 +179,16 @@ class DistributedShortTermMemory:
         try:
             while True:
                 # Asked for first, so that no step is missed that the load does not show.
-                change = upkeep.change()
-                snapshot = await self._shared.load("flush")
-                step = upkeep.next_step(snapshot)
-                # What cannot do its work is not started again and again.
-                given_up = self.health is MemoryHealth.DEGRADED or upkeep.failures > failures
-                remaining = until - loop.time()
-                if step is None or given_up or upkeep.closing or remaining <= 0:
-                    return
-                upkeep.stir(step)
-                await asyncio.wait({change}, timeout=remaining)
+                with upkeep.change() as change:
+                    snapshot = await self._shared.load("flush")
+                    step = upkeep.next_step(snapshot)
+                    # What cannot do its work is not started again and again.
+                    given_up = self.health is MemoryHealth.DEGRADED or upkeep.failures > failures
+                    remaining = until - loop.time()
+                    if step is None or given_up or upkeep.closing or remaining <= 0:
+                        return
+                    upkeep.stir(step)
+                    await asyncio.wait({change}, timeout=remaining)
         finally:
             upkeep.hurried -= 1
 

@@ -222,10 +222,11 @@ def oldest_for_fold(
     """Return the oldest pending turns that one summarizer call covers: at least one.
 
     At most `fold_max_turns`, and at most `fold_max_tokens` as the summarizer sees them. Both are halved for
-    each failure in a row, because what failed may have been too much for the model.
+    each failure in a row, because what failed may have been too much for the model. Once a single turn has
+    failed, it was not that, and they start over: a model that was away finds the backlog in one batch.
     """
-    halvings = min(body.attempts, 62)
-    most, room = max(1, config.fold_max_turns >> halvings), config.fold_max_tokens >> halvings
+    halvings = body.attempts % config.fold_max_turns.bit_length()
+    most, room = config.fold_max_turns >> halvings, config.fold_max_tokens >> halvings
     for count, stored in enumerate(pending[:most]):
         room -= config.estimate(shown_text(stored.turn, config))
         if room < 0 and count:

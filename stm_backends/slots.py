@@ -53,14 +53,16 @@ class Slots:
     def _hand_out(self) -> None:
         while (tenant := self._next()) is not None:
             turns = self._waiting.pop(tenant)
-            turn = turns.popleft()
+            while turns and turns[0].done():
+                # Cancelled while it waited.
+                turns.popleft()
+            if turns:
+                self._free -= 1
+                self._running[tenant] += 1
+                turns.popleft().set_result(None)
             if turns:
                 # Behind every other tenant that waits.
                 self._waiting[tenant] = turns
-            if not turn.done():
-                self._free -= 1
-                self._running[tenant] += 1
-                turn.set_result(None)
 
     def _next(self) -> str | None:
         for tenant in self._waiting:

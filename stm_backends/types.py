@@ -161,7 +161,7 @@ class ShortTermMemoryConfig:
     - `fold_batch_turns`: how many turns must have left the full zone to be worth a summarizer call.
     - `session_ttl_s`: a conversation that nobody adds to for this long is forgotten; `None`: never.
     - `fold_max_turns`, `fold_max_tokens`: how much one summarizer call covers at most; what is pending beyond
-      that follows in further calls. Both are halved for each failure in a row, down to one turn.
+      that follows in further calls. Both are halved for each failure in a row, down to one turn, and over.
     """
 
     strategy: Strategy = "none"

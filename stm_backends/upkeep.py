@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 from weakref import WeakSet
@@ -38,6 +38,9 @@ LONGEST_POLL_S: Final = 5.0
 
 FAULTS_BEFORE_REST: Final = 3
 """After so many storage errors in a row the background ends; the next call that sees work starts it."""
+
+RACES: Final = 10
+"""How often a failure is stored on yet another version before it is left to the next attempt."""
 
 TICK_S: Final = 0.001
 """The shortest wait: timers may fire a little early."""
@@ -265,18 +268,21 @@ class Upkeep:
         Returns after one step of the background, or `within` seconds.
         """
         relieved, self._needed = self._relieved, max(self._needed, size)
-        changed = self.change()
-        self._want(Plan(_now()))
-        if self._plan is not None or self._running:
-            await asyncio.wait({changed}, timeout=within)
+        with self.change() as change:
+            self._want(Plan(_now()))
+            if self._plan is not None or self._running:
+                await asyncio.wait({change}, timeout=within)
         return self._relieved > relieved or self._needed > 0
 
-    def change(self) -> asyncio.Future[None]:
-        """Return what is done when the background has taken its next step, or ends."""
+    @contextlib.contextmanager
+    def change(self) -> Generator[asyncio.Future[None]]:
+        """Give what is done when the background has taken its next step, or ends."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changes.add(change)
-        change.add_done_callback(self._changes.discard)
-        return change
+        try:
+            yield change
+        finally:
+            self._changes.discard(change)
 
     def _tell_change(self) -> None:
         for change in tuple(self._changes):
@@ -319,19 +325,21 @@ class Upkeep:
 
     async def _work(self) -> None:
         """Carry out one plan after another until none is due."""
+        task, due = asyncio.current_task(), True
         try:
-            while not self.closing and (plan := self._plan) is not None and plan.at <= _now() + TICK_S:
+            while not self.closing and due and (plan := self._plan) is not None:
                 self._plan = None
                 following = await self._carry_out(plan)
                 other = self._plan
                 if following is not None and (following.firm or other is None or following.at < other.at):
                     self._plan = following
+                due = self._plan is not None and self._plan.at <= _now()
                 self._tell_change()
-        except asyncio.CancelledError:
+        except BaseException:
             self._plan = None
             raise
         finally:
-            if self._worker is asyncio.current_task():
+            if self._worker is task:
                 self._worker = None
                 self._tell_change()
                 if not self.closing:
@@ -341,14 +349,10 @@ class Upkeep:
         """Take one step. Returns the plan for the next, `None` if there is none in sight."""
         try:
             with self._observer.background():
-                following = await self._advance(plan)
-        except _LeaseHeld:
-            # Its holder sees our turns too; asking earlier would be in vain.
-            wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
-            self._polls = min(self._polls + 1, 10)
-            return Plan(_now() + wait, firm=True)
+                return await self._advance_unless_held(plan)
         except Corrupt as error:
             logger.error("the memory's background stopped: %s", error)
+            self.failures += 1
         except StorageError as error:
             logger.warning("the memory's background met an error: %s", error)
             self._faults += 1
@@ -358,14 +362,21 @@ class Upkeep:
             # A user's token estimator, say; its message may quote the conversation.
             logger.error("the memory's background stopped: %s", type(error).__name__)
             logger.debug("the background's traceback", exc_info=True)
-        else:
-            self._polls = self._faults = 0
-            return following
+            self.failures += 1
         self._plan, self._needed, self._faults = None, 0, 0
-        self.failures += 1
         return None
 
-    # How it is done
+    async def _advance_unless_held(self, plan: Plan) -> Plan | None:
+        """Take one step, or plan to ask again if another process holds the lease, which is no error."""
+        try:
+            following = await self._advance(plan)
+        except _LeaseHeld:
+            # Its holder sees our turns too; asking earlier would be in vain.
+            wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
+            self._polls = min(self._polls + 1, 10)
+            return Plan(_now() + wait, firm=True)
+        self._polls = self._faults = 0
+        return following
 
     async def _advance(self, plan: Plan) -> Plan | None:
         calls = plan.calls
@@ -539,14 +550,14 @@ class Upkeep:
         self._health_changed(shown, body.health)
         return True
 
-    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan:
+    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan | None:
         """Store that an attempt failed, through lost races too unless another process has stored a newer one.
 
         Until it is stored, this process makes no other attempt.
         """
         attempt = _attempt(snapshot.body)
         self._unstored = attempt, error
-        while True:
+        for _ in range(RACES):
             body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
             if await self._replace(snapshot, body, drop=0) is not None:
                 break
@@ -554,6 +565,8 @@ class Upkeep:
             if snapshot.version is None or _attempt(snapshot.body) != attempt:
                 self._unstored = None
                 return Plan(_now())
+        else:
+            return Plan(_now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
         self._unstored = None
         shown = MemoryHealth.RECOVERING if self.shared.recovering else snapshot.body.health
         self.shared.recovering = False
@@ -563,10 +576,7 @@ class Upkeep:
         elif snapshot.body.health is not MemoryHealth.DEGRADED:
             log.degraded(error)
         self._health_changed(shown, body.health)
-        if self._needed:
-            return Plan(_now())
-        self._known_for(body)
-        return Plan(_now() + policy.delay_after(self.config, body.attempts), look=False, calls=True)
+        return _plan_for(self.next_step(replace(snapshot, body=body)))
 
     def _health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
         if old is not new:

@@ -66,6 +66,7 @@ _PROMISES: Final = {
     "memory.isolation": "No conversation shows anything of another.",
     "memory.pods": "Processes that share a conversation lose nothing, double nothing and agree.",
     "memory.lease": "One pod summarizes at a time, and one that dies is replaced.",
+    "memory.background": "A conversation has one background in a process, however many memory objects.",
     "memory.round-trips": "Adding a turn and reading are one round trip each, for a conversation of any age.",
     "memory.outage": "An outage is an error, and never an empty memory.",
     "memory.corruption": "What cannot be read is a typed error, and is left as it is.",

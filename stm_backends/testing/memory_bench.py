@@ -46,6 +46,7 @@ class Memories:
     The rest is optional; a check that needs what is missing is reported as not asked:
 
     - `without` names what this implementation does not have: `BEYOND_THE_PROTOCOL`.
+    - `again(memory)` returns another memory object of the same conversation, in the same process.
     - `kill(memory)` ends one as SIGKILL would: nothing is given back, nothing more is written.
     - `lease_s` is how long after that another may have to wait, in seconds.
     - `damage(key)` makes what is stored of a conversation unreadable; `stored(key)` returns it.
@@ -56,6 +57,7 @@ class Memories:
     open: Callable[[MemoryKey, object, Any], Awaitable[Any]]
     close: Callable[[Any], Awaitable[None]] = _nothing
     without: tuple[str, ...] = ()
+    again: Callable[[Any], Any] | None = None
     kill: Callable[[Any], Awaitable[None]] | None = None
     lease_s: float = 20.0
     damage: Callable[[MemoryKey], Awaitable[None]] | None = None
@@ -98,6 +100,12 @@ class MemoryBench:
         self.history.say("the memory's process is killed")
         # The wrapper that notes calls is ours; the implementation knows what it has made.
         await self.memories.kill(cast("_Asked", memory).recorded.inner)
+
+    def again(self, memory: Memory) -> Memory:
+        """Return another memory object of the same conversation, in the same process."""
+        if self.memories.again is None:
+            not_asked("needs `Memories.again`")
+        return self.memories.again(cast("_Asked", memory).recorded.inner)
 
     async def __aenter__(self) -> MemoryBench:
         return self

@@ -30,6 +30,7 @@ def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
     return Memories(
         open=pods.open,
         close=pods.close,
+        again=pods.again,
         kill=pods.kill,
         damage=pods.damage,
         stored=pods.stored,
@@ -43,6 +44,7 @@ class _Pods:
     def __init__(self, datastore: Datastore) -> None:
         self._datastore = datastore
         self._open: dict[int, tuple[Backend, _Mortal, MemoryKey]] = {}
+        self._given: dict[int, tuple[object, Any]] = {}
         self._users: Counter[tuple[str, str]] = Counter()
         self.round_trips = 0
 
@@ -52,10 +54,17 @@ class _Pods:
         await backend.open()
         memory = backend.memory(key, config, summarizer=summarizer)
         self._open[id(memory)] = backend, driver, key
+        self._given[id(memory)] = config, summarizer
         self._users[key.tenant_id, key.user_id] += 1
         return memory
 
+    def again(self, memory: Any) -> Any:
+        backend, _, key = self._open[id(memory)]
+        config, summarizer = self._given[id(memory)]
+        return backend.memory(key, config, summarizer=summarizer)
+
     async def close(self, memory: Any) -> None:
+        del self._given[id(memory)]
         backend, driver, key = self._open.pop(id(memory))
         driver.dead = False
         user = key.tenant_id, key.user_id

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stm_backends.errors import Corrupt, StmError, StorageError
 from stm_backends.testing.contract import check, not_asked
@@ -139,6 +142,88 @@ class PodsContract(MemoryContract):
         await asyncio.gather(*(pod.flush() for pod in pods))
         must_be(summarizer.most_running, 1, "one pod summarizes at a time")
 
+    @check("memory.lease")
+    async def test_no_turn_is_dropped_under_a_summary_that_another_pod_is_writing(
+        self, bench: MemoryBench
+    ) -> None:
+        """A backlog is trimmed without the lease, and the summary covers turns that are gone."""
+        summarizer = LedgerSummarizer()
+        summarizer.fail = 1
+        one, two = await _pods(
+            bench,
+            2,
+            zone=1,
+            summarizers=[summarizer] * 2,
+            retry_attempts=0,
+            recovery_backlog_limit=2,
+            degraded_retry_interval_s=0.3,
+        )
+        for number in range(2):
+            await one.add_turn(turn(number))
+        await until(lambda: one.health is MemoryHealth.DEGRADED, "the health of one pod is `degraded`")
+        summarizer.hold()
+        await two.add_turn(turn(2))
+        await until(summarizer.called.is_set, "a pod tries again")
+        for number in range(3, 9):
+            await (one, two)[number % 2].add_turn(turn(number))
+            await shown((one, two)[number % 2])
+        await asyncio.sleep(0.3)
+        summarizer.release()
+        await until(lambda: _summarized(two), "the summary is stored")
+        await asyncio.gather(one.flush(), two.flush())
+        summarized = [f"u{number}" for number in range(8)]
+        expected = {"summary": summarized, "pending": [], "recent": ["u8"]}
+        must_be(await shown(one), expected, "the model was answering when these turns were added")
+
+    @check("memory.health")
+    async def test_a_summarizer_that_fails_is_called_once_an_interval_whichever_pod_calls(
+        self, bench: MemoryBench
+    ) -> None:
+        """A failure is not stored when it loses its race, and the next call follows at once."""
+        calls: list[float] = []
+
+        async def failing(request: object) -> Mapping[str, Any]:
+            calls.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.05)
+            raise RuntimeError("the summarizer was told to fail")
+
+        pods = await _pods(
+            bench,
+            2,
+            zone=1,
+            summarizers=[failing] * 2,
+            retry_attempts=0,
+            recovery_backlog_limit=2,
+            degraded_retry_interval_s=0.5,
+        )
+        number, end = 0, asyncio.get_running_loop().time() + 1.5
+        while asyncio.get_running_loop().time() < end:
+            await pods[number % 2].add_turn(turn(number))
+            await asyncio.sleep(0.01)
+            number += 1
+        assert len(calls) <= 4, f"a summarizer that fails every 0.5 s was called {len(calls)} times in 1.5 s"
+        gaps = [later - earlier for earlier, later in itertools.pairwise(calls)]
+        assert all(gap >= 0.5 for gap in gaps), "a call must not follow one whose failure is not stored"
+
+    @check("memory.background")
+    async def test_many_memory_objects_of_one_process_have_one_background(self, bench: MemoryBench) -> None:
+        """Each memory object has a task of its own, which waits for the next attempt for ever."""
+        broken = LedgerSummarizer()
+        broken.fail = 10_000
+        (memory,) = await _pods(
+            bench, 1, zone=1, summarizers=[broken], retry_attempts=0, degraded_retry_interval_s=60.0
+        )
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the health is `degraded`")
+        await asyncio.sleep(0.1)
+        before, objects = len(asyncio.all_tasks()), [bench.again(memory) for _ in range(40)]
+        for one in objects:
+            await one.get_llm_context()
+        await asyncio.sleep(0.3)
+        more = len(asyncio.all_tasks()) - before
+        assert more <= 10, f"40 memory objects of a conversation that waits have left {more} tasks"
+
     @check("memory.lease", slow=True)
     async def test_a_pod_that_is_killed_while_it_summarizes_is_replaced_and_nothing_is_lost(
         self, bench: MemoryBench
@@ -234,7 +319,7 @@ async def _pods(
     *,
     strategy: str = "rolling_summary",
     zone: int = 2,
-    summarizers: list[LedgerSummarizer] | None = None,
+    summarizers: Sequence[Any] | None = None,
     **settings: object,
 ) -> list[Memory]:
     """Return so many memories of one new conversation, as if each were in a process of its own."""

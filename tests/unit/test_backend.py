@@ -20,6 +20,7 @@ from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavai
 from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
 from stm_backends.reference import MemoryDriver, MemoryStore
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from stm_backends.upkeep import Upkeep
 
 KEY = MemoryKey("acme", "u", "s")
 ROLLING = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=1))
@@ -260,7 +261,7 @@ async def test_a_memory_that_nobody_holds_is_let_go(backend: Backend) -> None:
         await settled(memory)
     del memory
     gc.collect()
-    assert len(backend._given) == 0  # noqa: SLF001 -- that a process stays small has no other face
+    assert len(backend._backgrounds) == 0  # noqa: SLF001 -- that a process stays small has no other face
 
 
 async def test_transforms_reach_everything_that_is_stored(driver: Driver) -> None:
@@ -376,26 +377,26 @@ async def test_closing_gives_up_on_a_summary_that_hangs_and_gives_its_lease_back
         assert len((await again.sessions.export(KEY))["turns"]) == 2
 
 
-async def test_a_memory_that_does_not_close_holds_up_nobody(
+async def test_a_background_that_does_not_close_holds_up_nobody(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = MemoryDriver(deadline_s=0.1)
     backend = Backend(driver, close_timeout_s=0.1)
     await backend.open()
-    hangs, raises = backend.memory(KEY), backend.router()
+    held = [backend.memory(MemoryKey("acme", "u", name)) for name in ("hangs", "raises")]
     cancelled = asyncio.Event()
 
-    async def hang(*, timeout: float) -> None:
+    async def close(upkeep: Upkeep, *, timeout: float) -> None:
+        if upkeep.shared.knows("raises"):
+            raise OSError("words of a conversation")
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
-    async def fail(*, timeout: float) -> None:
-        raise OSError("words of a conversation")
-
-    monkeypatch.setattr(hangs, "close", hang)
-    monkeypatch.setattr(raises, "close", fail)
+    held[1] = backend.memory(MemoryKey("acme", "u", "raises"), ShortTermMemoryConfig(strategy="truncation"))
+    await held[1].add_turn(turn("one"), turn_id="raises")
+    monkeypatch.setattr(Upkeep, "close", close)
     with caplog.at_level(logging.WARNING, "stm_backends"):
         async with asyncio.timeout(3):
             await backend.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stm_backends import keys
+from stm_backends.backgrounds import Backgrounds
 from stm_backends.codec import Codec
 from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import ABSENT, ANY, Key
@@ -734,12 +735,16 @@ async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods:
 async def test_summarizer_calls_in_flight_are_bounded_across_conversations() -> None:
     driver = MemoryDriver()
     await driver.open()
-    slots = asyncio.Semaphore(2)
+    backgrounds = Backgrounds(driver, Codec(), max_summaries=2)
     summarizer = LedgerSummarizer()
     summarizer.hold()
     memories = [
         DistributedShortTermMemory(
-            driver, MemoryKey("acme", "u1", f"chat-{number}"), config(), summarizer=summarizer, slots=slots
+            driver,
+            MemoryKey("acme", "u1", f"chat-{number}"),
+            config(),
+            summarizer=summarizer,
+            backgrounds=backgrounds,
         )
         for number in range(6)
     ]

@@ -231,6 +231,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         ("lease", {"driver"}),
         ("tasks", set[str]()),
         ("steps", set[str]()),
+        ("slots", set[str]()),
         ("observer", set[str]()),
         ("telemetry", {"driver", "extras", "observer", "types"}),
         ("sync.thread", {"errors"}),

@@ -17,18 +17,22 @@ from stm_backends.policy import (
     Body,
     Fold,
     Forgotten,
+    Recover,
     Trim,
     Wait,
     after_failure,
     after_fold,
+    after_recovery,
     after_trim,
     delay_after,
     next_step,
+    room_step,
     split,
     summary_of,
 )
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
+from stm_backends.view import shown_text
 
 NOW = 1_000_000.0
 HEALTHY, RETRY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED
@@ -87,10 +91,82 @@ def test_a_clock_that_is_wrong_by_years_delays_an_attempt_by_one_backoff_only() 
     assert next_step(settings, body, turns(1), now=NOW) == Wait(2.0)
 
 
-def test_the_backlog_is_trimmed_to_its_limit_only_while_degraded() -> None:
-    settings = config(recovery_backlog_limit=3)
-    for health, step in ((DEGRADED, Trim(2, lost=True)), (HEALTHY, Fold("", tuple(turns(5))))):
-        assert next_step(settings, Body(health=health), turns(5), now=NOW) == step
+def test_the_backlog_is_trimmed_to_its_limit_only_while_degraded_and_between_attempts() -> None:
+    settings = config(recovery_backlog_limit=3, degraded_retry_interval_s=30.0)
+    waiting = Body(health=DEGRADED, attempts=4, next_attempt_at=NOW + 10)
+    assert next_step(settings, waiting, turns(5), now=NOW) == Trim(2, lost=True)
+    assert next_step(settings, waiting, turns(3), now=NOW) == Wait(10)
+    # A due attempt may save what is past the limit.
+    assert isinstance(next_step(settings, waiting, turns(5), now=NOW + 10), Fold)
+    assert isinstance(next_step(settings, Body(), turns(5), now=NOW), Fold)
+    retrying = replace(waiting, health=RETRY, attempts=1)
+    assert isinstance(
+        next_step(replace(settings, retry_backoff_base_s=30.0), retrying, turns(5), now=NOW), Wait
+    )
+
+
+def test_who_has_waited_for_the_whole_delay_does_not_ask_a_clock_that_is_behind() -> None:
+    settings = config(degraded_retry_interval_s=30.0)
+    body = Body(health=DEGRADED, attempts=4, next_attempt_at=NOW + 1e6)
+    assert next_step(settings, body, turns(1), now=NOW, known_for=10.0) == Wait(20.0)
+    assert isinstance(next_step(settings, body, turns(1), now=NOW, known_for=30.0), Fold)
+
+
+@pytest.mark.parametrize("health", [RETRY, DEGRADED])
+def test_with_nothing_left_to_summarize_a_memory_is_healthy_again(health: MemoryHealth) -> None:
+    body = Body("old", health, attempts=5, next_attempt_at=NOW + 5, folded=2)
+    assert next_step(config(), body, [], now=NOW) == Recover()
+    assert next_step(config("truncation"), body, [], now=NOW) is None
+    assert after_recovery(body) == Body("old", HEALTHY, folded=2)
+
+
+def test_a_fold_is_bounded_in_turns_and_halved_for_each_failure_in_a_row_and_starts_over() -> None:
+    settings = config(fold_max_turns=20, retry_attempts=0)
+    body, sizes = Body(), list[int]()
+    for _ in range(7):
+        step = next_step(settings, body, turns(50), now=NOW, known_for=1.0)
+        assert isinstance(step, Fold)
+        assert list(step.turns) == turns(50)[: len(step.turns)]
+        sizes.append(len(step.turns))
+        body = after_failure(settings, body, now=NOW)
+    assert sizes == [20, 10, 5, 2, 1, 20, 10]
+
+
+def test_a_fold_is_bounded_in_tokens_and_covers_one_turn_at_least() -> None:
+    long = [StoredTurn(f"id-{number}", turn(number, "x" * 400)) for number in range(5)]
+    one = config().estimate(shown_text(long[0].turn, config()))
+    for tokens, covered in ((1, 1), (one, 1), (2 * one - 1, 1), (2 * one, 2), (4 * one, 4), (10**6, 5)):
+        step = next_step(config(fold_max_tokens=tokens), Body(), long, now=NOW)
+        assert isinstance(step, Fold)
+        assert len(step.turns) == covered
+    halved = next_step(
+        config(fold_max_tokens=4 * one), Body(health=RETRY, attempts=1), long, now=NOW, known_for=9.0
+    )
+    assert isinstance(halved, Fold)
+    assert len(halved.turns) == 2
+
+
+def test_a_full_record_loses_turns_only_where_no_attempt_is_due() -> None:
+    rolling, pending = config(), turns(5)
+    fold = Fold("", tuple(pending))
+    assert room_step(rolling, fold, pending, count=2) is fold
+    assert room_step(rolling, Wait(3), pending, count=2) == Trim(2, lost=True)
+    assert room_step(rolling, Wait(3), pending, count=9) == Trim(5, lost=True)
+    assert room_step(rolling, None, [], count=1) is None
+    assert room_step(config("truncation"), None, pending, count=1) == Trim(5, lost=False)
+
+
+def test_a_summary_of_which_the_budget_leaves_nothing_is_none() -> None:
+    settings = config(summary_max_tokens=1)
+    with pytest.raises(BadSummary):
+        after_fold(
+            settings,
+            Body("old"),
+            Fold("old", ()),
+            "<session_summary>x</session_summary>",
+            now=NOW,
+            keep_for=0,
+        )
 
 
 def test_truncation_trims_at_twice_its_zone() -> None:
@@ -211,6 +287,17 @@ def test_young_ids_are_remembered_however_many_they_are() -> None:
     forgotten = _after([200, 200, 200], keep_for=10.0)
     assert all(f"id-{number}" in forgotten for number in range(600))
     assert "id-0" not in _after([200, 200, 200], keep_for=0.5)
+
+
+def test_ids_of_which_a_copy_still_stands_are_remembered_however_old_they_are() -> None:
+    forgotten = Forgotten()
+    for number in range(600):
+        copies = {"id-7"} if number < 590 else set[str]()
+        forgotten = forgotten.adding([f"id-{number}"], now=NOW + number, keep_for=0.5, copies=copies)
+        assert ("id-7" in forgotten) == (7 <= number < 590)
+        assert len(forgotten.each()) == sum(count for _, count in forgotten.ages) <= REMEMBERED_IDS + 1
+    assert "id-343" not in forgotten
+    assert "id-344" in forgotten
 
 
 def test_nothing_is_remembered_of_nothing() -> None:

@@ -210,6 +210,8 @@ def test_settings_of_ours_come_after_all_of_penguiflows() -> None:
         "summarizer_timeout_s",
         "fold_batch_turns",
         "session_ttl_s",
+        "fold_max_turns",
+        "fold_max_tokens",
     ]
 
 

@@ -58,6 +58,25 @@ class Summarizing(Contract):
         asked = [item["user"] for request in summarizer.requests for item in request["turns"]]
         must_be(asked, summarized, "each turn is summarized once")
 
+    @check("memory.summary")
+    async def test_what_one_call_of_the_summarizer_does_not_cover_follows_in_others(
+        self, bench: MemoryBench
+    ) -> None:
+        """All that is pending goes into one call, which fails for what the model does not take."""
+        bench.needs("fold_batch_turns")
+        summarizer = LedgerSummarizer()
+        memory = await bench.memory(
+            config(zone=1, fold_batch_turns=9, fold_max_turns=4, summary_max_tokens=1_000), summarizer
+        )
+        for number in range(10):
+            await memory.add_turn(turn(number))
+        await memory.flush()
+        most = max(len(request["turns"]) for request in summarizer.requests)
+        must_be(most, 4, "`fold_max_turns` is four turns")
+        users = [f"u{number}" for number in range(10)]
+        expected = {"summary": users[:9], "pending": [], "recent": users[9:]}
+        must_be(await shown(memory), expected, "the rest follows in further calls, and nothing is lost")
+
     @check("memory.waiting")
     async def test_adding_never_waits_for_a_summary(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()

@@ -66,6 +66,7 @@ from stm_backends.testing.mutants.memories import (
     DropsWhatIsLarge,
     FlushHasNoDeadline,
     FlushSitsOutItsTime,
+    FoldsWithoutBound,
     ForgetsWhileItSummarizes,
     GivesUp,
     IgnoresTheBudget,
@@ -82,9 +83,11 @@ from stm_backends.testing.mutants.memories import (
     WaitsForEver,
 )
 from stm_backends.testing.mutants.pods import (
+    BackgroundOfItsOwn,
     ClearsWhatIsPending,
     CopyOfItsOwn,
     EveryPodSummarizes,
+    FailureLosesItsRace,
     ForgetsTurnIds,
     LeaseForEver,
     OrdersByClock,
@@ -93,6 +96,7 @@ from stm_backends.testing.mutants.pods import (
     ReadsBeforeItAdds,
     RetryDoublesATurn,
     StartsAnewOverWhatItCannotRead,
+    TrimsWithoutTheLease,
 )
 from stm_backends.testing.mutants.replaces import (
     ABodyMakesPresent,
@@ -252,6 +256,7 @@ MEMORIES: Final[dict[type[Broken], Caught]] = {
     TrustsCallbacks: Caught("test_a_callback_that_raises_or_is_not_awaitable_harms_nobody"),
     IgnoresTurnIds: Caught("test_adding_the_same_turn_id_again_changes_nothing"),
     KeepsTheCallersTurn: Caught("test_a_changed_turn_object_does_not_change_what_is_stored"),
+    FoldsWithoutBound: Caught("test_what_one_call_of_the_summarizer_does_not_cover_follows_in_others"),
     GivesUp: Caught("test_failures_are_retried_without_a_new_turn"),
     BelievesNonsense: Caught("test_a_summarizer_that_answers_nonsense_erases_nothing", {"nonsense": None}),
     SummarizesAnew: Caught("test_the_summarizer_gets_the_previous_summary_and_the_turns"),
@@ -283,6 +288,11 @@ PODS: Final[dict[type[Pod], Caught]] = {
     StartsAnewOverWhatItCannotRead: Caught(
         "test_what_a_later_version_has_written_is_refused_and_never_overwritten"
     ),
+    TrimsWithoutTheLease: Caught("test_no_turn_is_dropped_under_a_summary_that_another_pod_is_writing"),
+    FailureLosesItsRace: Caught(
+        "test_a_summarizer_that_fails_is_called_once_an_interval_whichever_pod_calls"
+    ),
+    BackgroundOfItsOwn: Caught("test_many_memory_objects_of_one_process_have_one_background"),
     EveryPodSummarizes: Caught("test_one_pod_summarizes_at_a_time"),
     LeaseForEver: Caught("test_a_pod_that_is_killed_while_it_summarizes_is_replaced_and_nothing_is_lost"),
     ClearsWhatIsPending: Caught("test_turns_that_another_pod_adds_during_a_summary_survive_it"),

@@ -131,6 +131,13 @@ class KeepsTheCallersTurn(Broken):
         return {"conversation_memory": {"recent_turns": turns}}
 
 
+class FoldsWithoutBound(Broken):
+    """Asks the summarizer for everything at once."""
+
+    def change(self, config: ShortTermMemoryConfig) -> ShortTermMemoryConfig:
+        return replace(config, fold_max_turns=1_000, fold_max_tokens=10**6)
+
+
 class GivesUp(Broken):
     """Never tries again what has failed."""
 

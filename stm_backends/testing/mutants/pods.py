@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from stm_backends.codec import Codec
 from stm_backends.default import DefaultShortTermMemory
-from stm_backends.driver import AbsentType, AnyType, KeepType, Key
+from stm_backends.driver import KEEP, AbsentType, AnyType, KeepType, Key, new_version
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.keys import memory_key
 from stm_backends.testing.bench import Datastore
@@ -15,7 +17,7 @@ from stm_backends.testing.faulty import FaultyDriver
 from stm_backends.testing.memory_bench import Memories
 from stm_backends.testing.mutants.replaces import FoldClearsTheTail
 from stm_backends.testing.pods import memories_on
-from stm_backends.types import ConversationTurn, MemoryKey
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
 
 
 class Pod:
@@ -56,7 +58,12 @@ def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memo
         assert right.kill is not None
         await right.kill(memory.inner)
 
-    return replace(right, open=open_one, close=close, kill=kill)
+    def again(memory: Any) -> Any:
+        assert right.again is not None
+        inner = right.again(memory.inner)
+        return kind(inner, memory.key, datastore, memory.config, memory.summarizer)
+
+    return replace(right, open=open_one, close=close, kill=kill, again=again)
 
 
 class CopyOfItsOwn(Pod):
@@ -125,6 +132,60 @@ class StartsAnewOverWhatItCannotRead(Pod):
             driver = await self.datastore.open()
             await driver.delete(memory_key(self.key))
             raise
+
+
+class TrimsWithoutTheLease(Pod):
+    """Drops what is past the backlog limit at once, whoever is summarizing it."""
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await super().add_turn(turn, turn_id=turn_id)
+        driver = await self.datastore.open()
+        record = await driver.load(memory_key(self.key))
+        assert record is not None
+        kept = self.config.budget.full_zone_turns + self.config.recovery_backlog_limit
+        surplus = len(record.tail) - kept
+        if record.body and surplus > 0 and Codec().open_body(record.body).health is MemoryHealth.DEGRADED:
+            version = new_version()
+            await driver.replace(
+                memory_key(self.key),
+                record.body,
+                version=version,
+                expect=record.version,
+                drop=surplus,
+                ttl=KEEP,
+            )
+
+
+class BackgroundOfItsOwn(Pod):
+    """Starts a task for each memory object, and has it wait for ever."""
+
+    waiting: ClassVar[set[asyncio.Task[bool]]] = set()
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        self.waiting.add(asyncio.create_task(asyncio.Event().wait()))
+        return await super().get_llm_context()
+
+
+class _NoFailure(FaultyDriver):
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        if key.scope.endswith(":memory") and not drop:
+            return False
+        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+
+
+class FailureLosesItsRace(Pod):
+    """Does not store a failure when the conversation has changed meanwhile."""
+
+    driver = _NoFailure
 
 
 class _LeaseDriver(FaultyDriver):

@@ -1,0 +1,581 @@
+"""One background for each conversation: many objects, several pods, and a model that fails for a while.
+
+Time is virtual wherever it matters, so seconds below cost none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from stm_backends import keys
+from stm_backends.backend import Backend
+from stm_backends.backgrounds import Backgrounds
+from stm_backends.codec import Codec
+from stm_backends.driver import ABSENT, KEEP, Key, new_version
+from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.policy import Body
+from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.slots import Slots
+from stm_backends.testing.memory_contract import config, shown, turn, until
+from stm_backends.testing.spy import SpyDriver
+from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
+from stm_backends.upkeep import WAITING_KEPT, Waiting
+from tests.support import clock
+
+KEY = MemoryKey("acme", "u1", "chat")
+RECORD = keys.memory_key(KEY)
+
+
+class Model:
+    """A summarizer that is down until some time, and takes its time."""
+
+    def __init__(self, *, down: float, fails_in: float = 0.3, works_in: float = 1.0) -> None:
+        self.back = clock.now() + down
+        self.fails_in = fails_in
+        self.works_in = works_in
+        self.calls: list[float] = []
+        self.first: float | None = None
+
+    async def __call__(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.calls.append(clock.now())
+        if clock.now() < self.back:
+            await asyncio.sleep(self.fails_in)
+            raise RuntimeError("the model is down")
+        await asyncio.sleep(self.works_in)
+        self.first = self.first or clock.now()
+        users = " ".join(item["user"] for item in request["turns"])
+        return {"summary": f"{request['previous_summary']} {users}".strip()}
+
+
+@asynccontextmanager
+async def opened(count: int, **limits: int) -> AsyncIterator[list[Backend]]:
+    """Open several backends on one store, as processes do, in virtual time."""
+    store = MemoryStore()
+    pods = [Backend(MemoryDriver(store, clock=clock.now, **limits), close_timeout_s=0) for _ in range(count)]
+    for pod in pods:
+        # Their clocks are virtual too.
+        pod._backgrounds = Backgrounds(pod.driver, Codec(), clock=clock.now)  # noqa: SLF001 -- no setting
+        await pod.open()
+    try:
+        yield pods
+    finally:
+        for pod in pods:
+            await pod.close()
+
+
+def virtually(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in virtual time."""
+
+    def run(**given: Any) -> None:
+        clock.run(test(**given))  # pyright: ignore[reportArgumentType] -- an async function's coroutine
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+# A model that fails for a while
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_hot_conversation_recovers_when_the_model_does_and_loses_nothing_from_then_on(pods: int) -> None:
+    async def main() -> None:
+        model = Model(down=4)
+        settings = config(
+            zone=2,
+            retry_attempts=0,
+            degraded_retry_interval_s=0.5,
+            recovery_backlog_limit=5,
+            total_max_tokens=0,
+            summary_max_tokens=10_000,
+        )
+        async with opened(pods) as backends:
+            memories = [backend.memory(KEY, settings, summarizer=model) for backend in backends]
+            dropped: int | None = None
+            for number in range(90):
+                await memories[number % pods].add_turn(turn(number))
+                await asyncio.sleep(0.2)
+                if dropped is None and model.first is not None:
+                    dropped = sum(memory.stats.dropped for memory in memories)
+            assert model.first is not None
+            assert model.first - model.back < 5
+            assert sum(memory.stats.dropped for memory in memories) == dropped
+            assert sum(memory.stats.lost_races for memory in memories) == 0
+            for memory in memories:
+                await memory.flush()
+            exported = await backends[0].sessions.export(KEY)
+            assert exported["body"]["folded"] + exported["body"]["dropped"] == 88
+            assert exported["body"]["dropped"] == dropped
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize(("pods", "objects"), [(1, 1), (1, 3), (2, 2)])
+def test_a_model_that_fails_is_asked_once_an_interval_whoever_asks(pods: int, objects: int) -> None:
+    async def main() -> None:
+        model = Model(down=1e9)
+        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=2.0, recovery_backlog_limit=2)
+        async with opened(pods) as backends:
+            memories = [
+                backend.memory(KEY, settings, summarizer=model)
+                for backend in backends
+                for _ in range(objects)
+            ]
+            for number in range(120):
+                await memories[number % len(memories)].add_turn(turn(number))
+                await asyncio.sleep(0.05)
+            assert len(model.calls) == 3
+            assert await shown(memories[0]) == {"summary": [], "pending": [], "recent": ["u119"]}
+
+    clock.run(main())
+
+
+async def rewritten(driver: SpyDriver) -> None:
+    """Store the body as it is under another version."""
+    record = await driver.inner.load(RECORD)
+    assert record is not None
+    body = record.body or Codec().seal_body(Body())
+    stored = await driver.inner.replace(RECORD, body, version=new_version(), expect=record.version, ttl=KEEP)
+    assert stored
+
+
+async def stored_body(driver: SpyDriver) -> Body:
+    record = await driver.inner.load(RECORD)
+    assert record is not None
+    return Codec().open_body(record.body)
+
+
+@virtually
+async def test_a_failure_that_loses_its_race_is_stored_on_the_new_version() -> None:
+    driver = SpyDriver(MemoryDriver(clock=clock.now))
+    async with Backend(driver, close_timeout_s=0) as backend:
+
+        async def other_writes(_: Key | str) -> None:
+            await rewritten(driver)
+
+        model = Model(down=1e9)
+        memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=30.0), summarizer=model)
+        driver.before["replace"] = [other_writes, other_writes]
+        for number in range(2):
+            await memory.add_turn(turn(number))
+        await asyncio.sleep(5)
+        assert (await stored_body(driver)).attempts == 1
+        assert (len(model.calls), memory.stats.lost_races) == (1, 2)
+
+
+@virtually
+async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
+    driver = SpyDriver(MemoryDriver(clock=clock.now))
+    async with Backend(driver, close_timeout_s=0) as backend:
+
+        async def down(_: Key | str) -> None:
+            raise Unavailable("nobody answers")
+
+        model = Model(down=1e9)
+        memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=1000.0), summarizer=model)
+        driver.before["replace"] = [down] * 3
+        for number in range(2):
+            await memory.add_turn(turn(number))
+        for number in range(20):
+            await memory.add_turn(turn(number))
+            await asyncio.sleep(1)
+        assert driver.before["replace"] == []
+        assert (await stored_body(driver)).attempts == 1
+        assert len(model.calls) == 1
+
+
+@virtually
+async def test_a_flush_returns_when_the_memory_becomes_degraded() -> None:
+    async with opened(1) as (backend,):
+        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=30.0)
+        memory = backend.memory(KEY, settings, summarizer=Model(down=1e9, fails_in=0.0))
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        start = clock.now()
+        await memory.flush()
+        assert clock.now() == start
+        assert memory.health is MemoryHealth.DEGRADED
+
+
+@virtually
+async def test_a_flush_does_not_start_a_background_again_that_cannot_work() -> None:
+    asked = 0
+
+    def estimator(text: str) -> int:
+        nonlocal asked
+        asked += 1
+        raise LookupError(text)
+
+    async with opened(1) as (backend,):
+        memory = backend.memory(KEY, config(zone=1, token_estimator=estimator), summarizer=Model(down=0))
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        with pytest.raises(LookupError):
+            await memory.flush()
+        assert asked < 10
+
+
+@virtually
+async def test_a_degraded_conversation_with_nothing_pending_recovers_without_a_call() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=0, works_in=0.0)
+        memory = backend.memory(KEY, config(zone=1, degraded_retry_interval_s=1e6), summarizer=model)
+        await memory.add_turn(turn(0))
+        record = await backend.driver.load(RECORD)
+        assert record is not None
+        body = Codec().seal_body(Body("so far", MemoryHealth.DEGRADED, 4, clock.now() + 1e6))
+        await backend.driver.replace(RECORD, body, version="v", expect=record.version, ttl=KEEP)
+        await memory.get_llm_context()
+        assert memory.health is MemoryHealth.DEGRADED
+        await asyncio.sleep(1)
+        view = await memory.get_llm_context()
+        assert view["conversation_memory"]["summary"] == "so far"
+        assert (memory.health, model.calls) == (MemoryHealth.HEALTHY, [])
+
+
+# Bounds
+
+
+@virtually
+async def test_what_is_pending_beyond_one_call_follows_in_others_and_nothing_is_lost() -> None:
+    sizes: list[int] = []
+
+    async def small(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        sizes.append(len(request["turns"]))
+        if len(request["turns"]) > 20:
+            raise RuntimeError("more than this model takes")
+        return {"summary": "so far"}
+
+    async with opened(1) as (backend,):
+        writer = backend.memory(KEY, config("truncation", zone=1000))
+        for number in range(200):
+            await writer.add_turn(turn(number))
+        memory = backend.memory(KEY, config(zone=5, retry_backoff_base_s=2.0), summarizer=small)
+        await memory.flush()
+        body = (await backend.sessions.export(KEY))["body"]
+        assert (body["folded"], body["dropped"], body["health"]) == (195, 0, "healthy")
+        assert max(sizes) == 50
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_full_record_takes_every_turn_while_the_model_is_down(pods: int) -> None:
+    async def main() -> None:
+        model = Model(down=1e9)
+        settings = config(
+            zone=3, retry_attempts=0, degraded_retry_interval_s=1e6, recovery_backlog_limit=1000
+        )
+        async with opened(pods, max_record_bytes=12_000) as backends:
+            memories = [backend.memory(KEY, settings, summarizer=model) for backend in backends]
+            for number in range(40):
+                await memories[number % pods].add_turn(turn(number, "x" * 1_000))
+            left = await memories[0].turns()
+            body = (await backends[0].sessions.export(KEY))["body"]
+            assert body["dropped"] == 40 - len(left) == sum(memory.stats.dropped for memory in memories)
+            assert [item.user_message for item in left] == [f"u{n}" for n in range(40 - len(left), 40)]
+            assert len(left) > 6
+            assert len(model.calls) == 1
+
+    clock.run(main())
+
+
+@virtually
+async def test_a_full_record_is_summarized_before_anything_of_it_is_lost() -> None:
+    async with opened(1, max_record_bytes=12_000) as (backend,):
+        settings = config(zone=3, fold_batch_turns=1000)
+        memory = backend.memory(KEY, settings, summarizer=Model(down=0))
+        for number in range(40):
+            await memory.add_turn(turn(number, "x" * 1_000))
+        assert memory.stats.dropped == 0
+        assert memory.stats.folded >= 20
+
+
+# One for each conversation
+
+
+@virtually
+async def test_many_memory_objects_leave_one_timer_and_no_task() -> None:
+    async with opened(1) as (backend,):
+        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=1e6)
+        model = Model(down=1e9)
+        for number in range(250):
+            memory = backend.memory(KEY, settings, summarizer=model)
+            await memory.get_llm_context()
+            await memory.add_turn(turn(number))
+        await asyncio.sleep(1)
+        assert len(asyncio.all_tasks()) == 1
+        assert (len(model.calls), len(backend._backgrounds)) == (1, 1)  # noqa: SLF001
+
+
+@virtually
+async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_time() -> None:
+    async with opened(1) as (backend,):
+        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=100.0)
+        model = Model(down=50.0, works_in=0.0)
+        for number in range(300):
+            memory = backend.memory(MemoryKey("acme", "u", str(number)), settings, summarizer=model)
+            await memory.add_turn(turn(0))
+            await memory.add_turn(turn(1))
+        del memory
+        await asyncio.sleep(20)
+        gc.collect()
+        assert len(asyncio.all_tasks()) == 1
+        assert len(backend._backgrounds) == 300  # noqa: SLF001 -- as below: that nobody is forgotten
+        await asyncio.sleep(200)
+        gc.collect()
+        assert len(model.calls) == 600
+        assert len(backend._backgrounds) == 0  # noqa: SLF001
+
+
+@virtually
+async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> None:
+    waiting, rested, woken = Waiting(most=3), list[int](), list[int]()
+
+    class Upkeep:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def rest(self) -> None:
+            waiting.end(self)  # type: ignore[arg-type]
+            rested.append(self.number)
+
+        def wake(self) -> None:
+            waiting.end(self)  # type: ignore[arg-type]
+            woken.append(self.number)
+
+    each = [Upkeep(number) for number in range(5)]
+    for number in (0, 1, 2, 0, 3, 4):
+        waiting.wait(each[number], clock.now() + 10 + number)  # type: ignore[arg-type]
+    assert (rested, len(waiting)) == ([1, 2], 3)
+    await asyncio.sleep(60)
+    assert (woken, len(waiting)) == ([0, 3, 4], 0)
+    assert WAITING_KEPT >= 3_000
+
+
+@virtually
+async def test_the_background_works_with_what_the_newest_memory_object_brings() -> None:
+    async with opened(1) as (backend,):
+        first, second = Model(down=0, works_in=0.0), Model(down=0, works_in=0.0)
+        old = backend.memory(KEY, config(zone=1), summarizer=first)
+        new = backend.memory(KEY, config(zone=1), summarizer=second)
+        # One that keeps nothing changes nothing.
+        backend.memory(KEY)
+        for number in range(3):
+            await old.add_turn(turn(number))
+        await old.flush()
+        assert (len(first.calls), len(second.calls) > 0) == (0, True)
+        assert new.stats.summaries == old.stats.summaries == len(second.calls)
+
+
+@virtually
+async def test_closing_one_memory_object_leaves_the_background_to_the_others() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=0, works_in=5.0)
+        one, other = (backend.memory(KEY, config(zone=1), summarizer=model) for _ in range(2))
+        for number in range(2):
+            await one.add_turn(turn(number))
+        await asyncio.sleep(1)
+        await one.close()
+        await asyncio.sleep(10)
+        assert other.stats.summaries == 1
+        await other.add_turn(turn(2))
+        await asyncio.sleep(1)
+        await other.close()
+        assert not other.busy
+        assert await backend.driver.load(keys.lease_key(KEY)) is None
+
+
+# Turns
+
+
+async def slots_in(order: list[str], slots: Slots, tenant: str, go: asyncio.Event) -> None:
+    async with slots.slot(tenant):
+        order.append(tenant)
+        await go.wait()
+
+
+async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others() -> None:
+    slots, order, hang, go = Slots(8), list[str](), asyncio.Event(), asyncio.Event()
+    waiting = [asyncio.create_task(slots_in(order, slots, "bad", hang)) for _ in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == ["bad"] * 6
+    tenants = ("good", "good", "other")
+    waiting += [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in tenants]
+    await asyncio.sleep(0.01)
+    assert order[6:] == ["good", "other"]
+    go.set()
+    await asyncio.sleep(0.01)
+    assert order[6:] == ["good", "other", "good"]
+    hang.set()
+    await asyncio.gather(*waiting)
+    assert order.count("bad") == 20
+
+
+async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None:
+    slots, order, go = Slots(1), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in "aaabbc"]
+    await asyncio.sleep(0.01)
+    tasks[3].cancel()
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "a", "b", "c", "a"]
+    async with asyncio.timeout(5), slots.slot("z"):
+        pass
+
+
+async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
+    slots, order, go = Slots(1), list[str](), asyncio.Event()
+    first, second = (asyncio.create_task(slots_in(order, slots, "a", go)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    go.set()
+    await first
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    async with asyncio.timeout(5), slots.slot("b"):
+        pass
+
+
+# Repeats of a turn
+
+
+async def test_a_repeat_that_is_known_is_read_and_not_written() -> None:
+    driver = SpyDriver(MemoryDriver())
+    async with Backend(driver) as backend:
+        memory = backend.memory(KEY, config(zone=2), summarizer=LedgerSummarizer())
+        for _ in range(100):
+            await memory.add_turn(turn("one"), turn_id="one")
+        await until(lambda: not memory.busy)
+        assert (driver.count("append"), driver.count("replace", "lease")) == (1, 0)
+        record = await driver.load(RECORD)
+        assert record is not None
+        assert len(record.tail) == 1
+        # What was erased meanwhile by another process is a new turn.
+        await driver.delete(RECORD)
+        await memory.add_turn(turn("one"), turn_id="one")
+        assert (await shown(memory))["recent"] == ["uone"]
+
+
+async def repeat(store: MemoryStore, count: int, name: str = "one", **limits: int) -> None:
+    """Add a turn so many times, each by a process that has never loaded the conversation."""
+    for _ in range(count):
+        async with Backend(MemoryDriver(store, **limits)) as backend:
+            memory = backend.memory(KEY, config(zone=3), summarizer=LedgerSummarizer())
+            await memory.add_turn(turn(name, "x" * 500), turn_id=name)
+
+
+async def test_repeats_at_the_head_are_compacted_away() -> None:
+    store = MemoryStore()
+    await repeat(store, 30)
+    driver = MemoryDriver(store)
+    async with Backend(driver) as backend:
+        memory = backend.memory(KEY, config(zone=3), summarizer=LedgerSummarizer())
+        await memory.flush()
+        record = await driver.load(RECORD)
+        assert record is not None
+        assert len(record.tail) <= 16
+        assert (await shown(memory))["recent"] == ["uone"]
+
+
+async def test_repeats_never_fill_a_record_for_good() -> None:
+    store = MemoryStore()
+    await repeat(store, 2, "zero", max_record_bytes=10_000)
+    await repeat(store, 40, max_record_bytes=10_000)
+    await repeat(store, 2, "two", max_record_bytes=10_000)
+    async with Backend(MemoryDriver(store)) as backend:
+        memory = backend.memory(KEY, config(zone=3), summarizer=LedgerSummarizer())
+        view = await shown(memory)
+        assert view["summary"] + view["pending"] + view["recent"] == ["uzero", "uone", "utwo"]
+
+
+async def test_a_repeat_behind_many_turns_never_becomes_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = MemoryDriver()
+    now = 1e6
+    async with Backend(driver) as backend:
+        backend._backgrounds = Backgrounds(driver, Codec(), clock=lambda: now)  # noqa: SLF001
+        settings = config(zone=300, summary_max_tokens=100_000, total_max_tokens=0)
+        memory = backend.memory(KEY, settings, summarizer=(summarizer := LedgerSummarizer()))
+        sealed = Codec().seal_turn(memory.checked(turn("again"), "again"))
+        await memory.add_turn(turn("again"), turn_id="again")
+        for number in range(299):
+            await memory.add_turn(turn(number))
+        await driver.append(RECORD, sealed, birth=new_version(), ttl=None)
+        for number in range(299, 598):
+            # Long after the ten deadlines for which every id is remembered.
+            now += 60
+            await memory.add_turn(turn(number))
+            await until(lambda: not memory.busy)
+        said = [item["user"] for request in summarizer.requests for item in request["turns"]]
+        standing = [item.user_message for item in await memory.turns()]
+        assert said + standing == ["uagain", *(f"u{number}" for number in range(598))]
+
+
+async def test_a_turn_of_unknown_outcome_is_called_back_once() -> None:
+    driver = SpyDriver(MemoryDriver())
+    added: list[str] = []
+
+    async def note(one: ConversationTurn) -> None:
+        added.append(one.user_message)
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut")
+
+    async with Backend(driver) as backend:
+        memory = backend.memory(KEY, config("truncation", on_turn_added=note))
+        for name, reads in (("one", False), ("two", True)):
+            driver.after["append"] = [lost] * 3
+            with pytest.raises(OutcomeUnknown):
+                await memory.add_turn(turn(name), turn_id=name)
+            if reads:
+                await memory.get_llm_context()
+            for _ in range(3):
+                await memory.add_turn(turn(name), turn_id=name)
+        await until(lambda: not memory.busy)
+        assert added == ["uone", "utwo"]
+        assert memory.stats.appended == 2
+        # The three that were sent for each, and no more.
+        assert driver.count("append") == 6
+
+
+async def test_a_record_that_is_full_of_recent_turns_still_refuses() -> None:
+    async with opened_really(max_record_bytes=3_000) as backend:
+        memory = backend.memory(KEY, config(zone=100), summarizer=LedgerSummarizer())
+        for number in range(3):
+            await memory.add_turn(turn(number, "x" * 800))
+        with pytest.raises(TooLarge):
+            await memory.add_turn(turn(3, "x" * 800))
+        assert not memory.busy
+
+
+@asynccontextmanager
+async def opened_really(**limits: int) -> AsyncIterator[Backend]:
+    async with Backend(MemoryDriver(**limits)) as backend:
+        yield backend
+
+
+async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
+        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=1e6, recovery_backlog_limit=2)
+        failing = LedgerSummarizer()
+        failing.fail = 1
+        memory = backend.memory(KEY, settings, summarizer=failing)
+        for number in range(2):
+            await memory.add_turn(turn(number))
+        await until(lambda: memory.health is MemoryHealth.DEGRADED and not memory.stats.dropped)
+        lease = keys.lease_key(KEY)
+        held = await backend.driver.replace(lease, b"", version="theirs", expect=ABSENT, ttl=60)
+        assert held
+        for number in range(2, 8):
+            await memory.add_turn(turn(number))
+        await asyncio.sleep(0.3)
+        assert len(await memory.turns()) == 8
+        await backend.driver.delete(lease)
+        await until(lambda: memory.stats.dropped == 5)
+        assert [item.user_message for item in await memory.turns()] == ["u5", "u6", "u7"]
