@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Annotated, Final, get_args
@@ -16,7 +15,7 @@ from stm_backends.backend import open_backend
 from stm_backends.checks import require_seconds
 from stm_backends.cli import places, transfer
 from stm_backends.cli.options import Create
-from stm_backends.cli.outcome import FAILED, counted, reported, run, say_wrong
+from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import console, plain
 from stm_backends.copying import NOBODY, Copy, Fate, Item, Owner, Trouble
@@ -73,7 +72,22 @@ def copy(
         if source == target:
             raise ConfigurationError("FROM and TO are the same")
     named = _Named()
-    done = run(_copied(source, target, owners, named, replace=replace, ttl=ttl, create=create))
+    copies: list[Copy] = []
+
+    def so_far() -> str:
+        there = sum(one.tally[fate] for one in copies for fate in _THERE)
+        done = f"{counted(there, 'record')} had been copied" if there else "Nothing was copied"
+        return f"{done}; run the same again to go on from there."
+
+    with interruptible(so_far):
+        try:
+            done = run(
+                _copied(source, target, owners, named, copies, replace=replace, ttl=ttl, create=create)
+            )
+        except typer.Exit:  # an outage
+            if copies:
+                typer.echo(so_far(), err=True)
+            raise
     named.print()
     console.print(_report(done, forever=ttl is None))
     if named.count:
@@ -119,11 +133,13 @@ async def _copied(
     target: str,
     owners: list[Owner],
     named: _Named,
+    copies: list[Copy],
     *,
     replace: bool,
     ttl: float | None,
     create: bool,
 ) -> Copy:
+    """Copy and compare; appends the copy to `copies` once it has begun."""
     origin, destination = places.shown(source), places.shown(target)
     async with AsyncExitStack() as ends:
         # The source first: a mistake in its URL is not to leave a new database at the other end.
@@ -145,15 +161,11 @@ async def _copied(
         total = sum(counts.values())
         whose = ", ".join(map(_whose, counts))
         typer.echo(plain(f"Copying {counted(total, 'record')} of {whose} from {origin} to {destination}"))
-        try:
-            with Progress(total, "copying", "records") as progress:
-                await copy.copy(progress.show)
-            with Progress(total, "comparing", "records") as progress:
-                await copy.verify(progress.show)
-        except (StorageError, asyncio.CancelledError):  # an outage, or Ctrl-C
-            there = counted(sum(copy.tally[fate] for fate in _THERE), "record")
-            typer.echo(f"{there} had been copied; run the same again to go on from there", err=True)
-            raise
+        copies.append(copy)
+        with Progress(total, "copying", "records") as progress:
+            await copy.copy(progress.show)
+        with Progress(total, "comparing", "records") as progress:
+            await copy.verify(progress.show)
         return copy
 
 
