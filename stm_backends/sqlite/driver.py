@@ -280,9 +280,7 @@ class SqliteDriver:
         except sqlite3.OperationalError as error:
             if uri and not self._path.exists():
                 raise Unavailable(
-                    "there is no database file at this path, and must_exist asks for one",
-                    backend=self.name,
-                    operation="open",
+                    f"there is no database file at {self._path}", backend=self.name, operation="open"
                 ) from error
             raise
         try:

@@ -211,7 +211,9 @@ def test_only_what_another_version_wrote_is_answered_with_an_upgrade(url: str):
 def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/new.db"
 
-    assert "there is no database file at this path" in cli("ping", "--url", url).stderr
+    assert cli("ping", "--url", url).stderr.startswith(
+        f"Error: sqlite.open: there is no database file at {tmp_path}/new.db\n"
+    )
     assert not (tmp_path / "new.db").exists()
     assert lines(cli("ping", "--create", "--url", url))[0].startswith("sqlite: answered in ")
     assert (tmp_path / "new.db").exists()
