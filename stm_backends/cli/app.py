@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -195,10 +196,16 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
 
 
 @app.command()
-def drivers() -> None:
-    """List the installed backends, and for those that are broken, why and what would help."""
+def drivers(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """List the installed backends; for one that is broken or lacks something, why and what would help."""
     diagnoses = plugins.diagnose()
-    render.console.print(render.drivers(diagnoses))
+    if as_json:
+        facts = [dataclasses.asdict(one) | {"install": one.install} for one in diagnoses]
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        render.drivers(diagnoses)
     if any(one.state in ("broken", "ambiguous") for one in diagnoses):
         raise typer.Exit(FAILED)
 
@@ -252,10 +259,18 @@ def show(
     backend: BackendName = None,
     url: Url = None,
     full_zone_turns: Annotated[
-        int, typer.Option(help="How many of the newest turns count as recent.", min=0)
-    ] = 5,
+        int | None,
+        typer.Option(
+            help="How many of the newest turns count as recent: your `budget.full_zone_turns`. "
+            "[default: 5, as a guess]",
+            min=0,
+        ),
+    ] = None,
 ) -> None:
-    """Show one conversation: its summary, what is pending, what is recent, health and tokens."""
+    """Show one conversation: its summary, what is pending, what is recent, health and tokens.
+
+    `export` writes the same as JSON.
+    """
 
     async def work() -> dict[str, Any]:
         parsed = transfer.conversation_key(key)
