@@ -127,6 +127,7 @@ class DefaultShortTermMemory:
         `overflow_policy="error"` refuses it; then nothing is stored and nothing called back.
         """
         if self._config.strategy == "none":
+            log.keeps_nothing()
             return
         identity = as_turn_id(turn_id)
         if turn_id is not None and self._conversation.knows(identity):

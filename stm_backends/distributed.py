@@ -100,6 +100,7 @@ class DistributedShortTermMemory:
         and `OutcomeUnknown` if it was perhaps stored; nothing else stores half a turn or doubles one.
         """
         if self._config.strategy == "none":
+            log.keeps_nothing()
             return
         stored = self.checked(turn, turn_id)
         entry = self._codec.seal_turn(stored)

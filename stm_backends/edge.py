@@ -8,8 +8,8 @@ import math
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 
@@ -27,29 +27,69 @@ _REPEATED: Final = frozenset({"load", "scan"})
 _PAUSES_S: Final = (0.02, 0.1, 0.3)
 """A read that fails for a passing reason is repeated after each of these pauses at most, with jitter."""
 
-_CAUSES: Final[Mapping[type[BaseException], str]] = {
-    socket.gaierror: "the name of the host is not known",
-    ConnectionRefusedError: "refused: nothing listens there",
-    ssl.SSLError: "TLS was not agreed on",
-}
+
+class _Cause(NamedTuple):
+    """Why no connection came about: the system's own errors, words of clients that hide them, what to say.
+
+    What says little by itself is looked for only where a connection is opened.
+    """
+
+    kinds: tuple[type[BaseException], ...]
+    words: tuple[str, ...]
+    message: str
+    opening: bool = False
+
+
+_CAUSES: Final = (
+    _Cause((socket.gaierror,), (), "the name of the host is not known"),
+    # Of a name with several addresses, asyncio tells all refusals in the words of one error.
+    _Cause((ConnectionRefusedError,), (f"[Errno {errno.ECONNREFUSED}]",), "refused: nothing listens there"),
+    _Cause(
+        (ssl.SSLCertVerificationError,),
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "TLS was not agreed on: the server's certificate is not trusted here",
+    ),
+    _Cause(
+        (),
+        ("WRONG_VERSION_NUMBER", "rejected SSL upgrade"),
+        "TLS was not agreed on: the server speaks none at this port",
+    ),
+    _Cause((ssl.SSLError,), ("SSL handshake failed",), "TLS was not agreed on"),
+    _Cause(
+        (ConnectionResetError,),
+        (
+            "closed by server",
+            "onnection is closed",
+            "onnection is already closed",
+            "onnection closed",
+            "connection_lost()",
+        ),
+        "the server hung up: it may expect TLS, or be of another kind",
+        opening=True,
+    ),
+    _Cause(
+        (TimeoutError,),
+        ("No servers found yet", "timed out"),
+        "no answer: the server is frozen or overloaded, or a firewall is in between",
+        opening=True,
+    ),
+)
 """What the system said when no connection came about, which clients tell in many ways or not at all."""
 
 _FURTHEST_CAUSE: Final = 10
-_REFUSED: Final = f"[Errno {errno.ECONNREFUSED}]"
 
 
-def with_cause(meaning: Meaning, error: BaseException) -> Meaning:
+def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
     """Return what an error amounts to, with what the system said of the connection if nothing was done."""
     kind, message = meaning
     if kind is not Unavailable:
         return meaning
     cause: BaseException | None = error
     for _ in range(_FURTHEST_CAUSE):
-        for cause_kind, words in _CAUSES.items():
-            # Of a name with several addresses, asyncio tells all refusals in the words of one error.
-            several = cause_kind is ConnectionRefusedError and _REFUSED in str(cause)
-            if isinstance(cause, cause_kind) or several:
-                return kind, f"{message} ({words})"
+        for one in _CAUSES if cause else ():
+            known = isinstance(cause, one.kinds) or any(words in str(cause) for words in one.words)
+            if known and (opening or not one.opening):
+                return kind, f"{message} ({one.message})"
         cause = cause and (cause.__cause__ or cause.__context__)
     return meaning
 
@@ -125,7 +165,7 @@ class Edge:
             meaning = _LATE if late else self._meaning(error)
             if meaning is None:
                 raise
-            raise self._error(operation, with_cause(meaning, error)) from error
+            raise self._error(operation, with_cause(meaning, error, opening=operation == "open")) from error
 
     def _passes(self, error: Exception) -> bool:
         """Say whether what failed may succeed a moment later."""

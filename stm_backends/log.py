@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 logger = logging.getLogger("stm_backends")
@@ -30,3 +31,12 @@ def trimmed_for_reading() -> None:
 def dropped(count: int) -> None:
     """Say that turns which no summary covers were let go."""
     logger.warning("%d turns beyond recovery_backlog_limit were dropped", count)
+
+
+@functools.cache  # once in a process
+def keeps_nothing() -> None:
+    """Say that a turn was added to a memory whose strategy, the default one, stores none."""
+    logger.warning(
+        'strategy="none", the default of ShortTermMemoryConfig, stores no turns; '
+        'for a memory choose "rolling_summary" or "truncation"'
+    )

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 GROUP: Final = "stm_backends"
 
+_INSTALL: Final = "pip install "
+
 _T = TypeVar("_T")
 
 _hookspec = pluggy.HookspecMarker(GROUP)
@@ -80,7 +82,10 @@ State: TypeAlias = Literal["ready", "missing extra", "broken", "ambiguous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """How one claim to a backend's name stands. `reason` says what is wrong and what would help."""
+    """How one claim to a backend's name stands. `reason` says what is wrong and what would help.
+
+    `install` is the command that installs what is missing, which `reason` ends with.
+    """
 
     name: str
     distribution: str
@@ -88,6 +93,11 @@ class Diagnosis:
     schemes: tuple[str, ...] = ()
     state: State = "ready"
     reason: str = ""
+
+    @property
+    def install(self) -> str:
+        _, found, what = self.reason.partition(_INSTALL)
+        return f"{found}{what}" if self.state == "missing extra" else ""
 
 
 def open_driver(name_or_url: str, *, url: str | None = None, create: bool = False, **options: Any) -> Driver:
@@ -361,9 +371,9 @@ def _broken(entry_point: EntryPoint, reason: str) -> str:
 def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> MissingExtra:
     distribution = _origin(entry_point)[0]
     hint = (
-        f': pip install "{distribution}[{plugin.name}]"'
+        f': {_INSTALL}"{distribution}[{plugin.name}]"'
         if _provides(entry_point, extra=plugin.name)
-        else f"; its package often has the same name: pip install {module.partition('.')[0]}"
+        else f"; its package often has the same name: {_INSTALL}{module.partition('.')[0]}"
     )
     error = MissingExtra(
         f"the backend {plugin.name!r} needs the module {module!r}, which is not installed{hint}"

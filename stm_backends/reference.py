@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,8 +45,11 @@ from stm_backends.driver import (
 )
 from stm_backends.errors import ConfigurationError
 from stm_backends.plugins import BackendPlugin, hookimpl
+from stm_backends.urls import merged
 
 _MIB: Final = 1024 * 1024
+
+_READS: Final = ("load", "scan")
 
 
 @dataclass(slots=True)
@@ -65,27 +69,54 @@ class _Stored:
 @dataclass(slots=True)
 class _Scope:
     records: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
-    sweep_at: int = 64
 
     def find(self, name: str, now: float) -> _Stored | None:
         """Return a record that has not expired."""
         found = self.records.get(name)
         return None if found is None or found.is_expired(now) else found
 
-    def put(self, name: str, stored: _Stored, now: float) -> None:
-        """Store a record, and now and then forget the expired ones, at a cost that is constant on average."""
-        self.records[name] = stored
-        if len(self.records) >= self.sweep_at:
-            self.records = {n: found for n, found in self.records.items() if not found.is_expired(now)}
-            self.sweep_at = 64 + 2 * len(self.records)
-
 
 class MemoryStore:
-    """What a datastore is to other drivers: it outlives the drivers, and several may share it."""
+    """What a datastore is to other drivers: it outlives the drivers, and several may share it.
+
+    `mortal` has the keys of all records that have an end. Each write looks at a few of them in turn,
+    whatever their scope, and removes those that have expired: a write's cost is bounded, and expired records
+    do not accumulate.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.scopes: dict[str, _Scope] = {}
+        self.mortal: OrderedDict[Key, None] = OrderedDict()
+
+    def scope(self, name: str) -> _Scope:
+        """Return a scope, which is kept only once something is put into it."""
+        return self.scopes.get(name) or _Scope()
+
+    def put(self, key: Key, stored: _Stored) -> None:
+        """Store a record."""
+        self.scopes.setdefault(key.scope, _Scope()).records[key.name] = stored
+        if stored.expires is None:
+            self.mortal.pop(key, None)
+        else:
+            self.mortal[key] = None
+
+    def remove(self, key: Key) -> None:
+        """Remove a record that is there."""
+        records = self.scopes[key.scope].records
+        del records[key.name]
+        if not records:
+            del self.scopes[key.scope]
+        self.mortal.pop(key, None)
+
+    def sweep(self, now: float, count: int) -> None:
+        """Remove the expired ones among the `count` records whose turn it is."""
+        for _ in range(min(count, len(self.mortal))):
+            key = next(iter(self.mortal))
+            if self.scopes[key.scope].records[key.name].is_expired(now):
+                self.remove(key)
+            else:
+                self.mortal.move_to_end(key)
 
 
 _named_stores: Final[dict[str, MemoryStore]] = {}
@@ -95,6 +126,9 @@ class MemoryDriver:
     """The five operations on a dictionary. Each instance has its own life; a store may be shared."""
 
     name = "memory"
+
+    _swept = 8
+    """How many records that have an end each write looks at, to remove those that have expired."""
 
     def __init__(
         self,
@@ -148,7 +182,7 @@ class MemoryDriver:
             stored.tail.append(entry)
             stored.size += len(entry)
             stored.expires = None if ttl is None else now + ttl
-            scope.put(key.name, stored, now)
+            self._store.put(key, stored)
             return len(stored.tail)
 
     async def replace(
@@ -185,7 +219,7 @@ class MemoryDriver:
             else:
                 expires = None if ttl is None else now + ttl
             self._require_record("replace", size)
-            scope.put(key.name, _Stored(version, body, tail, expires, size), now)
+            self._store.put(key, _Stored(version, body, tail, expires, size))
             return True
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
@@ -195,7 +229,7 @@ class MemoryDriver:
             found = scope.find(key.name, now)
             if not found or expect not in (ANY, found.version):
                 return False
-            del scope.records[key.name]
+            self._store.remove(key)
             return True
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
@@ -217,12 +251,10 @@ class MemoryDriver:
         if not self._is_open:
             raise not_open(backend=self.name, operation=operation)
         with self._store.lock:
-            scope = self._store.scopes.setdefault(name, _Scope())
-            try:
-                yield scope, self._clock()
-            finally:
-                if not scope.records:
-                    del self._store.scopes[name]
+            now = self._clock()
+            if operation not in _READS:
+                self._store.sweep(now, self._swept)
+            yield self._store.scope(name), now
 
     def _require_entry(self, operation: str, value: bytes) -> None:
         require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
@@ -232,16 +264,22 @@ class MemoryDriver:
 
 
 def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:
-    """Return a driver on the store that `memory://NAME` names in this process, or on a new one.
+    """Return a driver on the store that `memory://NAME`, or the option `name`, names; else on a new one.
 
-    `options` are the keyword arguments of `MemoryDriver`.
+    All drivers of this process that give the same name share a store, which lasts as long as the process.
+    The other `options` are the keyword arguments of `MemoryDriver`.
     """
     del create  # a dictionary needs no setting up
-    require_known(options, ("clock", "max_entry_bytes", "max_record_bytes", "deadline_s"), backend="memory")
+    known = ("name", "clock", "max_entry_bytes", "max_record_bytes", "deadline_s")
+    require_known(options, known, backend="memory")
     parts = urlsplit(url or "memory://")
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigurationError("a memory URL is memory:// (a new store) or memory://NAME (a shared one)")
-    store = _named_stores.setdefault(unquote(parts.netloc), MemoryStore()) if parts.netloc else None
+    options = merged({"name": unquote(parts.netloc)} if parts.netloc else {}, options)
+    name: object = options.pop("name", None)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigurationError("name is the name of a store that all drivers of this process share")
+    store = None if name is None else _named_stores.setdefault(name, MemoryStore())
     return MemoryDriver(store, **options)
 
 

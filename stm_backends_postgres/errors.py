@@ -113,7 +113,7 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
     kind, message = found
     if kind is OutcomeUnknown:
         kind = Unavailable
-    kind, message = with_cause((kind, message), error)
+    kind, message = with_cause((kind, message), error, opening=operation == "open")
     return kind(message, backend="postgres", operation=operation)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Final, Literal, TextIO
 
 import typer
 
@@ -23,13 +24,23 @@ from stm_backends.cli.conversations import read_conversations
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, Url, UrlOfName
-from stm_backends.cli.outcome import FAILED, counted, fail, reported, run, say_wrong, told_as
+from stm_backends.cli.outcome import (
+    FAILED,
+    counted,
+    fail,
+    interruptible,
+    reported,
+    run,
+    say_wrong,
+    told_as,
+)
 from stm_backends.cli.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.progress import Progress
-from stm_backends.cli.replay import Replay
+from stm_backends.cli.replay import Replay, RunReport
 from stm_backends.cli.report import put_together
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError
 from stm_backends.keys import memory_key
+from stm_backends.sessions import OnConflict
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 
 app = typer.Typer(
@@ -39,6 +50,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_TEMPORARY: Final = " (temporary)"
 
 
 def _version(wanted: bool) -> None:
@@ -108,12 +121,28 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
     The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. If
     neither that nor --backend is given, a temporary SQLite file is used and removed.
     """
-    with contextlib.ExitStack() as cleanup, reported():
+    origin, turns, added = "", 0, 0
+
+    def show(run: RunReport) -> None:
+        nonlocal added
+        added = run.turns
+        progress.show(run.turns, f"{run.killed} killed" if run.killed else "")
+
+    def so_far() -> str:
+        if not added:
+            return "No turn was added; run the same again."
+        done = f"{added:,} of {counted(turns, 'turn')} had been added"
+        if origin == _TEMPORARY:
+            return f"{done}; the temporary database is removed. Run the same again."
+        again = "the same command" if replace else "the same with --replace"
+        return f"{done} and are kept; {again} starts over."
+
+    with contextlib.ExitStack() as cleanup, reported(), interruptible(so_far):
         conversations = read_conversations(file, limit=limit)
         origin = " (from STM_BACKENDS_URL)" if url and url == os.environ.get(URL_VARIABLE) else ""
         if backend is None and url is None:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="stm-replay-"))
-            url, origin = f"sqlite:///{folder}/replay.db", " (temporary)"
+            url, origin = f"sqlite:///{folder}/replay.db", _TEMPORARY
         setup = Setup(
             backend=backend or places.given(url),
             url=url if backend else None,
@@ -143,7 +172,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
                 pods=pods,
                 concurrency=concurrency,
                 kill_every=kill_every,
-                on_turn=lambda run: progress.show(run.turns, f"{run.killed} killed" if run.killed else ""),
+                on_turn=show,
             ).run()
             wait = math.ceil(min(readback.FLUSH_S, setup.lease_s(prepared.deadline)))
             leases = done.killed and strategy == "rolling_summary"
@@ -167,10 +196,16 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
 
 
 @app.command()
-def drivers() -> None:
-    """List the installed backends, and for those that are broken, why and what would help."""
+def drivers(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """List the installed backends; for one that is broken or lacks something, why and what would help."""
     diagnoses = plugins.diagnose()
-    render.console.print(render.drivers(diagnoses))
+    if as_json:
+        facts = [dataclasses.asdict(one) | {"install": one.install} for one in diagnoses]
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        render.drivers(diagnoses)
     if any(one.state in ("broken", "ambiguous") for one in diagnoses):
         raise typer.Exit(FAILED)
 
@@ -224,10 +259,18 @@ def show(
     backend: BackendName = None,
     url: Url = None,
     full_zone_turns: Annotated[
-        int, typer.Option(help="How many of the newest turns count as recent.", min=0)
-    ] = 5,
+        int | None,
+        typer.Option(
+            help="How many of the newest turns count as recent: your `budget.full_zone_turns`. "
+            "[default: 5, as a guess]",
+            min=0,
+        ),
+    ] = None,
 ) -> None:
-    """Show one conversation: its summary, what is pending, what is recent, health and tokens."""
+    """Show one conversation: its summary, what is pending, what is recent, health and tokens.
+
+    `export` writes the same as JSON.
+    """
 
     async def work() -> dict[str, Any]:
         parsed = transfer.conversation_key(key)
@@ -306,21 +349,32 @@ def export_(
     What agent frameworks keep of a user (sessions of the OpenAI Agents SDK, LangChain's messages) is not
     written; copy brings it along.
     """
-    unread = logs = 0
+    unread = logs = count = 0
 
     def failed(key: MemoryKey, error: StmError) -> None:
         nonlocal unread
         unread += 1
         fail(error, what=transfer.named(key))
 
-    async def work(out: TextIO) -> int:
+    def wrote() -> None:
+        nonlocal count
+        count += 1
+
+    async def work(out: TextIO) -> None:
         nonlocal logs
         async with _existing(backend, url) as opened:
             if whose and whose[1]:
                 logs = await transfer.count_logs(opened, whose[0], whose[1])
-            return await transfer.write_export(opened, _selected(opened, wanted, whose), out, failed=failed)
+            await transfer.write_export(
+                opened, _selected(opened, wanted, whose), out, failed=failed, on_written=wrote
+            )
 
-    with reported():
+    def so_far() -> str:
+        if is_standard(output):
+            return f"{counted(count, 'conversation')} had been written; run the same again for all of them."
+        return f"{output} was not written; run the same again."
+
+    with reported(), interruptible(so_far):
         if bool(keys) == bool(user):
             raise ConfigurationError(
                 "give either conversations (KEY...) or all of a user (--user TENANT:USER)"
@@ -330,7 +384,7 @@ def export_(
         if whose and whose[1] is None:
             raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
         with writing(output) as out:
-            count = run(work(out))
+            run(work(out))
             _mention(logs, "written")
             if not count:
                 if not unread:
@@ -359,18 +413,14 @@ def import_(
     All of the file is checked before anything is stored.
     """
     imported = transfer.Imported()
+    on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
 
     async def work(lines: list[transfer.Line]) -> None:
         where = backend or places.given(url)
         async with open_backend(where, url=url if backend else None, create=create) as opened:
-            await transfer.import_all(
-                opened,
-                lines,
-                on_conflict="merge" if merge else "replace" if replace else "refuse",
-                imported=imported,
-            )
+            await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported)
 
-    with reported():
+    with reported(), interruptible(lambda: imported.so_far(on_conflict)):
         if merge and replace:
             raise ConfigurationError("give --merge or --replace, not both")
         with reading(file) as text:
@@ -379,11 +429,7 @@ def import_(
             run(work(lines))
         except typer.Exit:
             if imported.conversations:
-                typer.echo(
-                    f"{imported.conversations} of {counted(len(lines), 'conversation')} had been imported; "
-                    "--merge does the rest",
-                    err=True,
-                )
+                typer.echo(imported.so_far(on_conflict), err=True)
             raise
     done = counted(imported.conversations, "conversation")
     if not merge:
@@ -427,7 +473,8 @@ def erase(
         async with _existing(backend, url) as opened:
             return await transfer.erase(opened, what)
 
-    count = run(work())
+    with interruptible(lambda: "What was erased so far is gone; run the same again to erase the rest."):
+        count = run(work())
     typer.echo(f"{counted(count, 'record')} erased" if count else "there was nothing to erase")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
 from typing import Annotated, Final, get_args
 
 import typer
@@ -12,11 +13,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stm_backends import keys
 from stm_backends.backend import open_backend
 from stm_backends.checks import require_seconds
 from stm_backends.cli import places, transfer
+from stm_backends.cli.files import writing
 from stm_backends.cli.options import Create
-from stm_backends.cli.outcome import FAILED, counted, reported, run, say_wrong
+from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import console, plain
 from stm_backends.copying import NOBODY, Copy, Fate, Item, Owner, Trouble
@@ -27,7 +30,7 @@ _NAMED: Final = 20
 """How many records in trouble are named."""
 
 
-def copy(
+def copy(  # noqa: PLR0913, PLR0917 -- an option each
     source: Annotated[str, typer.Argument(help="The URL to copy from.", metavar="FROM")],
     target: Annotated[str, typer.Argument(help="The URL to copy to.", metavar="TO")],
     tenant: Annotated[
@@ -53,6 +56,9 @@ def copy(
         ),
     ] = None,
     create: Create = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file, too.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Copy everything of tenants and users to another datastore, read it back and compare.
 
@@ -64,7 +70,7 @@ def copy(
     The source may be in use: what changes there meanwhile is found by comparing, and copied by running
     the same again. The target must not be in use yet.
 
-    The exit status is 0 only if everything that the source has is at the target, byte for byte.
+    The exit status is 0 only if everything of these tenants and users is at the target, byte for byte.
     """
     with reported():
         owners = _owners(tenant or (), user or (), other_states=other_states)
@@ -73,9 +79,29 @@ def copy(
         if source == target:
             raise ConfigurationError("FROM and TO are the same")
     named = _Named()
-    done = run(_copied(source, target, owners, named, replace=replace, ttl=ttl, create=create))
+    copies: list[Copy] = []
+
+    def so_far() -> str:
+        there = sum(one.tally[fate] for one in copies for fate in _THERE)
+        done = f"{counted(there, 'record')} had been copied" if there else "Nothing was copied"
+        return f"{done}; run the same again to go on from there."
+
+    with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
+        try:
+            done, left = run(
+                _copied(source, target, owners, named, copies, replace=replace, ttl=ttl, create=create)
+            )
+        except typer.Exit:  # an outage
+            if copies:
+                typer.echo(so_far(), err=True)
+            raise
+        if numbers is not None:
+            facts = {"ok": done.ok, "records": dict(done.tally), "other_states_left_out": left}
+            json.dump(facts, numbers, indent=2)
     named.print()
-    console.print(_report(done, forever=ttl is None))
+    console.print(_report(done, owners, forever=ttl is None))
+    if left:
+        console.print(Text(_LEFT_OUT, style="yellow"))
     if named.count:
         raise typer.Exit(FAILED)
 
@@ -119,11 +145,16 @@ async def _copied(
     target: str,
     owners: list[Owner],
     named: _Named,
+    copies: list[Copy],
     *,
     replace: bool,
     ttl: float | None,
     create: bool,
-) -> Copy:
+) -> tuple[Copy, bool]:
+    """Copy and compare; appends the copy to `copies` once it has begun.
+
+    Returns also whether the source has states of nobody's that were not to be copied.
+    """
     origin, destination = places.shown(source), places.shown(target)
     async with AsyncExitStack() as ends:
         # The source first: a mistake in its URL is not to leave a new database at the other end.
@@ -142,19 +173,16 @@ async def _copied(
         for owner, count in counts.items():
             if not count:
                 named.add(_whose(owner), "the source has nothing of it")
+        others = await opened.driver.scan(keys.OTHER_BLOBS, limit=1)
         total = sum(counts.values())
         whose = ", ".join(map(_whose, counts))
         typer.echo(plain(f"Copying {counted(total, 'record')} of {whose} from {origin} to {destination}"))
-        try:
-            with Progress(total, "copying", "records") as progress:
-                await copy.copy(progress.show)
-            with Progress(total, "comparing", "records") as progress:
-                await copy.verify(progress.show)
-        except (StorageError, asyncio.CancelledError):  # an outage, or Ctrl-C
-            there = counted(sum(copy.tally[fate] for fate in _THERE), "record")
-            typer.echo(f"{there} had been copied; run the same again to go on from there", err=True)
-            raise
-        return copy
+        copies.append(copy)
+        with Progress(total, "copying", "records") as progress:
+            await copy.copy(progress.show)
+        with Progress(total, "comparing", "records") as progress:
+            await copy.verify(progress.show)
+        return copy, bool(others.names) and NOBODY not in owners
 
 
 _THERE: Final[tuple[Fate, ...]] = ("copied", "completed", "replaced", "unchanged")
@@ -207,7 +235,13 @@ _FOREVER: Final = (
 )
 
 
-def _report(copy: Copy, *, forever: bool) -> RenderableType:
+_LEFT_OUT: Final = (
+    "Not copied: the states that the source has under keys that name no tenant and user; --other-states "
+    "copies them."
+)
+
+
+def _report(copy: Copy, owners: Iterable[Owner], *, forever: bool) -> RenderableType:
     table = Table(title="Records", show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -222,7 +256,8 @@ def _report(copy: Copy, *, forever: bool) -> RenderableType:
     if not copy.ok:
         verdict = Text("Not all that the source has is at the target.", style="bold red")
     elif copy.tally["verified"]:
-        verdict = Text("What the source has is at the target, byte for byte.", style="green")
+        whose = plain(", ".join(map(_whose, owners)))
+        verdict = Text(f"What the source has of {whose} is at the target, byte for byte.", style="green")
     else:
         verdict = Text("There was nothing to copy.", style="yellow")
     return Group(*parts, verdict)

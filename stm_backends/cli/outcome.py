@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,8 @@ from stm_backends.errors import (
 
 FAILED: Final = 1
 MISUSED: Final = 2
+INTERRUPTED: Final = 130
+"""What a shell says of a command that Ctrl-C has ended."""
 
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Give --merge to add the turns that are missing, or --replace to erase what is there.",
@@ -74,6 +76,16 @@ def reported(what: str = "") -> Generator[None]:
         raise typer.Exit(MISUSED if misuse else FAILED) from None
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def interruptible(so_far: Callable[[], str]) -> Generator[None]:
+    """End the command for Ctrl-C: what `so_far` returns, which is what was done and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(plain(f"Interrupted. {so_far()}"), err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -59,20 +59,34 @@ def report(result: Report) -> RenderableType:
     return Group(*parts, _verdict(result))
 
 
-def drivers(diagnoses: Iterable[Diagnosis]) -> Table:
-    """Return what is installed, what is broken and why."""
-    table = Table("backend", "URLs", "package", "state", "reason", title="Installed backends")
+def drivers(diagnoses: Sequence[Diagnosis]) -> None:
+    """Print what is installed, and below the table what is broken or missing, and what would help."""
+    table = Table(title="Installed backends")
+    for heading in ("backend", "URLs", "package", "state"):
+        table.add_column(heading, overflow="fold")
     for one in diagnoses:
         schemes = ", ".join(f"{scheme}://" for scheme in one.schemes)
         state = Text(one.state, style="green" if one.state == "ready" else "red")
-        table.add_row(
-            one.name, schemes, f"{one.distribution} {one.version}".strip(), state, Text(plain(one.reason))
-        )
-    return table
+        table.add_row(one.name, schemes, f"{one.distribution} {one.version}".strip(), state)
+    console.print(table)
+    for one in diagnoses:
+        reason = one.reason.removesuffix(one.install).rstrip()
+        for line in filter(None, (plain(reason), one.install and f"  {plain(one.install)}")):
+            # As a whole, so that it can be copied from a terminal of any width.
+            console.print(Text(line), soft_wrap=True)
 
 
-def conversation(document: Mapping[str, Any], key: str, *, full_zone_turns: int) -> RenderableType:
-    """Return a readable view of one exported conversation."""
+def conversation(
+    document: Mapping[str, Any], key: str, *, full_zone_turns: int | None = None
+) -> RenderableType:
+    """Return a readable view of one exported conversation.
+
+    How many turns its memory shows in full is not stored; `None` has that guessed, and says so.
+    """
+    guess = ""
+    if full_zone_turns is None:
+        full_zone_turns = MemoryBudget().full_zone_turns
+        guess = f", if full_zone_turns is {full_zone_turns}, as by default; else give --full-zone-turns"
     config = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns, total_max_tokens=0))
     body = load_body(document["body"])
     turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
@@ -86,9 +100,9 @@ def conversation(document: Mapping[str, Any], key: str, *, full_zone_turns: int)
         )
         parts.append(Panel(Text(plain(body.summary)), title=title, title_align="left"))
     if pending:
-        parts.append(_turns("pending (not summarized yet)", pending))
+        parts.append(_turns(f"pending (not summarized yet){guess}", pending))
     if recent:
-        parts.append(_turns("recent", recent))
+        parts.append(_turns(f"recent{guess}", recent))
     return Group(*parts)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import random
+import signal
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -65,6 +66,16 @@ class RunReport:
         return sum(pod.killed for pod in self.pods)
 
 
+@contextlib.contextmanager
+def _interrupts_ignored() -> Generator[None]:
+    """Have a process that is started here ignore Ctrl-C, which reaches all of them, from its beginning."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Pod:
     """A process, its pipe and the turns that it holds unacknowledged.
 
@@ -77,7 +88,8 @@ class _Pod:
         self.process: BaseProcess = context.Process(
             target=serve, args=(setup, theirs), name=f"pod-{number}", daemon=True
         )
-        self.process.start()
+        with _interrupts_ignored():
+            self.process.start()
         theirs.close()
         self.slot = slot
         self.report = PodReport(number)

@@ -10,6 +10,8 @@ from typing import Final, TextIO, cast
 
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.conversations import BadFile
+from stm_backends.cli.outcome import counted
+from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
 from stm_backends.errors import (
     Corrupt,
@@ -82,9 +84,12 @@ async def write_export(
     out: TextIO,
     *,
     failed: Callable[[MemoryKey, StmError], None],
-) -> int:
-    """Write conversations, one a line; returns how many. `failed` is told of one that cannot be exported."""
-    count = 0
+    on_written: Callable[[], None],
+) -> None:
+    """Write conversations, one a line; `on_written` is called after each of them.
+
+    `failed` is told of one that cannot be exported.
+    """
     async for key in keys:
         try:
             document = await backend.sessions.export(key)
@@ -93,8 +98,7 @@ async def write_export(
             continue
         # ASCII, so that lone surrogates survive any encoding of the file.
         out.write(f"{json.dumps(document, separators=(',', ':'))}\n")
-        count += 1
-    return count
+        on_written()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +116,23 @@ def read_exports(path: Path, lines: Iterable[str]) -> list[Line]:
 
 @dataclass(slots=True)
 class Imported:
-    """How many conversations have been imported, and how many were changed by that."""
+    """How many conversations have been imported, and how many were changed by that.
 
+    `total` is how many there are, once all of them have been checked.
+    """
+
+    total: int = 0
     conversations: int = 0
     changed: int = 0
+
+    def so_far(self, on_conflict: OnConflict) -> str:
+        """Say what has been imported, and how to go on after an interruption."""
+        if not self.total:
+            return "Nothing was imported; run the same again."
+        done = f"{self.conversations:,} of {counted(self.total, 'conversation')} had been imported"
+        if on_conflict == "refuse":
+            return f"{done}; the same with --merge does the rest."
+        return f"{done}; run the same again to do the rest."
 
 
 async def import_all(
@@ -125,22 +142,28 @@ async def import_all(
 
     Raises `BadFile` and `SessionExists` with file and line. Counts in `imported` as it goes.
     """
-    keys = await _rehearse(backend, lines, on_conflict)
-    if on_conflict == "refuse":
+    with Progress(len(lines), "checking", "conversations") as progress:
+        keys = await _rehearse(backend, lines, on_conflict, progress)
+        if on_conflict == "refuse":
+            for line, key in zip(lines, keys, strict=True):
+                if await backend.driver.load(memory_key(key)) is not None:
+                    raise SessionExists(f"{line.where}: {named(key)} is there already; nothing was imported")
+    imported.total = len(lines)
+    with Progress(len(lines), "importing", "conversations") as progress:
         for line, key in zip(lines, keys, strict=True):
-            if await backend.driver.load(memory_key(key)) is not None:
-                raise SessionExists(f"{line.where}: {named(key)} is there already; nothing was imported")
-    for line, key in zip(lines, keys, strict=True):
-        before = await backend.driver.load(memory_key(key))
-        try:
-            await backend.sessions.import_(line.document, on_conflict=on_conflict)
-        except SessionExists as error:
-            raise SessionExists(f"{line.where}: {named(key)} is there by now") from error
-        imported.conversations += 1
-        imported.changed += await backend.driver.load(memory_key(key)) != before
+            before = await backend.driver.load(memory_key(key))
+            try:
+                await backend.sessions.import_(line.document, on_conflict=on_conflict)
+            except SessionExists as error:
+                raise SessionExists(f"{line.where}: {named(key)} is there by now") from error
+            imported.conversations += 1
+            imported.changed += await backend.driver.load(memory_key(key)) != before
+            progress.show(imported.conversations)
 
 
-async def _rehearse(backend: Backend, lines: list[Line], on_conflict: OnConflict) -> list[MemoryKey]:
+async def _rehearse(
+    backend: Backend, lines: list[Line], on_conflict: OnConflict, progress: Progress
+) -> list[MemoryKey]:
     """Import everything into a memory of this process, to see whether it can be; returns the keys."""
     traits = backend.driver.inner.traits
     async with open_backend(
@@ -158,6 +181,7 @@ async def _rehearse(backend: Backend, lines: list[Line], on_conflict: OnConflict
                 raise TooLarge(
                     error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
                 ) from error
+            progress.show(len(keys))
         return keys
 
 

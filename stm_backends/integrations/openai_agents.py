@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
 
 from stm_backends.backend import Backend
 from stm_backends.extras import missing_extra
@@ -24,9 +25,10 @@ class StmSession:
     await Runner.run(agent, "Hello", session=StmSession(backend, MemoryKey("acme", "u123", "chat_001")))
     ```
 
-    Items come back as they were added, all of them unless `session_settings` or a call has a limit. A
-    conversation that nobody adds to for `ttl_s` seconds is forgotten; `None`: never. Making one reads and
-    writes nothing. Raises `InvalidKey` for what is no key: there is no history without one.
+    Items come back as they were added, all of them unless `session_settings` or a call has a limit; the
+    settings may be a dictionary, as for the SDK's own sessions. A conversation that nobody adds to for
+    `ttl_s` seconds is forgotten; `None`: never. Making one reads and writes nothing. Raises `InvalidKey`
+    for what is no key: there is no history without one.
 
     All methods raise `StorageError`; an outage is never an empty history. The SDK shows `session_id`, the
     last part of the key, to its tracing.
@@ -38,19 +40,19 @@ class StmSession:
         key: MemoryKey,
         *,
         ttl_s: float | None = None,
-        session_settings: SessionSettings | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
         self._log = backend.item_log(key, "openai-agents", ttl_s=ttl_s)
         self.session_id: str = key.session_id
-        self.session_settings: SessionSettings | None = session_settings or SessionSettings()
+        self.session_settings: SessionSettings | None = _settings(session_settings)
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the latest `limit` items, oldest first; without one, as many as the settings say.
 
         The whole conversation is read, whatever the limit, in one round trip.
         """
-        if limit is None and self.session_settings is not None:
-            limit = self.session_settings.limit
+        if limit is None:
+            limit = _settings(self.session_settings).limit
         return cast("list[TResponseInputItem]", await self._log.items(limit))
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -70,3 +72,13 @@ class StmSession:
     async def clear_session(self) -> None:
         """Erase the conversation's items."""
         await self._log.clear()
+
+
+def _settings(given: SessionSettings | dict[str, Any] | None) -> SessionSettings:
+    """Return settings in any of the forms in which the SDK takes them; an unknown one is a `TypeError`."""
+    if isinstance(given, SessionSettings):
+        return given
+    settings = given or {}
+    if unknown := settings.keys() - {field.name for field in dataclasses.fields(SessionSettings)}:
+        raise TypeError(f"session_settings has no {', '.join(sorted(unknown))}")
+    return SessionSettings(**settings)

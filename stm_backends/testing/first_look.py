@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import pickle
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -35,6 +36,12 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
 }
 """How the checks call a driver: with the least and with the most that the contract allows."""
 
+_ALONE: Final = (
+    "two instances do not see each other's records: each has a store of its own. Every check needs instances "
+    "on the same data; give a URL (or options) that names a store which they share, such as memory://try for "
+    "the backend `memory`"
+)
+
 
 def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
     """Raise `Unfit` if a datastore cannot be put to the test; `NotReached` for the class's next checks."""
@@ -55,16 +62,37 @@ async def _unfit(datastore: Datastore) -> str:
         driver = await datastore.open()
     except Exception as error:  # noqa: BLE001 -- whatever it is, every check would meet it
         return f"`Datastore.open` failed: {type(error).__name__}: {error}"
-    if lacking := _lacking(driver):
+    if problem := _lacking(driver) or await _alone(driver, datastore):
         with contextlib.suppress(Exception):
             await driver.close()
-        return lacking
+        return problem
     try:
         await driver.close()
     except Exception as error:  # noqa: BLE001 -- as above
         return f"closing the driver failed: {type(error).__name__}: {error}"
     if driver.traits.reach != "process" and not _pickles(datastore.open):
         return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so others are started)"
+    return ""
+
+
+async def _alone(driver: Driver, datastore: Datastore) -> str:
+    """Return what to say if another instance does not see what this one has stored and reads back.
+
+    Whatever else goes wrong is left to the checks.
+    """
+    key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
+    with contextlib.suppress(Exception):
+        await driver.append(key, b"a", birth="birth", ttl=None)
+        try:
+            other = await datastore.open()
+            try:
+                seen = await other.load(key)
+            finally:
+                await other.close()
+            if seen is None and await driver.load(key) is not None:
+                return _ALONE
+        finally:
+            await driver.delete(key)
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import math
 import os
@@ -127,6 +128,14 @@ def test_show_gives_a_readable_view_of_a_conversation(url: str):
     assert shown.index("pending") < shown.index("I want number 2.") < shown.index("recent")
 
 
+def test_show_says_that_it_guesses_how_many_turns_are_recent_unless_it_is_told(url: str):
+    guessed = cli("show", "acme:u1:trip", "--url", url).stdout
+    assert "recent, if full_zone_turns is 5, as by default; else give --full-zone-turns" in guessed
+    told = cli("show", "acme:u1:trip", "--url", url, "--full-zone-turns", "2").stdout
+    assert "if full_zone_turns" not in told
+    assert "I want number 2." in told
+
+
 def test_what_a_terminal_would_obey_or_cannot_show_is_shown_escaped(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/stm.db"
 
@@ -211,7 +220,9 @@ def test_only_what_another_version_wrote_is_answered_with_an_upgrade(url: str):
 def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/new.db"
 
-    assert "there is no database file at " in cli("ping", "--url", url).stderr
+    assert cli("ping", "--url", url).stderr.startswith(
+        f"Error: sqlite.open: there is no database file at {tmp_path}/new.db\n"
+    )
     assert not (tmp_path / "new.db").exists()
     assert lines(cli("ping", "--create", "--url", url))[0].startswith("sqlite: answered in ")
     assert (tmp_path / "new.db").exists()
@@ -251,6 +262,53 @@ def test_drivers_lists_what_is_installed():
     assert shown.exit_code == 0
     assert "sqlite" in shown.stdout
     assert "memory" in shown.stdout
+
+
+def test_drivers_shows_the_whole_install_line_at_80_columns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    missing = {"aiobotocore", "asyncpg", "pymongo", "redis"}
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, package=None: None if name in missing else found(name, package),
+    )
+
+    shown = cli("drivers")
+
+    assert shown.exit_code == 0
+    for extra in ("dynamo", "mongo", "postgres", "redis"):
+        assert f'  pip install "stm-backends[{extra}]"\n' in shown.stdout
+        assert f"the backend '{extra}' needs the module" in shown.stdout
+    assert "…" not in shown.stdout
+    assert "rediss+sentinel://" in shown.stdout
+    table = shown.stdout[: shown.stdout.index("└")]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_drivers_as_json_is_every_fact_of_the_table(monkeypatch: pytest.MonkeyPatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, package=None: None if name == "redis" else found(name, package),
+    )
+
+    by_name = {one["name"]: one for one in json.loads(cli("drivers", "--json").stdout)}
+
+    assert {"memory", "sqlite", "redis", "postgres", "mongo", "dynamo"} <= by_name.keys()
+    assert by_name["sqlite"] == {
+        "name": "sqlite",
+        "distribution": "stm-backends",
+        "version": stm_backends.__version__,
+        "schemes": ["sqlite"],
+        "state": "ready",
+        "reason": "",
+        "install": "",
+    }
+    assert by_name["redis"]["state"] == "missing extra"
+    assert by_name["redis"]["install"] == 'pip install "stm-backends[redis]"'
+    assert by_name["redis"]["reason"].endswith(by_name["redis"]["install"])
 
 
 def test_drivers_says_what_is_broken_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -152,6 +152,33 @@ def test_users_tenants_and_other_states_may_be_given_together(source: str, tmp_p
     assert rows(done)["copied"] == 6
 
 
+def test_a_copy_claims_no_more_than_it_was_told_to_bring(source: str, tmp_path: Path) -> None:
+    # The source has another state under a key that names no tenant and user.
+    done = copied(source, url_of(tmp_path, "to"), "--tenant", "acme")
+    assert "What the source has of acme is at the target, byte for byte." in done.stdout
+    assert "Not copied: the states that the source has under keys that name no tenant" in done.stdout
+
+    done = copied(source, url_of(tmp_path, "to"), "--user", "acme:u1", "--other-states")
+    assert "What the source has of acme:u1, other states is at the target" in done.stdout
+    assert "Not copied" not in done.stdout
+
+    done = copied(url_of(tmp_path, "to"), url_of(tmp_path, "third"), "--other-states")
+    assert "What the source has of other states is at" in done.stdout
+    # There is nothing else to leave out.
+    write(source, "delete", Key(keys.OTHER_BLOBS, keys.name("nobody's")))
+    assert "Not copied" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
+
+
+def test_the_numbers_of_a_copy_are_written_to_a_file(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.json"
+    copied(source, url_of(tmp_path, "to"), "--tenant", "acme", "--json", str(file))
+    assert json.loads(file.read_text()) == {
+        "ok": True,
+        "records": {"copied": 5, "verified": 5},
+        "other_states_left_out": True,
+    }
+
+
 def test_it_is_said_that_copies_never_expire_unless_told(source: str, tmp_path: Path) -> None:
     assert "never expires" in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
     assert "never expires" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout

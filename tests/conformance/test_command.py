@@ -30,6 +30,15 @@ def test_a_backend_that_keeps_the_contract_is_told_so_per_clause(tmp_path: Path)
     )
 
 
+def test_instances_that_share_nothing_are_one_finding_that_says_what_to_do(tmp_path: Path) -> None:
+    status, printed = command(tmp_path, "memory", "--quick", "--profile", "all")
+    assert status == 1
+    assert printed.count("two instances do not see each other's records") == 1
+    assert "such as memory://try" in printed
+    assert "broken:" not in printed
+    assert "No check was carried out on memory." in printed
+
+
 def test_a_backend_that_breaks_a_clause_is_told_which_and_how(tmp_path: Path) -> None:
     status, printed = command(
         tmp_path,

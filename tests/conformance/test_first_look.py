@@ -32,6 +32,9 @@ class Vague(SqliteDriver):
 async def refuse(path):
     raise ConnectionRefusedError("nobody answers")
 
+async def private():
+    return await open_at("memory://")
+
 async def make(path, kind):
     from stm_backends.sqlite.settings import SqliteSettings
     driver = kind(SqliteSettings.from_url(f"sqlite:///{{path}}"))
@@ -62,6 +65,7 @@ class TestMine(DriverContract):
         ),
         ("lambda: make(path, Vague)", "the traits of the driver Vague are no `stm_backends.driver.Traits`"),
         ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: nobody answers"),
+        ("private", "two instances do not see each other's records: each has a store of its own."),
         (
             "lambda: open_at(f'sqlite:///{path}')",
             "`Datastore.open` must be importable by other processes; use `open_at` or a module-level",

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from stm_backends.driver import ANY, Key, Record
+from stm_backends.driver import ABSENT, ANY, Key, Record
 from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
 from stm_backends.reference import MemoryDriver, MemoryStore, open_driver
 from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
@@ -132,6 +132,91 @@ async def test_expired_records_that_nobody_touches_are_forgotten():
         await driver.append(Key("s", str(number)), b"a", birth="v", ttl=1.0)
         await clock.pass_time(0.1)
     assert len(store.scopes["s"].records) < 200
+
+
+def held(store: MemoryStore) -> int:
+    """Return how many records a store holds, the expired ones included, once its books agree."""
+    records = {
+        Key(scope, name): one for scope, found in store.scopes.items() for name, one in found.records.items()
+    }
+    assert set(store.mortal) == {key for key, stored in records.items() if stored.expires is not None}
+    assert all(found.records for found in store.scopes.values())
+    return len(records)
+
+
+async def test_what_expired_in_scopes_that_nobody_uses_again_is_forgotten_by_writes_elsewhere():
+    clock = FakeClock()
+    store = MemoryStore()
+    driver = MemoryDriver(store, clock=clock)
+    await driver.open()
+    for number in range(1_000):
+        await driver.append(Key(f"user{number}", "chat"), b"a", birth="v", ttl=60.0)
+    for number in range(1_000):
+        await driver.append(Key(f"lasting{number}", "chat"), b"a", birth="v", ttl=None)
+    assert held(store) == 2_000
+    await clock.pass_time(61.0)
+    for _ in range(1_000 // 8):
+        await driver.append(Key("busy", "chat"), b"a", birth="v", ttl=None)
+    assert held(store) == 1_001
+    assert len(store.scopes) == 1_001
+
+
+async def test_a_write_frees_no_more_than_a_few_records():
+    clock = FakeClock()
+    store = MemoryStore()
+    driver = MemoryDriver(store, clock=clock)
+    await driver.open()
+    for number in range(100):
+        await driver.append(Key(f"user{number}", "chat"), b"a", birth="v", ttl=60.0)
+    await clock.pass_time(61.0)
+    await driver.load(Key("user0", "chat"))
+    assert held(store) == 100
+    await driver.append(Key("busy", "chat"), b"a", birth="v", ttl=None)
+    assert held(store) == 93
+
+
+async def test_what_expires_does_not_add_up_beside_what_lives_long():
+    clock = FakeClock()
+    store = MemoryStore()
+    driver = MemoryDriver(store, clock=clock)
+    await driver.open()
+    for number in range(500):
+        await driver.append(Key(f"user{number}", "chat"), b"a", birth="v", ttl=1e6)
+    for number in range(5_000):
+        await driver.append(Key(f"brief{number}", "chat"), b"a", birth="v", ttl=10.0)
+        await clock.pass_time(1.0)
+    assert held(store) < 500 + 10 + 500 // 7 + 10
+
+
+async def test_leases_that_are_taken_and_released_leave_nothing_behind():
+    store = MemoryStore()
+    driver = MemoryDriver(store)
+    await driver.open()
+    for number in range(100):
+        key = Key("leases", f"{number % 3}")
+        assert await driver.replace(key, b"", version=f"v{number}", expect=ABSENT, ttl=60.0)
+        assert await driver.delete(key, expect=f"v{number}")
+    assert held(store) == 0
+    # An end that is taken away, or set again, is noted as well.
+    key = Key("s", "n")
+    for ttl in (60.0, 30.0, None, 60.0):
+        await driver.append(key, b"a", birth="v", ttl=ttl)
+        assert (held(store), len(store.mortal)) == (1, ttl is not None)
+
+
+async def test_a_name_is_an_option_too_and_names_the_same_store_as_the_url():
+    key, name = Key("s", "n"), uuid.uuid4().hex
+    one, two = open_driver(None, name=name), open_driver(f"memory://{name}")
+    await one.open()
+    await two.open()
+    await one.append(key, b"a", birth="v", ttl=None)
+    assert await two.load(key) is not None
+    assert open_driver(f"memory://{name}", name=name)
+    with pytest.raises(ConfigurationError, match="give name differently"):
+        open_driver(f"memory://{name}", name="another")
+    for wrong in ("", 5):
+        with pytest.raises(ConfigurationError, match="name is the name of a store"):
+            open_driver(None, name=wrong)
 
 
 @pytest.mark.parametrize("url", ["memory://a/b", "memory://a?x=1", "memory://a#b"])

@@ -73,6 +73,21 @@ async def test_it_is_a_session_with_an_id_and_settings(sessions: Sessions) -> No
     assert session.session_settings == SessionSettings()
 
 
+async def test_settings_may_be_a_dictionary(sessions: Sessions) -> None:
+    session = sessions(session_settings={"limit": 2})
+    assert session.session_settings == SessionSettings(limit=2)
+    await session.add_items(numbered(1, 2, 3))
+    assert await session.get_items() == numbered(2, 3)
+    assert await session.get_items(limit=1) == numbered(3)
+    # The SDK reads what is assigned later in the same way.
+    session.session_settings = {"limit": 1}
+    assert await session.get_items() == numbered(3)
+    session.session_settings = None
+    assert await session.get_items() == numbered(1, 2, 3)
+    with pytest.raises(TypeError, match="limt"):
+        sessions(session_settings={"limt": 2})
+
+
 async def test_items_come_back_in_order_as_they_were_added(sessions: Sessions) -> None:
     session = sessions()
     added = [
@@ -207,6 +222,18 @@ async def test_a_limit_of_the_run_reaches_the_session(sessions: Sessions, run: A
     settings = RunConfig(session_settings=SessionSettings(limit=1))
     await run(Agent(name="a", model=model), "4", session=sessions(), run_config=settings)
     assert model.asked == [numbered(3, 4)]
+
+
+@RUNNERS
+async def test_a_run_on_a_session_with_a_dictionary_shows_the_model_no_more(
+    sessions: Sessions, run: Any
+) -> None:
+    model = ScriptedModel("Noted.", "Two.")
+    agent = Agent(name="a", model=model)
+    await run(agent, "I like cats.", session=sessions(session_settings={"limit": 1}))
+    await run(agent, "And?", session=sessions(session_settings={"limit": 1}))
+    assert "cats" not in str(model.asked[1])
+    assert "Noted." in str(model.asked[1])
 
 
 @RUNNERS

@@ -98,7 +98,19 @@ async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge
             "refused: nothing listens there",
         ),
         (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "refused: nothing listens there"),
-        (ssl.SSLError("WRONG_VERSION_NUMBER"), "TLS was not agreed on"),
+        (
+            ssl.SSLError("WRONG_VERSION_NUMBER"),
+            "TLS was not agreed on: the server speaks none at this port",
+        ),
+        (
+            ConnectionError('PostgreSQL server at "10.0.0.1:5" rejected SSL upgrade'),
+            "TLS was not agreed on: the server speaks none at this port",
+        ),
+        (
+            ssl.SSLCertVerificationError("self-signed certificate"),
+            "TLS was not agreed on: the server's certificate is not trusted here",
+        ),
+        (ssl.SSLError("TLSV1_ALERT_PROTOCOL_VERSION"), "TLS was not agreed on"),
     ],
 )
 async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies(
@@ -112,6 +124,23 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
 
     with pytest.raises(Unavailable, match=rf"^mine\.append: no connection was free \({words}\)$"):
         await edge.run("append", connect)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError(), "no answer: the server is frozen or overloaded, or a firewall is in between"),
+        (ConnectionResetError(), "the server hung up: it may expect TLS, or be of another kind"),
+    ],
+)
+async def test_what_says_little_by_itself_is_told_only_of_an_attempt_to_open(
+    error: OSError, words: str
+) -> None:
+    edge = Edge(backend="mine", deadline_s=5.0, meaning=lambda _: (Unavailable, "no connection"))
+    with pytest.raises(Unavailable, match=rf"^mine\.open: no connection \({words}\)$"):
+        await edge.run("open", lambda: fail(error))
+    with pytest.raises(Unavailable, match=r"^mine\.append: no connection$"):
+        await edge.run("append", lambda: fail(error))
 
 
 async def test_a_host_that_cannot_be_reached_is_not_said_to_refuse(edge: Edge) -> None:

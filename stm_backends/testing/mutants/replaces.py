@@ -206,6 +206,8 @@ class RefusalRenewsTheTtl(Replacing):
 class ExpiredIsInTheWay(Replacing):
     """Does not give a lease away before the reaper has removed the expired one."""
 
+    _swept = 0
+
     async def change(self, call: _Replace, found: _Found) -> bool:
         with self._scope(call.key.scope, "replace") as (scope, _):
             there = call.key.name in scope.records

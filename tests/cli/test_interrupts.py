@@ -1,0 +1,215 @@
+"""Ctrl-C: a real signal to a real process at a known point; what is said, and that it is true."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import stm_backends
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from tests.support.command_line import cli, generated
+
+BACKENDS: Final = Path(__file__).parent / "backends"
+PATIENCE_S: Final = 60.0
+
+
+@pytest.fixture
+def python_path(tmp_path: Path) -> str:
+    """A path on which the backend that waits is installed."""
+    metadata = tmp_path / "waiting-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[stm_backends]\nwaiting = waiting\n")
+    return os.pathsep.join(filter(None, [str(BACKENDS), str(tmp_path), os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A database with five conversations of three turns each."""
+
+    async def fill(url: str) -> None:
+        async with stm_backends.open_backend(url) as backend:
+            for session in range(5):
+                key = MemoryKey("acme", "u1", f"s{session}")
+                memory = backend.memory(key, ShortTermMemoryConfig("truncation"))
+                for number in range(3):
+                    await memory.add_turn(ConversationTurn(f"I want {number}.", f"Booked {number}."))
+
+    url = f"sqlite:///{tmp_path}/full.db"
+    asyncio.run(fill(url))
+    return url
+
+
+def at(operation: str, path: Path) -> str:
+    return f"waiting://{operation}/{path}"
+
+
+def interrupted(path: Path, python_path: str, *arguments: object, processes: int = 1) -> tuple[int, str, str]:
+    """Run a command until so many processes wait at `path`, interrupt it as a terminal does; what it says."""
+    command = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "stm_backends", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": python_path, "COLUMNS": "120"},
+        start_new_session=True,
+        # Where this test itself runs in the background, an interrupt would be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above
+    )
+    until = time.monotonic() + PATIENCE_S
+    while command.poll() is None and len(list(path.parent.glob(f"{path.name}.waiting-*"))) < processes:
+        assert time.monotonic() < until, "the command never came to the point"
+        time.sleep(0.01)
+    # To the whole group, as a terminal does: the pods of a replay, too.
+    os.killpg(command.pid, signal.SIGINT)
+    said, wrong = command.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in wrong
+    return command.returncode, said, wrong
+
+
+def listed(url: str) -> list[str]:
+    return cli("ls", "acme:u1", "--url", url).stdout.splitlines()
+
+
+def exported(url: str) -> list[str]:
+    """Return what is exported, in an order of its own."""
+    return sorted(cli("export", "--user", "acme:u1", "--url", url).stdout.splitlines())
+
+
+def test_an_import_says_how_many_it_has_done_and_a_merge_does_the_rest(
+    url: str, tmp_path: Path, python_path: str
+) -> None:
+    file, path = tmp_path / "out.jsonl", tmp_path / "to.db"
+    assert cli("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
+
+    # The eighth turn is the second one of the third conversation.
+    status, _, said = interrupted(path, python_path, "import", file, "--url", at("append-8", path))
+
+    assert status == 130
+    assert said.endswith(
+        "Interrupted. 2 of 5 conversations had been imported; the same with --merge does the rest.\n"
+    )
+    target = f"sqlite:///{path}"
+    assert len(listed(target)) == 3
+    assert cli("import", file, "--merge", "--url", target).returncode == 0
+    assert exported(target) == exported(url)
+
+
+@pytest.mark.parametrize("how", ["--merge", "--replace"])
+def test_an_import_onto_what_exists_is_completed_by_the_same_command(
+    url: str, tmp_path: Path, python_path: str, how: str
+) -> None:
+    file, path = tmp_path / "out.jsonl", tmp_path / "to.db"
+    assert cli("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
+
+    status, _, said = interrupted(path, python_path, "import", file, how, "--url", at("append-8", path))
+
+    assert status == 130
+    assert "2 of 5 conversations had been imported; run the same again to do the rest." in said
+    assert cli("import", file, how, "--url", f"sqlite:///{path}").returncode == 0
+    assert exported(f"sqlite:///{path}") == exported(url)
+
+
+def test_an_import_that_is_interrupted_before_it_stores_anything_says_so(
+    url: str, tmp_path: Path, python_path: str
+) -> None:
+    file, path = tmp_path / "out.jsonl", tmp_path / "to.db"
+    assert cli("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
+
+    # Whether the conversations are there already is asked before anything is stored.
+    status, _, said = interrupted(path, python_path, "import", file, "--url", at("load-3", path))
+
+    assert status == 130
+    assert said.endswith("Interrupted. Nothing was imported; run the same again.\n")
+    assert listed(f"sqlite:///{path}") == []
+
+
+def test_an_export_leaves_the_file_as_it_was_and_says_so(url: str, tmp_path: Path, python_path: str) -> None:
+    file, path = tmp_path / "out.jsonl", tmp_path / "full.db"
+    file.write_text("what stood there before")
+    arguments = ("export", "--user", "acme:u1", "--url", at("load-3", path))
+
+    status, _, said = interrupted(path, python_path, *arguments, "-o", file)
+
+    assert status == 130
+    assert said.endswith(f"Interrupted. {file} was not written; run the same again.\n")
+    assert file.read_text() == "what stood there before"
+    assert not list(tmp_path.glob(".stm-*"))
+
+
+def test_an_export_to_standard_output_says_how_many_it_has_written(
+    url: str, tmp_path: Path, python_path: str
+) -> None:
+    path = tmp_path / "full.db"
+    arguments = ("export", "--user", "acme:u1", "--url", at("load-3", path))
+
+    status, written, said = interrupted(path, python_path, *arguments)
+
+    assert status == 130
+    assert len(written.splitlines()) == 2
+    assert "Interrupted. 2 conversations had been written; run the same again for all of them." in said
+
+
+def test_a_copy_says_how_many_records_it_has_brought_and_goes_on_from_there(
+    url: str, tmp_path: Path, python_path: str
+) -> None:
+    path = tmp_path / "to.db"
+    arguments = ("copy", url, at("append-1", path), "--tenant", "acme")
+
+    status, _, said = interrupted(path, python_path, *arguments)
+
+    assert status == 130
+    assert "run the same again to go on from there." in said
+    assert cli("copy", url, f"sqlite:///{path}", "--tenant", "acme").returncode == 0
+    assert exported(f"sqlite:///{path}") == exported(url)
+
+
+def test_a_replay_says_how_many_turns_it_has_added_and_how_to_start_over(
+    tmp_path: Path, python_path: str
+) -> None:
+    file, path = generated(tmp_path, conversations=8, turns=6), tmp_path / "to.db"
+    options = ("--pods", 2, "--concurrency", 1)
+
+    # Each pod adds four turns, one at a time, and waits in the fifth.
+    status, _, said = interrupted(
+        path, python_path, "replay", file, "--url", at("append-5", path), *options, processes=2
+    )
+
+    assert status == 130
+    assert said.endswith(
+        "Interrupted. 8 of 48 turns had been added and are kept; the same with --replace starts over.\n"
+    )
+    assert cli("ls", "demo:replay", "--url", f"sqlite:///{path}").stdout
+    again = cli("replay", file, "--url", f"sqlite:///{path}", "--replace", *options)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -> None:
+    file = generated(tmp_path, conversations=4, turns=5_000)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "stm_backends", "replay", str(file), "--pods", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "STM_BACKENDS_URL"}
+        | {"TMPDIR": str(tmp_path)},
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above
+    )
+    assert command.stderr is not None
+    # The first line that tells how far it is.
+    assert "of 20,000 turns" in command.stderr.readline()
+    os.killpg(command.pid, signal.SIGINT)
+    _, said = command.communicate(timeout=PATIENCE_S)
+    assert command.returncode == 130
+    assert "turns had been added; the temporary database is removed. Run the same again." in said
+    assert "Traceback" not in said
+    assert not list(tmp_path.glob("stm-replay-*"))

@@ -1,0 +1,65 @@
+"""The default strategy stores nothing, which is said once in a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from stm_backends import (
+    ConversationTurn,
+    DefaultShortTermMemory,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    log,
+    open_backend,
+)
+
+TURN = ConversationTurn("A table for two", "Done.")
+KEY = MemoryKey("acme", "u1", "chat")
+
+
+@pytest.fixture(autouse=True)
+def _a_new_process() -> Iterator[None]:
+    log.keeps_nothing.cache_clear()
+    yield
+    log.keeps_nothing.cache_clear()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+async def test_turns_added_to_a_memory_without_a_strategy_are_warned_about_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_backend("memory") as backend:
+        memories = [
+            DefaultShortTermMemory(config=ShortTermMemoryConfig()),
+            backend.memory(KEY, ShortTermMemoryConfig()),
+            backend.memory(KEY, ShortTermMemoryConfig()),
+        ]
+        for memory in memories:
+            assert await memory.get_llm_context() == {}
+        assert warnings(caplog) == []
+        for memory in memories * 2:
+            await memory.add_turn(TURN)
+        (warning,) = warnings(caplog)
+    assert 'strategy="none"' in warning
+    assert '"rolling_summary" or "truncation"' in warning
+    assert "table" not in warning
+
+
+async def test_the_distributed_memory_warns_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_backend("memory") as backend:
+        await backend.memory(KEY, ShortTermMemoryConfig()).add_turn(TURN)
+    assert len(warnings(caplog)) == 1
+
+
+async def test_a_strategy_that_keeps_turns_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    config = ShortTermMemoryConfig("truncation")
+    await DefaultShortTermMemory(config=config).add_turn(TURN)
+    async with open_backend("memory") as backend:
+        await backend.memory(KEY, config).add_turn(TURN)
+    assert warnings(caplog) == []
