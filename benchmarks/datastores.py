@@ -37,7 +37,7 @@ from stm_backends_mongo.client import make_client
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.pool import make_pool
 from stm_backends_redis import RedisDriver, RedisSettings
-from stm_backends_redis.clients import connect
+from stm_backends_redis.clients import client_options
 from tests.support import dynamodb, mongod, redis_server
 from tests.support.postgresql import Postgres, find_binaries
 
@@ -180,9 +180,9 @@ async def redis(folder: Path) -> AsyncIterator[Datastore]:
             url = server.url
         prefix = _fresh()
         settings = replace(RedisSettings.from_url(url), key_prefix=prefix, pool_size=TOGETHER)
-        connected = connect(settings)
-        stack.push_async_callback(connected.close)
-        client: Any = connected.client
+        ((host, port),) = settings.hosts
+        client: Any = Redis(host=host, port=port, db=settings.db, **client_options(settings))
+        stack.push_async_callback(client.aclose)
         stack.push_async_callback(_remove, client, prefix)
         driver = await stack.enter_async_context(_open(RedisDriver(settings)))
         info = await client.info()

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.client import NEVER_DECODE
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from stm_backends.edge import Places
 from stm_backends_redis.errors import is_read_only
@@ -54,7 +54,8 @@ class Server:
         if any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers):
             # A master that became a replica keeps its connections, while the name of the server may have
             # moved on. A connection that is made now goes where the name leads.
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+            with contextlib.suppress(OSError, RedisError):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
         return answers
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
