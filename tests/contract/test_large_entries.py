@@ -8,6 +8,7 @@ import pytest
 
 from stm_backends.driver import Driver
 from stm_backends.large import LargeEntries
+from stm_backends.reference import MemoryDriver, MemoryStore
 from stm_backends.testing import Datastore, DriverContract, FakeClock
 from stm_backends.testing.bench import HandedIn
 from stm_backends.testing.faulty import SMALL, faulty_datastore
@@ -30,3 +31,25 @@ class TestLargeEntries(DriverContract):
             return replace(found, driver=LargeEntries(found.driver))
 
         return replace(within, open=open_one, handed_in=handed_in, histories=10)
+
+
+class Eager(LargeEntries):
+    """Keeps beside its record whatever has more than four bytes."""
+
+    def _fits(self, value: bytes) -> bool:
+        return len(value) <= 4 and super()._fits(value)
+
+
+class TestNearlyAllBesideTheRecord(DriverContract):
+    """What the suite stores in passing is kept in parts, too: in random histories, races and expiry."""
+
+    @pytest.fixture
+    def datastore(self) -> Datastore:
+        clock, store = FakeClock(), MemoryStore()
+
+        async def open_one() -> Driver:
+            inner = MemoryDriver(store, clock=clock, max_entry_bytes=12_000, max_record_bytes=1_000_000)
+            await inner.open()
+            return Eager(inner, clock=clock, steady=clock)
+
+        return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10)
