@@ -30,3 +30,8 @@ def trimmed_for_reading() -> None:
 def dropped(count: int) -> None:
     """Say that turns which no summary covers were let go."""
     logger.warning("%d turns beyond recovery_backlog_limit were dropped", count)
+
+
+def dropped_for_room(count: int) -> None:
+    """Say that turns which no summary covers were let go because the record was full."""
+    logger.warning("%d turns of a full record were dropped, because summarizing fails", count)

@@ -445,7 +445,7 @@ class Upkeep:
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         gone = snapshot.turns[: trim.count]
-        drop = snapshot.entries_of(len(gone))
+        drop, full = snapshot.entries_of(len(gone)), self._needed > 0
         body = policy.after_trim(
             snapshot.body,
             trim,
@@ -460,7 +460,7 @@ class Upkeep:
         if trim.lost:
             self.stats.dropped += len(gone)
             self._observer.turns("dropped", len(gone))
-            log.dropped(len(gone))
+            (log.dropped_for_room if full else log.dropped)(len(gone))
         return Plan(_now()) if trim.lost else None
 
     async def _compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
