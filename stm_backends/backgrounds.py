@@ -13,10 +13,11 @@ from stm_backends import keys
 from stm_backends.codec import Codec
 from stm_backends.driver import Driver, Key
 from stm_backends.observer import SILENT, Observer
+from stm_backends.schedule import Waiting
 from stm_backends.shared import SharedConversation
 from stm_backends.slots import Slots
 from stm_backends.types import MemoryKey
-from stm_backends.upkeep import Upkeep, Waiting
+from stm_backends.upkeep import Upkeep
 
 logger = logging.getLogger("stm_backends")
 

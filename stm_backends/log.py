@@ -40,3 +40,8 @@ def keeps_nothing() -> None:
         'strategy="none", the default of ShortTermMemoryConfig, stores no turns; '
         'for a memory choose "rolling_summary" or "truncation"'
     )
+
+
+def dropped_for_room(count: int) -> None:
+    """Say that turns which no summary covers were let go because the record was full."""
+    logger.warning("%d turns of a full record were dropped, because summarizing fails", count)

@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 from weakref import WeakSet
@@ -23,10 +22,10 @@ from stm_backends.errors import Corrupt, StorageError
 from stm_backends.lease import Lease
 from stm_backends.observer import Observer
 from stm_backends.policy import Body, Fold, Recover, Step, Trim, Wait
+from stm_backends.schedule import TICK_S, Plan, Planned, Waiting, now
 from stm_backends.shared import SharedConversation
 from stm_backends.slots import Slots
 from stm_backends.snapshot import Snapshot
-from stm_backends.tasks import Background
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 from stm_backends.view import cut_summary
 
@@ -42,15 +41,8 @@ FAULTS_BEFORE_REST: Final = 3
 RACES: Final = 10
 """How often a failure is stored on yet another version before it is left to the next attempt."""
 
-TICK_S: Final = 0.001
-"""The shortest wait: timers may fire a little early."""
-
 REPEATS_KEPT: Final = 16
 """So many repeats at the head of a record are worth a write that removes them."""
-
-WAITING_KEPT: Final = 10_000
-"""So many conversations of a backend may wait for their time. Past that, those touched longest ago are let
-go, until a call or another process sees to them."""
 
 
 @dataclass(slots=True)
@@ -72,21 +64,6 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """When the background acts next, and how.
-
-    `at` is on the event loop's clock. `look` loads first, to see whether anything is due at all; otherwise
-    the lease is taken at once. `calls` says that a summarizer call is expected, which takes a slot. A `firm`
-    plan is not brought forward: another process holds the lease, or the datastore has failed.
-    """
-
-    at: float
-    look: bool = True
-    calls: bool = False
-    firm: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Compact:
     """Let the oldest `entries` go, whose turns stand in the record a second time or have left it."""
 
@@ -96,31 +73,7 @@ class Compact:
 Due: TypeAlias = Step | Compact
 
 
-class Waiting:
-    """The conversations of a backend that wait for their time: a timer each, no task, and not too many."""
-
-    def __init__(self, most: int = WAITING_KEPT) -> None:
-        self._most = most
-        self._timers: OrderedDict[Upkeep, asyncio.TimerHandle] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._timers)
-
-    def wait(self, upkeep: Upkeep, until: float) -> None:
-        """Wake a background at this time of the running loop, and not before."""
-        self.end(upkeep)
-        self._timers[upkeep] = asyncio.get_running_loop().call_at(until, upkeep.wake)
-        if len(self._timers) > self._most:
-            next(iter(self._timers)).rest()
-
-    def end(self, upkeep: Upkeep) -> None:
-        """Do not wake it any more."""
-        timer = self._timers.pop(upkeep, None)
-        if timer is not None:
-            timer.cancel()
-
-
-class Upkeep:
+class Upkeep(Planned):
     """The background of one conversation in one process, for all its memory objects there.
 
     `hurried` counts the callers that wait for it: for them even less than `fold_batch_turns` is folded.
@@ -136,28 +89,23 @@ class Upkeep:
         waiting: Waiting,
         observer: Observer,
     ) -> None:
+        super().__init__(waiting)
         self.shared = shared
-        self.background = Background(self)
         self.memories: WeakSet[object] = WeakSet()
         self.config = ShortTermMemoryConfig()
         self._summarizer = policy.summarizer_for(self.config, None)
         self._lease_key = lease_key
         self._tenant = tenant
         self._slots = slots
-        self._waiting = waiting
         self._observer = observer
         self._keep_ids_for = 10 * shared.driver.traits.deadline
-        self._plan: Plan | None = None
-        self._worker: asyncio.Task[None] | None = None
         self._queued = False
-        self._changes: set[asyncio.Future[None]] = set()
         self._attempt: tuple[_Attempt, float] | None = None
         self._unstored: tuple[_Attempt, Exception] | None = None
         self._polls = self._faults = 0
         self._needed = self._relieved = 0
         self.hurried = 0
         self.failures = 0
-        self.closing = False
         self.stats = Stats()
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
@@ -169,11 +117,6 @@ class Upkeep:
     def lease_ttl(self) -> float:
         """The summarizer's own time in seconds, and then time to load, store and release."""
         return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is under way or planned."""
-        return bool(self.background) or self._plan is not None
 
     async def close(self, *, timeout: float) -> None:
         """End what runs, within `timeout` seconds if it does so by itself, and give the lease back."""
@@ -187,12 +130,6 @@ class Upkeep:
             await self.background.close(timeout=timeout)
         finally:
             self.closing = False
-
-    def abandon(self) -> None:
-        """End what runs without waiting for it."""
-        self.rest()
-        if self._worker is not None and not self._worker.get_loop().is_closed():
-            self._worker.cancel()
 
     # What is due
 
@@ -227,10 +164,10 @@ class Upkeep:
 
     def _known_for(self, body: Body) -> float:
         """Return for how many seconds this process has known of the attempt that a body tells of."""
-        attempt, now = _attempt(body), asyncio.get_running_loop().time()
+        attempt, moment = _attempt(body), now()
         if self._attempt is None or self._attempt[0] != attempt:
-            self._attempt = attempt, now
-        return now - self._attempt[1] + TICK_S
+            self._attempt = attempt, moment
+        return moment - self._attempt[1] + TICK_S
 
     @property
     def _summarizes(self) -> bool:
@@ -254,7 +191,7 @@ class Upkeep:
             due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
         if due:
             calls = self._summarizes and health is MemoryHealth.HEALTHY
-            self._want(Plan(_now(), look=not calls, calls=calls))
+            self._want(Plan(now(), look=not calls, calls=calls))
 
     def stir(self, step: Due) -> None:
         """Plan what a load has shown to be due."""
@@ -269,81 +206,10 @@ class Upkeep:
         """
         relieved, self._needed = self._relieved, max(self._needed, size)
         with self.change() as change:
-            self._want(Plan(_now()))
+            self._want(Plan(now()))
             if self._plan is not None or self._running:
                 await asyncio.wait({change}, timeout=within)
         return self._relieved > relieved or self._needed > 0
-
-    @contextlib.contextmanager
-    def change(self) -> Generator[asyncio.Future[None]]:
-        """Give what is done when the background has taken its next step, or ends."""
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changes.add(change)
-        try:
-            yield change
-        finally:
-            self._changes.discard(change)
-
-    def _tell_change(self) -> None:
-        for change in tuple(self._changes):
-            if not change.done() and not change.get_loop().is_closed():
-                change.set_result(None)
-
-    @property
-    def _running(self) -> bool:
-        worker = self._worker
-        return worker is not None and not worker.done() and worker.get_loop() is asyncio.get_running_loop()
-
-    def _want(self, plan: Plan) -> None:
-        """Carry out a plan, unless another comes before it."""
-        if self.closing:
-            return
-        current = self._plan
-        if current is None or (plan.at < current.at and not current.firm):
-            # What runs may just be doing it.
-            self._plan = replace(plan, look=True, calls=False) if self._running else plan
-        self._arm()
-
-    def _arm(self) -> None:
-        """See to it that the plan is carried out when its time comes."""
-        plan = self._plan
-        if plan is not None and not self._running:
-            if plan.at <= _now():
-                self.wake()
-            else:
-                self._waiting.wait(self, plan.at)
-
-    def wake(self) -> None:
-        """Carry out the plan now."""
-        self._waiting.end(self)
-        self._worker = self.background.start(self._work(), name="stm-memory")
-
-    def rest(self) -> None:
-        """Plan nothing; the next call that sees work does."""
-        self._waiting.end(self)
-        self._plan = None
-
-    async def _work(self) -> None:
-        """Carry out one plan after another until none is due."""
-        task, due = asyncio.current_task(), True
-        try:
-            while not self.closing and due and (plan := self._plan) is not None:
-                self._plan = None
-                following = await self._carry_out(plan)
-                other = self._plan
-                if following is not None and (following.firm or other is None or following.at < other.at):
-                    self._plan = following
-                due = self._plan is not None and self._plan.at <= _now()
-                self._tell_change()
-        except BaseException:
-            self._plan = None
-            raise
-        finally:
-            if self._worker is task:
-                self._worker = None
-                self._tell_change()
-                if not self.closing:
-                    self._arm()
 
     async def _carry_out(self, plan: Plan) -> Plan | None:
         """Take one step. Returns the plan for the next, `None` if there is none in sight."""
@@ -357,7 +223,7 @@ class Upkeep:
             logger.warning("the memory's background met an error: %s", error)
             self._faults += 1
             if self._faults <= FAULTS_BEFORE_REST:
-                return Plan(_now() + 2.0**self._faults, firm=True)
+                return Plan(now() + 2.0**self._faults, firm=True)
         except Exception as error:
             # A user's token estimator, say; its message may quote the conversation.
             logger.error("the memory's background stopped: %s", type(error).__name__)
@@ -374,7 +240,7 @@ class Upkeep:
             # Its holder sees our turns too; asking earlier would be in vain.
             wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
             self._polls = min(self._polls + 1, 10)
-            return Plan(_now() + wait, firm=True)
+            return Plan(now() + wait, firm=True)
         self._polls = self._faults = 0
         return following
 
@@ -445,7 +311,7 @@ class Upkeep:
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         gone = snapshot.turns[: trim.count]
-        drop = snapshot.entries_of(len(gone))
+        drop, full = snapshot.entries_of(len(gone)), self._needed > 0
         body = policy.after_trim(
             snapshot.body,
             trim,
@@ -455,22 +321,22 @@ class Upkeep:
             copies=snapshot.copies(drop),
         )
         if await self._replace(snapshot, body, drop=drop) is None:
-            return Plan(_now())
+            return Plan(now())
         self.stats.trimmed += len(gone)
         if trim.lost:
             self.stats.dropped += len(gone)
             self._observer.turns("dropped", len(gone))
-            log.dropped(len(gone))
-        return Plan(_now()) if trim.lost else None
+            (log.dropped_for_room if full else log.dropped)(len(gone))
+        return Plan(now()) if trim.lost else None
 
     async def _compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
         await self._replace(snapshot, snapshot.body, drop=compact.entries)
-        return Plan(_now())
+        return Plan(now())
 
     async def _recover(self, snapshot: Snapshot) -> Plan | None:
         body = policy.after_recovery(snapshot.body)
         if await self._replace(snapshot, body, drop=0) is None:
-            return Plan(_now())
+            return Plan(now())
         self.shared.note_body(body)
         log.recovered()
         self._health_changed(snapshot.body.health, body.health)
@@ -491,11 +357,11 @@ class Upkeep:
             return await self._store_failure(snapshot, error)
         else:
             if not await self._store_summary(snapshot, fold, summary):
-                return Plan(_now())
+                return Plan(now())
             pending, _ = policy.split(snapshot.turns, self.config)
             left = len(pending) - len(fold.turns)
             due = left >= (1 if self.hurried else self.config.fold_batch_turns)
-            return Plan(_now(), look=False, calls=True) if due else None
+            return Plan(now(), look=False, calls=True) if due else None
         finally:
             if self.shared.recovering:
                 # The conversation has become another one, or was erased.
@@ -564,9 +430,9 @@ class Upkeep:
             snapshot = await self.shared.load("background")
             if snapshot.version is None or _attempt(snapshot.body) != attempt:
                 self._unstored = None
-                return Plan(_now())
+                return Plan(now())
         else:
-            return Plan(_now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
+            return Plan(now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
         self._unstored = None
         shown = MemoryHealth.RECOVERING if self.shared.recovering else snapshot.body.health
         self.shared.recovering = False
@@ -601,8 +467,4 @@ def _plan_for(step: Due) -> Plan | None:
     if step is None:
         return None
     wait = max(step.seconds, TICK_S) if isinstance(step, Wait) else 0.0
-    return Plan(_now() + wait, look=False, calls=isinstance(step, (Fold, Wait)))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return Plan(now() + wait, look=False, calls=isinstance(step, (Fold, Wait)))

@@ -21,12 +21,12 @@ from stm_backends.driver import ABSENT, KEEP, Key, new_version
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.policy import Body
 from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.schedule import WAITING_KEPT, Waiting
 from stm_backends.slots import Slots
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.spy import SpyDriver
 from stm_backends.testing.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
-from stm_backends.upkeep import WAITING_KEPT, Waiting
 from tests.support import clock
 
 KEY = MemoryKey("acme", "u1", "chat")
