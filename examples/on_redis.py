@@ -9,6 +9,7 @@ from stm_backends import (
     ExtractiveSummarizer,
     MemoryBudget,
     MemoryKey,
+    MissingExtra,
     ShortTermMemoryConfig,
     Unavailable,
     open_backend,
@@ -34,6 +35,8 @@ async def main():
 
 try:
     asyncio.run(main())
+except MissingExtra:
+    raise SystemExit('this example needs the Redis client: pip install ".[redis]"') from None
 except Unavailable:
     print("no Redis answers: start one with `redis-server`, or name yours in REDIS_URL")
 

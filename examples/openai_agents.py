@@ -3,10 +3,14 @@
 
 import asyncio
 
-from agents import Agent, Model, ModelResponse, Runner, Usage, set_tracing_disabled
-from openai.types.responses import ResponseOutputMessage, ResponseOutputText
-
 from stm_backends import MemoryKey, open_backend
+
+try:
+    from agents import Agent, Model, ModelResponse, Runner, Usage, set_tracing_disabled
+    from openai.types.responses import ResponseOutputMessage, ResponseOutputText
+except ModuleNotFoundError:
+    raise SystemExit('this example needs the OpenAI Agents SDK: pip install ".[openai-agents]"') from None
+
 from stm_backends.integrations.openai_agents import StmSession
 
 KEY = MemoryKey("acme", "u123", "chat_001")

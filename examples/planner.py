@@ -4,9 +4,12 @@
 import asyncio
 import json
 
-from penguiflow.planner import ReactPlanner
-
 from stm_backends import ExtractiveSummarizer, MemoryKey, ShortTermMemoryConfig, open_backend
+
+try:
+    from penguiflow.planner import ReactPlanner
+except ModuleNotFoundError:
+    raise SystemExit("this example needs PenguiFlow: pip install . penguiflow==3.11.2") from None
 
 KEY = MemoryKey("acme", "u123", "chat_001")
 CONFIG = ShortTermMemoryConfig(strategy="rolling_summary")

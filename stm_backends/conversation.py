@@ -87,12 +87,6 @@ class Conversation:
         """Say whether a turn stands here, or did within the remembered past."""
         return turn_id in self._ids or turn_id in self.body.forgotten
 
-    @property
-    def has_recovered(self) -> bool:
-        """Whether nothing is left to be summarized of what could not be: there will be no other attempt."""
-        unwell = self.body.health is not MemoryHealth.HEALTHY
-        return unwell and not self._pending and self._config.strategy == "rolling_summary"
-
     def view(self) -> View:
         return render(
             self._config,
@@ -167,8 +161,8 @@ class Conversation:
         self._drop(len(fold.turns))
 
     def recover(self) -> None:
-        """Be healthy, see `has_recovered`."""
-        self.body = replace(self.body, health=MemoryHealth.HEALTHY, attempts=0, next_attempt_at=0.0)
+        """Be healthy again: nothing is left of what could not be summarized."""
+        self.body = policy.after_recovery(self.body)
         self.recovering = False
 
     def _drop(self, count: int) -> None:

@@ -385,11 +385,12 @@ class DefaultShortTermMemory:
         # One that is not asleep looks for itself, and what it summarizes must not be trimmed meanwhile.
         if worker is not None and running and worker.waiting_for is None:
             return
-        due = self._next_step() is not None
-        if not (due or self._conversation.has_recovered) or self._closed or _loop() is None:
+        step = self._next_step()
+        if step is None or self._closed or _loop() is None:
             return
         if worker is not None and running:
-            if due and worker.waiting_for == self._conversation.body.next_attempt_at:
+            attempt = self._conversation.body.next_attempt_at
+            if worker.waiting_for == attempt and not isinstance(step, Recover):
                 return
             worker.cancel()
         self._worker = worker = _Worker()
@@ -401,11 +402,6 @@ class DefaultShortTermMemory:
         while True:
             clock = self._clock()
             step = conversation.next_step(now=clock if now is None else now, batch=batch)
-            if isinstance(step, Recover):
-                shown = self.health
-                conversation.body = policy.after_recovery(conversation.body)
-                self._announce(shown)
-                continue
             if not isinstance(step, Trim):
                 return step
             conversation.trim(step, now=clock)
@@ -438,12 +434,12 @@ class DefaultShortTermMemory:
                 case Wait(seconds):
                     worker.waiting_for = due
                     await asyncio.sleep(seconds)
+                case Recover():
+                    shown = self.health
+                    self._conversation.recover()
+                    log.recovered()
+                    self._announce(shown)
                 case _:
-                    if self._conversation.has_recovered:
-                        shown = self.health
-                        self._conversation.recover()
-                        log.recovered()
-                        self._announce(shown)
                     return
 
     async def _fold(self, fold: Fold, worker: _Worker) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stm_backends import plugins
 from stm_backends.cli.options import Create, UrlOfName
-from stm_backends.cli.outcome import FAILED, MISUSED, reported
+from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported
 from stm_backends.cli.render import console, plain
 from stm_backends.driver import Driver
 
@@ -80,7 +80,7 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         "--stm-html": html_file,
         "--junit-xml": junit_file,
     }
-    reporter = _run(
+    reporter, interrupted = _run(
         [f"{name}={value}" for name, value in options.items() if value]
         + [f"--stm-clause={name}" for name in clause or ()]
         + ["--stm-quick"] * quick
@@ -88,6 +88,11 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
     )
     for text, colour in reporter.lines():
         console.print(Text(plain(text), style=colour), soft_wrap=True)
+    if interrupted:
+        typer.echo(
+            "Interrupted. The checks that were not reached are left out; run the same again.", err=True
+        )
+        raise typer.Exit(INTERRUPTED)
     if not reporter.run.ok:
         raise typer.Exit(FAILED)
 
@@ -103,8 +108,11 @@ async def _open_once(backend: str, url: str | None, *, create: bool) -> None:
         await driver.close()
 
 
-def _run(options: list[str]) -> Reporter:
-    """Run the suite by pytest, untouched by whatever pytest is configured to do where we stand."""
+def _run(options: list[str]) -> tuple[Reporter, bool]:
+    """Run the suite by pytest, untouched by whatever pytest is configured to do where we stand.
+
+    Returns who knows what was found, and whether Ctrl-C ended the run.
+    """
     import pytest  # noqa: PLC0415 -- of an extra
 
     # Neither plugins nor options that somebody's own tests want have a say here.
@@ -125,7 +133,7 @@ def _run(options: list[str]) -> Reporter:
     if status == pytest.ExitCode.USAGE_ERROR:
         # pytest has said what is wrong.
         raise typer.Exit(MISUSED)
-    return watcher.reporter()
+    return watcher.reporter(), watcher.interrupted
 
 
 class _Watcher:
@@ -145,12 +153,17 @@ class _Watcher:
         )
         self._task = self.bar.add_task("checking", total=None, failed="")
         self._failed = 0
+        self.interrupted = False
         self._reporter: Any = None
 
     def pytest_collection_finish(self, session: Any) -> None:
         """Learn how many checks there will be."""
         self._reporter = session.config.pluginmanager.get_plugin("stm-backends-reporter")
         self.bar.update(self._task, total=len(session.items))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Note that Ctrl-C has ended the run."""
+        self.interrupted = True
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Name the check that begins."""

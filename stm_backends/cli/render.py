@@ -83,16 +83,18 @@ def conversation(
 
     How many turns its memory shows in full is not stored; `None` has that guessed, and says so.
     """
-    guess = ""
+    guessed = full_zone_turns is None
     if full_zone_turns is None:
         full_zone_turns = MemoryBudget().full_zone_turns
-        guess = f", if full_zone_turns is {full_zone_turns}, as by default; else give --full-zone-turns"
     config = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns, total_max_tokens=0))
     body = load_body(document["body"])
     turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
     pending, recent = policy.split(turns, config)
     view = render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
-    parts: list[RenderableType] = [_facts(key, body, len(turns), view.tokens)]
+    facts = _facts(key, body, len(turns), view.tokens)
+    if guessed and turns:
+        facts.add_row("recent", f"the newest {full_zone_turns}, by default: a guess; give --full-zone-turns")
+    parts: list[RenderableType] = [facts]
     if body.summary:
         covered, _ = ledger.split(body.summary)
         title = (
@@ -100,9 +102,9 @@ def conversation(
         )
         parts.append(Panel(Text(plain(body.summary)), title=title, title_align="left"))
     if pending:
-        parts.append(_turns(f"pending (not summarized yet){guess}", pending))
+        parts.append(_turns("pending (not summarized yet)", pending))
     if recent:
-        parts.append(_turns(f"recent{guess}", recent))
+        parts.append(_turns("recent", recent))
     return Group(*parts)
 
 

@@ -130,9 +130,9 @@ def test_show_gives_a_readable_view_of_a_conversation(url: str):
 
 def test_show_says_that_it_guesses_how_many_turns_are_recent_unless_it_is_told(url: str):
     guessed = cli("show", "acme:u1:trip", "--url", url).stdout
-    assert "recent, if full_zone_turns is 5, as by default; else give --full-zone-turns" in guessed
+    assert "the newest 5, by default: a guess; give --full-zone-turns" in guessed
     told = cli("show", "acme:u1:trip", "--url", url, "--full-zone-turns", "2").stdout
-    assert "if full_zone_turns" not in told
+    assert "a guess" not in told
     assert "I want number 2." in told
 
 

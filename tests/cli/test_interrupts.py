@@ -213,3 +213,13 @@ def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -
     assert "turns had been added; the temporary database is removed. Run the same again." in said
     assert "Traceback" not in said
     assert not list(tmp_path.glob("stm-replay-*"))
+
+
+def test_a_run_of_the_suite_says_that_it_was_interrupted(tmp_path: Path, python_path: str) -> None:
+    path = tmp_path / "try.db"
+    arguments = ("conformance", "waiting", "--url", at("append-2", path), "--clause", "driver.fold")
+
+    status, _, said = interrupted(path, python_path, *arguments)
+
+    assert status == 130
+    assert said.endswith("Interrupted. The checks that were not reached are left out; run the same again.\n")

@@ -55,6 +55,34 @@ def test_an_example_runs_and_prints_what_stands_at_its_end(
     assert run(example, tmp_path, **needed) == [line.removeprefix("# ") for line in end.splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("planner", "penguiflow"),
+        ("openai_agents", "agents"),
+        ("telemetry", "opentelemetry"),
+        ("on_redis", "redis"),
+    ],
+)
+def test_an_example_without_its_framework_says_how_to_install_it(
+    name: str, module: str, tmp_path: Path
+) -> None:
+    example = ROOT / "examples" / f"{name}.py"
+    program = (
+        f"import runpy, sys; sys.modules[{module!r}] = None; "
+        f"runpy.run_path({str(example)!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    # The command with which the example begins.
+    command = example.read_text("utf-8").splitlines()[0].removeprefix("# ").partition(" && ")[0]
+    assert line.startswith("this example needs ")
+    assert line.endswith(f": {command}")
+
+
 def test_where_no_redis_answers_its_example_says_what_to_start(tmp_path: Path) -> None:
     nowhere = f"redis://127.0.0.1:{free_port()}"
     (line,) = run(ROOT / "examples" / "on_redis.py", tmp_path, REDIS_URL=nowhere)

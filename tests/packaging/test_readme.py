@@ -63,6 +63,25 @@ def test_every_command_in_the_readme_exists(command: str, tmp_path: Path) -> Non
     assert command in run("-m", "stm_backends.cli", command, "--help", cwd=tmp_path)
 
 
+def test_the_commands_run_from_top_to_bottom_as_they_stand(tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    (block,) = re.findall(r"```sh\npip install [^\n]*\n(export STM_BACKENDS_URL.*?)```", README, re.DOTALL)
+    assert block.count("\nstm-backends ") >= 11
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    command = f'stm-backends() {{ "{sys.executable}" -m stm_backends "$@"; }}\n'
+    done = subprocess.run(
+        ["bash", "-euc", command + block],  # noqa: S607 -- whichever there is
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "acme:u123:trip-to-lisbon" in done.stdout
+    assert "Error" not in done.stderr
+
+
 def test_the_conversation_that_shows_the_shape_of_a_file_can_be_replayed(tmp_path: Path) -> None:
     (shape,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     (tmp_path / "c.jsonl").write_text(shape, "utf-8")
