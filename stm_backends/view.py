@@ -202,7 +202,8 @@ class _Context:
         # What would be shown whole at another time is not cut now, unless it is all that there is to show.
         if whole == self.size or (whole and self._alone(self.size - whole - 1) <= total):
             return _Shape(whole)
-        longest = self._longest(self.size - whole - 1)
+        # Of a turn with short texts the digest alone may have to go.
+        longest = max(SHORTEST_CUT, self._longest(self.size - whole - 1))
         for digest in (True, False):
             cut = _largest(longest, lambda length, digest=digest: fits(_Shape(whole, length, digest)))
             if cut >= SHORTEST_CUT and fits(_Shape(whole, cut, digest)):

@@ -290,7 +290,7 @@ async def test_a_full_record_is_summarized_before_anything_of_it_is_lost() -> No
         settings = config(zone=3, fold_batch_turns=1000)
         memory = backend.memory(KEY, settings, summarizer=Model(down=0))
         for number in range(40):
-            await memory.add_turn(turn(number, "x" * 1_000))
+            await memory.add_turn(turn(number, "x" * 700))
         assert memory.stats.dropped == 0
         assert memory.stats.folded >= 20
 

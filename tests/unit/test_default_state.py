@@ -181,12 +181,21 @@ async def test_a_loaded_state_is_fitted_to_this_configuration() -> None:
     assert summarizing.to_dict()["summary"] == "word " * 50
 
 
-async def test_the_backlog_of_a_loaded_state_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    one = never(config(zone=1, recovery_backlog_limit=2, degraded_retry_interval_s=60.0))
+async def test_the_backlog_of_a_loaded_state_is_bounded_once_its_attempt_has_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(request: object) -> object:
+        raise RuntimeError("u1")
+
+    settings = config(zone=1, recovery_backlog_limit=2, degraded_retry_interval_s=60.0, retry_attempts=0)
+    one = memory(fail, settings)
     with caplog.at_level(logging.WARNING, logger="stm_backends"):
         one.from_dict(
             {**penguiflow_state(5), "health": "degraded", "backlog": penguiflow_state(1, 2, 3, 4)["turns"]}
         )
+        # The attempt that is due may still save them.
+        assert len(one.to_dict()["backlog"]) == 4
+        await until(lambda: len(one.to_dict()["backlog"]) < 4)
     state = one.to_dict()
     assert [item["user_message"] for item in state["backlog"]] == ["u3", "u4"]
     assert (state["pending"], state["stm"]["dropped"]) == ([], 2)

@@ -287,7 +287,7 @@ async def test_a_merge_adds_the_missing_turns_and_keeps_the_summary(
     assert found.body == FOLDED
     # 1 and 2 are in the summary that is there.
     assert [stored.id for stored in found.turns] == ["t4", "t9", "t3"]
-    assert found.length == 3
+    assert len(found.entries) == 3
 
 
 async def test_a_merge_gives_a_conversation_that_has_no_summary_the_imported_one(

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stm_backends.errors import MemoryBudgetExceeded
@@ -339,6 +339,16 @@ ROOM: Final = len(
 """What two marks take with eight characters each, none of which JSON escapes."""
 
 
+@example(
+    policy="truncate_oldest",
+    strategy="truncation",
+    estimator=len,
+    total=169,
+    most=0,
+    said=[ConversationTurn("", "", TrajectoryDigest([], "", None, []))],
+    pending=0,
+    summary="",
+)
 @given(
     st.sampled_from(["truncate_oldest", "truncate_summary", "error"]),
     st.sampled_from(["truncation", "rolling_summary"]),
