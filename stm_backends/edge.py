@@ -41,7 +41,11 @@ class _Cause(NamedTuple):
 
 
 _CAUSES: Final = (
-    _Cause((socket.gaierror,), (), "the name of the host is not known"),
+    _Cause(
+        (socket.gaierror,),
+        tuple(f"[Errno {number}]" for number in (socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)),
+        "the name of the host is not known",
+    ),
     # Of a name with several addresses, asyncio tells all refusals in the words of one error.
     _Cause((ConnectionRefusedError,), (f"[Errno {errno.ECONNREFUSED}]",), "refused: nothing listens there"),
     _Cause(
@@ -58,6 +62,7 @@ _CAUSES: Final = (
     _Cause(
         (ConnectionResetError,),
         (
+            f"[Errno {errno.ECONNRESET}]",
             "closed by server",
             "onnection is closed",
             "onnection is already closed",

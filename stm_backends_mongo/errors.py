@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Final
 
 from pymongo.errors import (
@@ -41,15 +40,10 @@ _NOT_FOUND: Final = (
 )
 
 _REASONS: Final[dict[str, str]] = {
-    **{
-        f"[Errno {number}]": "the name of the host is not known"
-        for number in (socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)
-    },
-    "SSL handshake failed": "TLS was not agreed on",
     "No replica set members available": "what answers is no member of that replica set",
-    "No servers found yet": "no answer: it hangs, or what listens there is no MongoDB",
+    "ProtocolError(": "what answers is no MongoDB",
 }
-"""What PyMongo says among other things when it has found no server. The edge knows a refusal by itself."""
+"""What only PyMongo says when it has found no server. The edge knows what the system says."""
 
 _CODES: Final[dict[int, Meaning]] = {
     13: (Denied, "this user may not do that in this database"),

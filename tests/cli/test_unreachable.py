@@ -9,22 +9,14 @@ from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
-from typer.testing import CliRunner
 
-from stm_backends.cli.app import app
+from tests.support.command_line import cli
 from tests.support.servers import free_port
 
 FROZEN: Final = "no answer: the server is frozen or overloaded, or a firewall is in between"
 NO_TLS: Final = "TLS was not agreed on: the server speaks none at this port"
 REFUSED: Final = "refused: nothing listens there"
 HUNG_UP: Final = "the server hung up: it may expect TLS, or be of another kind"
-
-
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture
@@ -59,9 +51,10 @@ def answering(answer: bytes) -> Generator[int]:
 
 def said(url: str) -> str:
     """Return the error with which `ping` ends."""
-    done = CliRunner().invoke(app, ["ping", url])
-    assert done.exit_code == 1, done.output
-    assert "Traceback" not in done.output
+    credentials = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "pretended")
+    done = cli("ping", url, COLUMNS="200", **credentials)
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
     return done.stderr.splitlines()[0]
 
 

@@ -96,5 +96,6 @@ def test_the_check_of_any_history_shows_the_shortest_one_on_which_the_driver_is_
         )
     notes = "\n".join(caught.value.__notes__)
     assert "state.fold(" in notes
-    assert notes.count("state.") < 12
+    # Hypothesis sometimes leaves steps in that do nothing, made as simple as they can be.
+    assert notes.count("state.") - notes.count("state.reopen(which=0)") < 8
     assert "Clause driver.model" in notes

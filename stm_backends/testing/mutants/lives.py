@@ -44,7 +44,7 @@ class ExpiredComesBack(Unswept):
         return await super().append(key, entry, birth=birth, ttl=ttl)
 
 
-class PurgesByName(MemoryDriver):
+class PurgesByName(Unswept):
     """Removes with one write, by their names, the records that had expired at the write before."""
 
     _due: tuple[Key, ...] = ()

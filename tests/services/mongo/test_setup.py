@@ -214,7 +214,7 @@ async def test_a_server_that_is_not_there_hangs_or_is_another_one_reads_differen
         )
         deaf.listen()
         hangs = await reason(f"mongodb://127.0.0.1:{deaf.getsockname()[1]}/?{QUICK}")
-        assert hangs == "no answer: it hangs, or what listens there is no MongoDB"
+        assert hangs.startswith("no answer: the server is frozen or overloaded")
     assert "name of the host" in await reason(f"mongodb://no-such-host.invalid/?{QUICK}")
     assert "TLS" in await reason(f"mongodb://{single.address}/?tls=true&{QUICK}")
     assert "no member" in await reason(f"mongodb://{single.address}/?replicaSet=another&{QUICK}")
