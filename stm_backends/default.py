@@ -297,7 +297,8 @@ class DefaultShortTermMemory:
 
     async def _written_back(self, conversation: Conversation, shelf: Shelf) -> None:
         try:
-            if conversation.summarized_sides() is not None:
+            # Before this began, another key may have been bound: nothing of that one is on this shelf.
+            if self._conversation is conversation and conversation.summarized_sides() is not None:
                 with self.observer.background():
                     await self._save(shelf, unasked_for=conversation)
         except Exception as error:

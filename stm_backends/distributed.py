@@ -220,14 +220,17 @@ class DistributedShortTermMemory:
 
     async def _append(self, entry: bytes) -> tuple[int, bool]:
         """Append, making room in a full record if need be; see `SharedConversation.append`."""
-        loop = asyncio.get_running_loop()
+        loop, want = asyncio.get_running_loop(), object()
         give_up_at = loop.time() + self._upkeep.lease_ttl
-        while True:
-            try:
-                return await self._shared.append(entry, ttl=self._config.session_ttl_s)
-            except TooLarge as error:
-                remaining = give_up_at - loop.time()
-                if error.what == "entry" or remaining <= 0:
-                    raise
-                if not await self._upkeep.make_room(len(entry) + OVERHEAD, within=remaining):
-                    raise
+        try:
+            while True:
+                try:
+                    return await self._shared.append(entry, ttl=self._config.session_ttl_s)
+                except TooLarge as error:
+                    size, remaining = len(entry) + OVERHEAD, give_up_at - loop.time()
+                    if error.what == "entry" or remaining <= 0:
+                        raise
+                    if not await self._upkeep.make_room(want, size, within=remaining):
+                        raise
+        finally:
+            self._upkeep.unwant(want)

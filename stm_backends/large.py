@@ -56,8 +56,8 @@ Clocks of processes that share a datastore may differ by nearly as much.
 """
 
 SETTLED: Final = 2
-"""Parts of what was dropped are removed once they are so many deadlines old: until then a write that a client
-library sent twice may put the pointer there again."""
+"""Parts of what was dropped are removed once they are `REUSED_S` and so many deadlines old: until then a
+write that is sent again, by us or by a client library, may put the pointer there again."""
 
 _ROUNDS: Final = 5
 _UNSETTLED: Final = 16
@@ -325,7 +325,7 @@ class LargeEntries:
         """Remove those of these values that are old and that no pointer refers to."""
         now, seen = self._clock(), self._seen.get(key)
         left = frozenset[str]() if seen is None else seen.left
-        settled = SETTLED * self.traits.deadline
+        settled = REUSED_S + SETTLED * self.traits.deadline
         old = {one for one in ids if now - time_of(one) > (settled if one in left else ORPHANED_S)}
         if old:
             # Read again, so that it is seen what has been written since whoever dropped them looked.

@@ -13,26 +13,37 @@ class Slots:
 
     That quarter (two of eight; none of fewer than four) is for tenants without a call in flight: a tenant
     whose model hangs cannot take every slot. Waiting tenants take turns, and within a tenant whoever came
-    first is first.
+    first is first. Slots that an event loop held when it was closed are free again.
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count
+        self._count = count
         self._kept = count // 4
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._free = self._count
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def slot(self, tenant: str) -> AsyncGenerator[None]:
         """Hold a slot for as long as the context lasts."""
-        await self._take(tenant)
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = loop
+            self._start_over()
+        running = self._running
+        await self._take(loop, tenant)
         try:
             yield
         finally:
-            self._give_back(tenant)
+            if running is self._running:
+                self._give_back(tenant)
 
-    async def _take(self, tenant: str) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _take(self, loop: asyncio.AbstractEventLoop, tenant: str) -> None:
+        turn: asyncio.Future[None] = loop.create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         self._hand_out()
         try:
@@ -53,8 +64,8 @@ class Slots:
     def _hand_out(self) -> None:
         while (tenant := self._next()) is not None:
             turns = self._waiting.pop(tenant)
-            while turns and turns[0].done():
-                # Cancelled while it waited.
+            while turns and (turns[0].done() or turns[0].get_loop().is_closed()):
+                # Cancelled while it waited, or its event loop was closed.
                 turns.popleft()
             if turns:
                 self._free -= 1

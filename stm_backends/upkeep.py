@@ -103,7 +103,8 @@ class Upkeep(Planned):
         self._attempt: tuple[_Attempt, float] | None = None
         self._unstored: tuple[_Attempt, Exception] | None = None
         self._polls = self._faults = 0
-        self._needed = self._relieved = 0
+        self._wants: dict[object, int] = {}
+        self._relieved, self._held = 0, False
         self.hurried = 0
         self.failures = 0
         self.stats = Stats()
@@ -199,17 +200,29 @@ class Upkeep(Planned):
         if plan is not None:
             self._want(plan)
 
-    async def make_room(self, size: int, *, within: float) -> bool:
+    @property
+    def _needed(self) -> int:
+        """How many bytes of room in a full record somebody waits for."""
+        return max(self._wants.values(), default=0)
+
+    async def make_room(self, want: object, size: int, *, within: float) -> bool:
         """Make room for `size` bytes in a full record; say whether it may help to send them again.
 
-        Returns after one step of the background, or `within` seconds.
+        Returns after one step of the background, or `within` seconds. The room is wanted until it is made, or
+        until `unwant` says that it is not any more.
         """
-        relieved, self._needed = self._relieved, max(self._needed, size)
+        if self.closing:
+            return False
+        relieved, self._wants[want] = self._relieved, size
         with self.change() as change:
             self._want(Plan(now()))
             if self._plan is not None or self._running:
                 await asyncio.wait({change}, timeout=within)
-        return self._relieved > relieved or self._needed > 0
+        return self._relieved > relieved or want in self._wants
+
+    def unwant(self, want: object) -> None:
+        """Make no more room for this: its turn is stored, or was given up."""
+        self._wants.pop(want, None)
 
     async def _carry_out(self, plan: Plan) -> Plan | None:
         """Take one step. Returns the plan for the next, `None` if there is none in sight."""
@@ -229,19 +242,25 @@ class Upkeep(Planned):
             logger.error("the memory's background stopped: %s", type(error).__name__)
             logger.debug("the background's traceback", exc_info=True)
             self.failures += 1
-        self._plan, self._needed, self._faults = None, 0, 0
+        self._plan, self._faults = None, 0
+        self._wants.clear()
         return None
 
     async def _advance_unless_held(self, plan: Plan) -> Plan | None:
         """Take one step, or plan to ask again if another process holds the lease, which is no error."""
+        if self._held and self._needed:
+            # The holder may have made room meanwhile, so whoever needs it tries that first.
+            self._held = False
+            return Plan(now() + FIRST_POLL_S)
         try:
             following = await self._advance(plan)
         except _LeaseHeld:
+            self._held = True
             # Its holder sees our turns too; asking earlier would be in vain.
             wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
             self._polls = min(self._polls + 1, 10)
             return Plan(now() + wait, firm=True)
-        self._polls = self._faults = 0
+        self._polls, self._faults, self._held = 0, 0, False
         return following
 
     async def _advance(self, plan: Plan) -> Plan | None:
@@ -269,7 +288,7 @@ class Upkeep(Planned):
                     return self._nothing_to_do(step)
 
     def _nothing_to_do(self, step: Wait | None) -> Plan | None:
-        self._needed = 0
+        self._wants.clear()
         return _plan_for(step)
 
     @contextlib.asynccontextmanager
@@ -306,7 +325,8 @@ class Upkeep(Planned):
             self.stats.lost_races += 1
             self._observer.race_lost()
         elif drop:
-            self._needed, self._relieved = 0, self._relieved + 1
+            self._wants.clear()
+            self._relieved += 1
         return version
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:

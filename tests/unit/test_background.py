@@ -17,6 +17,7 @@ from stm_backends import keys
 from stm_backends.backend import Backend
 from stm_backends.backgrounds import Backgrounds
 from stm_backends.codec import Codec
+from stm_backends.distributed import DistributedShortTermMemory
 from stm_backends.driver import ABSENT, KEEP, Key, new_version
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.policy import Body
@@ -295,6 +296,77 @@ async def test_a_full_record_is_summarized_before_anything_of_it_is_lost() -> No
         assert memory.stats.folded >= 20
 
 
+async def waiting_for_room(backend: Backend, memory: DistributedShortTermMemory) -> asyncio.Task[None]:
+    """Fill a record while the lease is held elsewhere; returns the first `add_turn` that finds it full."""
+    number = 0
+    while not memory.stats.dropped:
+        await memory.add_turn(turn(number, "x" * 700))
+        number += 1
+    await asyncio.sleep(1)
+    assert await backend.driver.replace(keys.lease_key(KEY), b"{}", version="held", expect=ABSENT, ttl=None)
+    while True:
+        adding = asyncio.create_task(memory.add_turn(turn(number, "x" * 700)))
+        await asyncio.sleep(0.01)
+        if not adding.done():
+            return adding
+        number += 1
+
+
+FULL: dict[str, Any] = {
+    "zone": 3,
+    "retry_attempts": 0,
+    "degraded_retry_interval_s": 1e6,
+    "recovery_backlog_limit": 1000,
+}
+
+
+@virtually
+async def test_nothing_is_dropped_for_a_turn_that_was_given_up() -> None:
+    async with opened(1, max_record_bytes=12_000) as (backend,):
+        memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
+        adding = await waiting_for_room(backend, memory)
+        before = memory.stats.dropped, len(await memory.turns())
+        adding.cancel()
+        await backend.driver.delete(keys.lease_key(KEY))
+        await asyncio.sleep(60)
+        assert (memory.stats.dropped, len(await memory.turns())) == before
+
+
+@virtually
+async def test_nothing_is_dropped_for_a_turn_that_another_process_has_made_room_for() -> None:
+    async with opened(2, max_record_bytes=12_000) as (backend, other):
+        memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
+        adding = await waiting_for_room(backend, memory)
+        dropped = memory.stats.dropped
+        await backend.driver.delete(keys.lease_key(KEY))
+        second = other.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
+        await second.add_turn(turn(900, "x" * 700))
+        await adding
+        await asyncio.sleep(60)
+        assert second.stats.dropped > 0
+        assert memory.stats.dropped == dropped
+
+
+@virtually
+async def test_a_full_record_refuses_a_turn_while_its_background_is_closing() -> None:
+    called = asyncio.Event()
+
+    async def slow(_: object) -> None:
+        await called.wait()
+
+    async with opened(1, max_record_bytes=12_000) as (backend,):
+        settings = config(**FULL, on_turn_added=slow)
+        memory = backend.memory(KEY, settings, summarizer=Model(down=1e9))
+        adding = await waiting_for_room(backend, memory)
+        adding.cancel()
+        closing = asyncio.create_task(memory.close(timeout=100))
+        await asyncio.sleep(0)
+        with pytest.raises(TooLarge):
+            await memory.add_turn(turn(901, "x" * 700))
+        called.set()
+        await closing
+
+
 # One for each conversation
 
 
@@ -440,6 +512,24 @@ async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lo
     await asyncio.gather(second, return_exceptions=True)
     async with asyncio.timeout(5), slots.slot("b"):
         pass
+
+
+def test_slots_of_an_event_loop_that_was_closed_are_free_again() -> None:
+    slots, order = Slots(1), list[str]()
+    loop = asyncio.new_event_loop()
+    left = [loop.create_task(slots_in(order, slots, "a", asyncio.Event())) for _ in range(2)]
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+
+    async def main() -> None:
+        async with asyncio.timeout(5), slots.slot("b"):
+            order.append("b")
+
+    asyncio.run(main())
+    assert order == ["a", "b"]
+    for task in left:
+        # It cannot be cancelled on a loop that is closed, and need not be reported as lost.
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001 -- no setting
 
 
 # Repeats of a turn

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stm_backends.default import DefaultShortTermMemory
-from stm_backends.testing.memory_contract import config, shown
+from stm_backends.observer import Observer, TurnEvent
+from stm_backends.testing.memory_contract import config, shown, until
 from stm_backends.testing.summarizers import LedgerSummarizer, covered
 from tests.support.default_memory import KEY, OTHER, added, memory, users
 from tests.support.stores import ConditionalStore, Gate, PlainStore
@@ -190,3 +191,21 @@ async def test_closing_lets_a_write_that_is_under_way_end() -> None:
     gate.open()
     await closing
     assert covered(gate.state(KEY)["summary"]) == ["u1"]
+
+
+async def test_a_conversation_that_is_hydrated_just_as_a_summary_ends_is_kept() -> None:
+    store = ConditionalStore()
+    await (await added(memory(), 11, 12)).persist(store, OTHER)
+    hydrating: list[asyncio.Task[None]] = []
+
+    class Hydrating(Observer):
+        def turns(self, event: TurnEvent, count: int) -> None:
+            if event == "folded":
+                hydrating.append(asyncio.create_task(one.hydrate(store, OTHER)))
+
+    one, summarizer = await persisted(store, 1, 2, 3, observer=Hydrating())
+    summarizer.release()
+    await until(lambda: bool(hydrating))
+    await asyncio.gather(*hydrating)
+    await one.flush()
+    assert await shown(one) == {"summary": [], "pending": [], "recent": ["u11", "u12"]}

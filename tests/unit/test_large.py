@@ -356,6 +356,33 @@ async def test_a_value_that_is_sent_again_is_stored_beside_the_record_once() -> 
         await resent(LosesTrackOfUnknownOutcomes)
 
 
+async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
+    world = World()
+    driver, other = await world.process(), await world.process()
+
+    async def unanswered(name: str, _: Any) -> None:
+        if name == "append":
+            raise OutcomeUnknown("no answer")
+
+    world.after = unanswered
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(KEY, LARGE, birth="v", ttl=None)
+    world.after = None
+    world.clock.now += 25
+    await other.load(KEY)
+    assert await other.replace(KEY, b"folded", version="w", expect="v", drop=1, ttl=KEEP)
+
+    async def kill(name: str, _: Any) -> None:
+        if name == "append":
+            raise Killed
+
+    world.after = kill
+    with pytest.raises(Killed):
+        await driver.append(KEY, LARGE, birth="x", ttl=None)
+    world.after = None
+    assert await (await world.process()).load(KEY) == Record("w", b"folded", (LARGE,))
+
+
 async def one_of_two_dropped(kind: type[LargeEntries]) -> None:
     """Drop an entry whose repeat stands further on: the same pointer, sent twice."""
     world = World(kind)
