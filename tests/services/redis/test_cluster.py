@@ -282,6 +282,32 @@ async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_hal
     await driver.close()
 
 
+async def test_the_last_name_of_a_scope_goes_while_its_slot_moves(cluster):
+    driver = await open_at(cluster.url)
+    scope = "tenant:user:last"
+    erased, expiring = Key(scope, "erased"), Key(scope, "expiring")
+    index = f"{PREFIX}{{{scope}}}"
+    slot = key_slot(index.encode())
+    source = cluster.owner(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    await driver.append(erased, b"a", birth="birth", ttl=None)
+    cluster.begin_move(slot, source, target)
+    assert await driver.delete(erased)
+    assert await driver.load(erased) is None
+    assert await driver.scan(scope, limit=9) == ((), None)
+    cluster.end_move(slot, source, source)
+
+    await driver.append(expiring, b"a", birth="birth", ttl=0.001)
+    source.ask("PERSIST", index)
+    while await driver.load(expiring):
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.002)  # Redis judges an index by whole milliseconds
+    cluster.begin_move(slot, source, target)
+    assert await driver.scan(scope, limit=9) == ((), None)
+    cluster.end_move(slot, source, source)
+    await driver.close()
+
+
 @contextlib.asynccontextmanager
 async def in_hand(cluster):
     """Yield a driver on a client of the test's own."""
