@@ -53,7 +53,7 @@ from stm_backends.driver import (
     new_version,
 )
 from stm_backends.edge import Edge, Places
-from stm_backends.errors import located
+from stm_backends.errors import OutcomeUnknown, Unavailable, located
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, made, require_client
 from stm_backends_dynamo.errors import ClientError, is_invalid, meaning
@@ -396,7 +396,15 @@ class DynamoDriver:
                 if "life" in found:
                     erased = await stored.requests.attempt(erasing)
                     if erased.done:
-                        await stored.finish_erasing(erased.content["Attributes"])
+                        try:
+                            await stored.finish_erasing(erased.content["Attributes"])
+                        except Exception as error:
+                            # The record is gone already, so it cannot be said that nothing was done.
+                            if (meaning(error) or (None,))[0] is not Unavailable:
+                                raise
+                            raise OutcomeUnknown(
+                                "erased, but its parts could not be deleted yet; erase it again"
+                            ) from error
                         return True
             raise stored.unsettled()
 

@@ -45,7 +45,7 @@ ROUNDS: Final = 32
 """How often a record may change between two requests of one operation."""
 
 _PAUSE_S: Final = 0.1
-"""How long to wait before DynamoDB is asked again for deletes that it has put off."""
+"""How long to wait before DynamoDB is asked again for deletes that it has put off, or for missing parts."""
 
 _AT_ONCE: Final = 16
 """How many requests about parts one operation has under way at once."""
@@ -77,9 +77,11 @@ class Stored:
     async def load(self) -> Record | None:
         """Return the record. The head that is read first decides what it is; parts never change.
 
-        A part that is missing was folded away, and then the head names it no more.
+        A part that is missing was folded away, and then the head names it no more; or a transaction has just
+        put it, which two reads may see one before and one after, and then it is there a moment later.
         """
         parts: dict[str, Item] = {}
+        missed: set[str] = set()
         head = await self.look()
         for _ in range(ROUNDS):
             if head is None:
@@ -90,9 +92,12 @@ class Stored:
             if not missing:
                 self.littered = bool(parts.keys() - head.parts)
                 return record_of(head, {name: values_of(parts[name]) for name in head.parts})
-            head = await self.look()
-            if head is not None and missing & head.parts:
+            if missing & missed:
                 raise Corrupt("the record is not whole: a part is missing")
+            head = await self.look()
+            missed = missing & head.parts if head else set()
+            if missed:
+                await asyncio.sleep(_PAUSE_S)
         raise self.unsettled()
 
     async def admit(self, head: Head, size: int, ttl: float | None | KeepType) -> bool:
@@ -151,9 +156,11 @@ class Stored:
         await self.requests.send(putting)
         answer = await self.requests.attempt(statement)
         if not answer.done:
-            # A client may have sent it twice, and the head name the part; but not in another life.
+            # A client may have sent it twice, and the head name the part; in another life only if it did so
+            # before that began.
             self.littered = True
-            if (await self.item()).get("life") != text(head.life):
+            found = await self.item()
+            if found.get("life") != text(head.life) and not (found and part in head_of(found).parts):
                 await self.aside(self._delete([part]))
         return answer
 

@@ -244,10 +244,14 @@ class PostgresDriver:
             raise not_open(backend=self.name, operation=operation)
         if not self._is_ready:
             # A pool that was handed in may be used without `open()`; what that would refuse is refused here.
-            async with self._opening:
-                if not self._is_ready:
-                    await self._make_ready(pool)
+            # Waiting until another operation has looked counts towards the deadline, too.
+            await self._edge.run("open", lambda: self._first_look(pool))
         return await self._send(pool, operation, send)
+
+    async def _first_look(self, pool: Pool) -> None:
+        async with self._opening:
+            if not self._is_ready:
+                await self._make_ready(pool)
 
     async def _make_ready(self, pool: Pool) -> None:
         """See that this server, role and tables can be used; may set the tables up."""

@@ -91,11 +91,12 @@ class Cluster:
 
     async def close(self) -> None:
         """Wait until nothing is under way, as the deadline sees to, and close what is ours."""
-        look, nodes = self._look, self._nodes
-        self._look, self._nodes, self._owners = None, {}, {}
-        if look is not None:
-            look.cancel()
-        await asyncio.gather(*(node.close() for node in nodes.values()))
+        while self._look or self._nodes:  # what ends meanwhile may be redirected to yet another node
+            look, nodes = self._look, self._nodes
+            self._look, self._nodes, self._owners = None, {}, {}
+            if look is not None:
+                look.cancel()
+            await asyncio.gather(*(node.close() for node in nodes.values()))
 
     def _node(self, address: Address) -> Connected:
         if address not in self._nodes:

@@ -181,6 +181,8 @@ class RedisDriver:
         async def until_taken() -> Any:
             command = statement.command
             while True:
+                if self._connected is not connected:  # what is sent after closing would connect again
+                    raise not_open(backend=self.name, operation=operation)
                 try:
                     answer, *rest = await connected.exchange(key, (*command, *arguments), *behind)
                     if isinstance(answer, Exception):

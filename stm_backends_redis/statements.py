@@ -11,8 +11,8 @@ NUL, so members sort as names do, and a listing needs no look at any record.
 
 Scripts touch no key that they do not declare, and obey two rules that matter while a slot of a cluster
 moves, when the server it leaves refuses each command on a key that it does not have, even in the middle
-of a script. They read before they write, so that what is refused has changed nothing; and a key that is
-rewritten is never empty in between.
+of a script. They read before they write, so that what is refused has changed nothing; a key that is
+rewritten is never empty in between, and one that has become empty is not looked at again.
 """
 
 from __future__ import annotations
@@ -215,8 +215,11 @@ local there = redis.call('EXISTS', KEYS[1]) == 1
 if there and condition == 'is' and redis.call('LINDEX', KEYS[1], 0) ~= expected then return 0 end
 local first, beyond = '[' .. name .. '\\0', '(' .. name .. '\\1'
 local old = redis.call('ZRANGEBYLEX', KEYS[2], first, beyond)
-if old[1] then redis.call('ZREM', KEYS[2], unpack(old)) end
-left(old)
+if old[1] then
+  local others = redis.call('ZCARD', KEYS[2]) > #old
+  redis.call('ZREM', KEYS[2], unpack(old))
+  if others then left(old) end
+end
 if not there and awaited then redis.call('RPUSH', KEYS[1], '') end
 redis.call('UNLINK', KEYS[1])
 return there and 1 or 2
@@ -240,7 +243,7 @@ for place, entry in ipairs(found) do
   end
   if expired then redis.call('ZREM', KEYS[1], entry) end
 end
-if first == '-' and #found <= limit then settle(KEYS[1], found) end
+if first == '-' and #found <= limit and page[2] then settle(KEYS[1], found) end
 return page
 """
 )

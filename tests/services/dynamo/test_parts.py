@@ -12,9 +12,10 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from stm_backends.driver import ABSENT, ANY, KEEP, Driver, Key, Record
-from stm_backends.errors import Corrupt, TooLarge
+from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge
 from stm_backends.reference import MemoryDriver
 from stm_backends.testing import FakeClock
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
@@ -265,6 +266,77 @@ async def test_parts_that_a_killed_writer_left_are_gone_after_a_load_and_the_nex
 
 
 # crowds --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Resending(Stepping):
+    """A client that sends the first write of a head once more, as if its answer had been lost."""
+
+    resent: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+        if name != "update_item":
+            return call
+
+        def twice(**arguments: Any) -> Any:
+            if not self.resent:
+                self.resent = True
+                call(**arguments)
+                self.meanwhile()
+            return call(**arguments)
+
+        return twice
+
+
+async def test_a_write_that_a_client_sent_twice_keeps_its_part_whatever_was_cleared_away_meanwhile(
+    place, client, driver_on, key
+):
+    plain = driver_on(client)
+    await plain.append(key, b"large 1", birth="birth", ttl=None)
+    stray = {"pk": {"S": f"{key.scope}\0{key.name}"}, "sk": {"S": "stray"}, "values": {"L": []}}
+    client.put_item(TableName=place.table, Item=stray)
+
+    async def clear() -> None:
+        await plain.load(key)
+        assert await plain.replace(key, b"", version="v2", expect="birth", ttl=KEEP)
+
+    resending = Resending(client, meanwhile=lambda: asyncio.run(clear()))
+    # Each sending of it added the entry, and the core drops the repeat.
+    assert await driver_on(resending).append(key, b"large 2", birth="birth", ttl=None) == 3
+    assert await plain.load(key) == Record("v2", b"", (b"large 1", b"large 2", b"large 2"))
+    await assert_erased(plain, client, place, key)
+
+
+async def test_a_part_that_a_listing_does_not_show_yet_is_not_missing(client, driver_on, key):
+    # A transaction is one step, but two reads beside it may see its two items one before and one after.
+    await driver_on(client).append(key, b"large", birth="birth", ttl=None)
+    hidden = iter([True])
+
+    class Behind(Stepping):
+        def __getattr__(self, name: str) -> Any:
+            call = super().__getattr__(name)
+            if name == "query" and next(hidden, False):
+                return lambda **_: {"Items": []}
+            return call
+
+    assert await driver_on(Behind(client)).load(key) == Record("birth", None, (b"large",))
+
+
+async def test_an_erasure_that_could_not_be_finished_is_not_said_to_be_not_done(client, driver_on, key):
+    plain = driver_on(client)
+    await plain.append(key, b"large", birth="birth", ttl=None)
+
+    class CutOff(Stepping):
+        def __getattr__(self, name: str) -> Any:
+            def refuse(**_: Any) -> Any:
+                raise EndpointConnectionError(endpoint_url="http://there")
+
+            return refuse if name == "query" else super().__getattr__(name)
+
+    with pytest.raises(OutcomeUnknown):
+        await driver_on(CutOff(client)).delete(key)
+    assert await plain.load(key) is None
 
 
 async def test_appends_of_every_size_at_once_are_all_there_and_each_was_told_its_place(

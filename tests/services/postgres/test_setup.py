@@ -227,6 +227,28 @@ async def test_what_a_pool_handed_in_decides_cannot_be_set(url, option):
     await pool.close()
 
 
+async def test_operations_that_wait_for_the_first_look_at_a_server_do_so_within_their_own_deadline():
+    met = 0
+    over = asyncio.Event()
+
+    async def freeze(_, writer):
+        nonlocal met
+        met += 1
+        await over.wait()
+        writer.close()
+
+    frozen = await asyncio.start_server(freeze, "127.0.0.1", 0)
+    port = frozen.sockets[0].getsockname()[1]
+    pool = await asyncpg.create_pool(f"postgresql://u:p@127.0.0.1:{port}/d", min_size=0)
+    driver = open_backend("postgres", client=pool, deadline_s=0.5).driver
+    answers = await asyncio.gather(*(driver.load(KEY) for _ in range(12)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {Unavailable}
+    assert met < 6, "they did not wait in a row, each until another one had given up"
+    over.set()
+    pool.terminate()
+    frozen.close()
+
+
 async def test_a_pool_that_was_never_made_ready_is_unavailable_and_says_so(url):
     pool = asyncpg.create_pool(url, min_size=0)
     with pytest.raises(Unavailable, match="never made ready"):

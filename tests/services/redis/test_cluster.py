@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import pytest
 import redis
+from redis import exceptions as client_errors
 from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
@@ -19,6 +20,8 @@ from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.processes import fold, ledger
 from stm_backends_redis import RedisDriver
+from stm_backends_redis import driver as driver_module
+from stm_backends_redis.cluster import Cluster as Nodes
 from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
 from tests.support.apt import Program
 from tests.support.contract import slow_checks
@@ -280,6 +283,80 @@ async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_hal
     cluster.end_move(slot, source, target)
     assert await driver.append(key, b"c", birth="birth", ttl=None) == 3
     await driver.close()
+
+
+async def test_the_last_name_of_a_scope_goes_while_its_slot_moves(cluster):
+    driver = await open_at(cluster.url)
+    scope = "tenant:user:last"
+    erased, expiring = Key(scope, "erased"), Key(scope, "expiring")
+    index = f"{PREFIX}{{{scope}}}"
+    slot = key_slot(index.encode())
+    source = cluster.owner(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    await driver.append(erased, b"a", birth="birth", ttl=None)
+    cluster.begin_move(slot, source, target)
+    assert await driver.delete(erased)
+    assert await driver.load(erased) is None
+    assert await driver.scan(scope, limit=9) == ((), None)
+    cluster.end_move(slot, source, source)
+
+    await driver.append(expiring, b"a", birth="birth", ttl=0.001)
+    source.ask("PERSIST", index)
+    await asyncio.sleep(0.01)
+    assert await driver.load(expiring) is None
+    cluster.begin_move(slot, source, target)
+    assert await driver.scan(scope, limit=9) == ((), None)
+    cluster.end_move(slot, source, source)
+    await driver.close()
+
+
+class Node:
+    """A node of a cluster of one, which moves its slots away, and to where nothing is known."""
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        self.answers = iter(answers)
+        self.is_closed = False
+        self.asked = asyncio.Event()
+
+    async def exchange(self, key, *commands):
+        if commands[0] == ("CLUSTER", "SLOTS"):
+            return [[[0, SLOTS - 1, [b"here", 1]]]]
+        await asyncio.sleep(0)
+        self.asked.set()
+        return [next(self.answers, client_errors.TryAgainError("TRYAGAIN"))]
+
+    async def close(self):
+        while not self.asked.is_set():  # what is under way ends first
+            await self.asked.wait()
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("answers", [[1], [1, client_errors.MovedError("0 there:1")]])
+async def test_what_is_redirected_or_tried_again_while_a_driver_closes_leaves_no_connection(
+    monkeypatch, answers
+):
+    nodes: list[Node] = []
+
+    def connect(_):
+        async def seeds():
+            return [("here", 1)]
+
+        def node_at(_):
+            nodes.append(Node([] if nodes else answers))
+            return nodes[-1]
+
+        return Nodes(node_at, seeds)
+
+    monkeypatch.setattr(driver_module, "connect", connect)
+    driver = RedisDriver()
+    await driver.open()
+    nodes[0].asked.clear()
+    loading = asyncio.create_task(driver.load(Key("scope", "name")))
+    await asyncio.sleep(0)
+    await driver.close()
+    with pytest.raises(Unavailable):
+        await loading
+    assert [node.is_closed for node in nodes] == [True] * len(nodes)
 
 
 @contextlib.asynccontextmanager
