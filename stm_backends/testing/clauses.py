@@ -81,7 +81,7 @@ def require_clauses(names: Iterable[str]) -> None:
     for name in names:
         if name not in CLAUSES:
             words = {known.partition(".")[2] for known in CLAUSES}
-            word = difflib.get_close_matches(name.lower().rpartition(".")[2], words, n=1)
+            word = difflib.get_close_matches(name.lower().rpartition(".")[2], words, n=1, cutoff=0.7)
             near = [known for known in CLAUSES if known.partition(".")[2] in word]
             raise ConfigurationError(
                 f"no clause is called {name!r}. "

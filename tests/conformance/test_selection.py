@@ -111,6 +111,9 @@ def test_a_mistyped_clause_ends_the_run_with_what_was_meant(tmp_path: Path) -> N
     status, printed = pytest_in(tmp_path, "--stm-clause=resnt", mine(tmp_path))
     assert status == 4
     assert "no clause is called 'resnt'. Did you mean driver.resent?" in printed
+    status, printed = pytest_in(tmp_path, "--stm-clause=driver.nope", mine(tmp_path))
+    assert status == 4
+    assert "no clause is called 'driver.nope'. There are: driver.load, driver.append" in printed
     status, printed = pytest_in(tmp_path, "--stm-clause=xyzzy", mine(tmp_path))
     assert status == 4
     assert "There are: driver.load, driver.append" in printed
