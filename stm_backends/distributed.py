@@ -181,10 +181,13 @@ class DistributedShortTermMemory:
             while True:
                 # Asked for first, so that no step is missed that the load does not show.
                 with upkeep.change() as change:
+                    trying = self._shared.recovering
                     snapshot = await self._shared.load("flush")
                     step = upkeep.next_step(snapshot)
+                    # An attempt that ended during the load may have recovered what the load shows degraded.
+                    degraded = self.health is MemoryHealth.DEGRADED and not trying
                     # What cannot do its work is not started again and again.
-                    given_up = self.health is MemoryHealth.DEGRADED or upkeep.failures > failures
+                    given_up = degraded or upkeep.failures > failures
                     remaining = until - loop.time()
                     if step is None or given_up or upkeep.closing or remaining <= 0:
                         return

@@ -204,6 +204,9 @@ class PodsContract(MemoryContract):
         assert len(calls) <= 4, f"a summarizer that fails every 0.5 s was called {len(calls)} times in 1.5 s"
         gaps = [later - earlier for earlier, later in itertools.pairwise(calls)]
         assert all(gap >= 0.5 for gap in gaps), "a call must not follow one whose failure is not stored"
+        await pods[0].get_llm_context()
+        unwell = MemoryHealth.DEGRADED, MemoryHealth.RECOVERING
+        assert pods[0].health in unwell, "a failure must be stored, so that every pod knows of it"
 
     @check("memory.background")
     async def test_many_memory_objects_of_one_process_have_one_background(self, bench: MemoryBench) -> None:

@@ -18,7 +18,7 @@ from stm_backends.backend import Backend
 from stm_backends.backgrounds import Backgrounds
 from stm_backends.codec import Codec
 from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import ABSENT, KEEP, Key, new_version
+from stm_backends.driver import ABSENT, KEEP, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.policy import Body
 from stm_backends.reference import MemoryDriver, MemoryStore
@@ -79,6 +79,54 @@ def virtually(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
+
+
+class LateLoads(MemoryDriver):
+    """Holds back the answer to a load, once it is asked to, until it is told to give it."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.hold: asyncio.Event | None = None
+        self.held = asyncio.Event()
+
+    async def load(self, key: Key) -> Record | None:
+        found, hold, self.hold = await super().load(key), self.hold, None
+        if hold is not None:
+            self.held.set()
+            await hold.wait()
+        return found
+
+
+async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> None:
+    driver, works, answers = LateLoads(MemoryStore()), False, asyncio.Semaphore(0)
+    summarize = LedgerSummarizer()
+
+    async def summarizer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not works:
+            raise RuntimeError("the model is down")
+        await answers.acquire()
+        return await summarize(request)
+
+    settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=0.1, fold_max_turns=2)
+    async with Backend(driver, close_timeout_s=0) as backend:
+        memory = backend.memory(KEY, settings, summarizer=summarizer)
+        for number in range(6):
+            await memory.add_turn(turn(number))
+        await until(lambda: memory.health is MemoryHealth.DEGRADED, "the memory is degraded")
+        works = True
+        await until(lambda: memory.health is MemoryHealth.RECOVERING, "an attempt is under way")
+        answer = driver.hold = asyncio.Event()
+        flushing = asyncio.create_task(memory.flush(timeout=10))
+        await driver.held.wait()
+        answers.release()
+        await until(lambda: memory.stats.summaries > 0, "the first summary is stored")
+        answer.set()
+        done, _ = await asyncio.wait({flushing}, timeout=0.1)
+        assert not done, "turns are pending, and the memory is healthy"
+        for _ in range(4):
+            answers.release()
+        await flushing
+        assert len(await memory.turns()) == 1
 
 
 # A model that fails for a while
