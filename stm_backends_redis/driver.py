@@ -49,6 +49,7 @@ class RedisDriver:
         self._settings = settings = settings or RedisSettings()
         self._given = None if client is None else borrowed(client)
         self._connected = self._given
+        self._sent: set[Statement] = set()
         self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self._safeguard = Safeguard(settings)
         self._opening = asyncio.Lock()
@@ -179,7 +180,8 @@ class RedisDriver:
         give_up_at = now() + self._settings.deadline_s * 0.8
 
         async def until_taken() -> Any:
-            command = statement.command
+            # What is sent behind a script that the server does not know would wait in vain.
+            command = statement.command if not behind or statement in self._sent else statement.in_full
             while True:
                 if self._connected is not connected:  # what is sent after closing would connect again
                     raise not_open(backend=self.name, operation=operation)
@@ -187,7 +189,10 @@ class RedisDriver:
                     answer, *rest = await connected.exchange(key, (*command, *arguments), *behind)
                     if isinstance(answer, Exception):
                         raise answer
-                    return self._safeguard.confirmed(answer, *rest) if behind else answer
+                    if not behind:
+                        return answer
+                    self._sent.add(statement)
+                    return self._safeguard.confirmed(answer, *rest)
                 except NoScriptError:
                     command = statement.in_full
                 except REFUSALS:
