@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 
 import pytest
@@ -182,6 +183,17 @@ async def test_a_write_sent_again_on_another_connection_is_confirmed_by_a_replic
     assert await survivor.load(OTHER) is None
     for driver in (first, again, survivor):
         await driver.close()
+
+
+async def test_a_script_that_the_server_does_not_know_is_waited_for_once(replicated):
+    master, _ = replicated
+    driver = await open_at(f"{master.url}?wait_replicas=1")
+    master.ask("SCRIPT", "FLUSH")
+    master.ask("CONFIG", "RESETSTAT")
+    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    found = str(master.ask("INFO", "commandstats"))
+    await driver.close()
+    assert re.search(r"cmdstat_wait'?: ?\W*calls\W+1\b", found), found
 
 
 async def confirmed(write):
