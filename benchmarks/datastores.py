@@ -26,10 +26,10 @@ from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 from redis.asyncio import Redis
 
-from stm_backends.driver import Driver
-from stm_backends.sqlite.driver import SqliteDriver
-from stm_backends.sqlite.settings import SqliteSettings
-from stm_backends.sqlite.thread import ConnectionThread
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.drivers.sqlite.thread import ConnectionThread
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.client import made
 from stm_backends_mongo import MongoDriver, MongoSettings

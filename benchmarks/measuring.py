@@ -22,10 +22,10 @@ from stm_backends import (
     MemoryKey,
     ShortTermMemoryConfig,
 )
-from stm_backends.codec import Codec
-from stm_backends.directory import Directory
-from stm_backends.driver import Driver, Key
-from stm_backends.keys import memory_key
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.keys import memory_key
 
 CONFIG = ShortTermMemoryConfig(
     strategy="rolling_summary",

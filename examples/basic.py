@@ -3,8 +3,14 @@
 
 import asyncio
 
-from stm_backends import ExtractiveSummarizer, MemoryBudget, MemoryKey, ShortTermMemoryConfig, open_backend
-from stm_backends.integration import ToolStep, conversation, render_memory_message
+from stm_backends import (
+    ExtractiveSummarizer,
+    MemoryBudget,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    open_backend,
+)
+from stm_backends.agents import ToolStep, conversation, render_memory_message
 
 KEY = MemoryKey("acme", "u123", "chat_001")
 CONFIG = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2))

@@ -16,7 +16,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
     open_backend,
 )
-from stm_backends.integration import apply_memory
+from stm_backends.agents import apply_memory
 
 
 class PinningMemory:

@@ -3,7 +3,12 @@
 
 import asyncio
 
-from stm_backends import ConversationTurn, DefaultShortTermMemory, ShortTermMemoryConfig, open_backend
+from stm_backends import (
+    ConversationTurn,
+    DefaultShortTermMemory,
+    ShortTermMemoryConfig,
+    open_backend,
+)
 
 CONFIG = ShortTermMemoryConfig(strategy="truncation")
 KEY = "acme:u123:chat_001"

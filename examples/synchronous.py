@@ -4,7 +4,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from stm_backends import MemoryBudget, MemoryKey, ShortTermMemoryConfig, sync
-from stm_backends.integration import build_turn, render_memory_message
+from stm_backends.agents import build_turn, render_memory_message
 
 CONFIG = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=2))
 

@@ -4,7 +4,7 @@
 import asyncio
 
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
-from stm_backends.integration import resolve_memory_key
+from stm_backends.agents import resolve_memory_key
 
 try:
     from opentelemetry import metrics, trace
@@ -15,7 +15,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit('this example needs OpenTelemetry: pip install ".[otel]" opentelemetry-sdk') from None
 
-from stm_backends.telemetry import Telemetry
+from stm_backends.telemetry.opentelemetry import Telemetry
 
 KEY = MemoryKey("acme", "u123", "chat_001")
 CONFIG = ShortTermMemoryConfig(strategy="truncation")

@@ -4,7 +4,7 @@
 import asyncio
 
 from stm_backends import MemoryBudget, MemoryIsolation, ShortTermMemoryConfig, open_backend
-from stm_backends.integration import conversation, resolve_memory_key
+from stm_backends.agents import conversation, resolve_memory_key
 
 CONFIG = ShortTermMemoryConfig(
     strategy="truncation",

@@ -1,21 +1,9 @@
 """Conversation memory for agents that run on many machines."""
 
+from stm_backends.admin.sessions import OnConflict, Sessions
 from stm_backends.backend import Backend, open_backend
-from stm_backends.codec import Transform
-from stm_backends.default import DefaultShortTermMemory
-from stm_backends.directory import Directory
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import (
-    ABSENT,
-    ANY,
-    KEEP,
-    Driver,
-    Key,
-    Page,
-    Record,
-    Traits,
-    new_version,
-)
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Page, Record, Traits, new_version
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.errors import (
     AmbiguousBackend,
     ConfigurationError,
@@ -34,8 +22,11 @@ from stm_backends.errors import (
     Unavailable,
     UnknownBackend,
 )
-from stm_backends.item_log import ItemLog
-from stm_backends.plugins import BackendPlugin, hookimpl
+from stm_backends.history.log import ItemLog
+from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.router import MemoryRouter
+from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.protocols import (
     ShortTermMemory,
     ShortTermMemoryArtifacts,
@@ -44,10 +35,9 @@ from stm_backends.protocols import (
     Summarizer,
     SupportsMemoryState,
 )
-from stm_backends.router import MemoryRouter
-from stm_backends.sessions import OnConflict, Sessions
-from stm_backends.state_store import StateStore
-from stm_backends.summarizers import ExtractiveSummarizer
+from stm_backends.records.codec import Transform
+from stm_backends.records.directory import Directory
+from stm_backends.records.state_store import StateStore
 from stm_backends.types import (
     ConversationTurn,
     MemoryBudget,

@@ -11,22 +11,23 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
-from stm_backends import plugins, policy
-from stm_backends.backgrounds import MAX_SUMMARIES, Backgrounds
-from stm_backends.checks import require_count, require_seconds
-from stm_backends.codec import Codec, Transform
-from stm_backends.directory import Directory
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import Driver, Key, Traits
+from stm_backends.admin.sessions import Sessions
+from stm_backends.drivers import plugins
+from stm_backends.drivers.checks import require_count, require_seconds
+from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.errors import ConfigurationError, InvalidKey
-from stm_backends.item_log import ItemLog
-from stm_backends.keys import LogKind
-from stm_backends.large import LargeEntries
-from stm_backends.observer import SILENT, Observer
+from stm_backends.history.log import ItemLog
+from stm_backends.memory import policy
+from stm_backends.memory.shared.backgrounds import MAX_SUMMARIES, Backgrounds
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.protocols import Summarizer
-from stm_backends.router import MemoryRouter
-from stm_backends.sessions import Sessions
-from stm_backends.state_store import StateStore
+from stm_backends.records.codec import Codec, Transform
+from stm_backends.records.directory import Directory
+from stm_backends.records.keys import LogKind
+from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.state_store import StateStore
+from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey, as_config
 
 logger = logging.getLogger("stm_backends")
@@ -207,5 +208,5 @@ def _require_key(key: object) -> None:
     if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
         raise InvalidKey(
             "a conversation's key is a MemoryKey(tenant, user, session); make one of its composite with "
-            f"stm_backends.keys.parse_composite(...); not {type(key).__name__}"
+            f"stm_backends.records.keys.parse_composite(...); not {type(key).__name__}"
         )

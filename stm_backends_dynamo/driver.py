@@ -31,7 +31,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from stm_backends.checks import (
+from stm_backends.drivers.checks import (
     not_open,
     require_clock,
     require_drop,
@@ -39,7 +39,7 @@ from stm_backends.checks import (
     require_limit,
     require_ttl,
 )
-from stm_backends.driver import (
+from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
     KEEP,
@@ -52,7 +52,7 @@ from stm_backends.driver import (
     Traits,
     new_version,
 )
-from stm_backends.edge import Edge, Places
+from stm_backends.drivers.edge import Edge, Places
 from stm_backends.errors import OutcomeUnknown, Unavailable, located
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, made, require_client

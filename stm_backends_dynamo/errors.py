@@ -9,7 +9,7 @@ from botocore import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it
 from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
-from stm_backends.edge import Meaning
+from stm_backends.drivers.edge import Meaning
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 REFUSED: Final = "ConditionalCheckFailedException"

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from stm_backends.checks import LONGEST_S
-from stm_backends.driver import Key, Record
+from stm_backends.drivers.checks import LONGEST_S
+from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import Corrupt
 
 T = TypeVar("T")

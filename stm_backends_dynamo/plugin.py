@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from stm_backends.driver import Driver
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.errors import ConfigurationError
-from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends_dynamo.settings import DynamoSettings
 from stm_backends_dynamo.statements import commands
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from stm_backends.checks import require_count, require_known, require_seconds
-from stm_backends.driver import DEFAULT_DEADLINE_S
+from stm_backends.drivers.checks import require_count, require_known, require_seconds
+from stm_backends.drivers.contract import DEFAULT_DEADLINE_S
+from stm_backends.drivers.urls import from_query, merged
 from stm_backends.errors import ConfigurationError
-from stm_backends.urls import from_query, merged
 
 DEFAULT_TABLE: Final = "stm_backends"
 

@@ -25,7 +25,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from stm_backends.driver import KEEP, KeepType, Key
+from stm_backends.drivers.contract import KEEP, KeepType, Key
 from stm_backends_dynamo.items import (
     LAYOUT,
     Cut,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from stm_backends.driver import KEEP, KeepType, Key, Record, new_version
+from stm_backends.drivers.contract import KEEP, KeepType, Key, Record, new_version
 from stm_backends.errors import Corrupt, StorageError, TooLarge, Unavailable
 from stm_backends_dynamo import statements
 from stm_backends_dynamo.client import Answer, Requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from stm_backends.edge import Edge
+from stm_backends.drivers.edge import Edge
 from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.client import Requests
 from stm_backends_dynamo.errors import INVALID, ClientError, code_of, meaning

@@ -19,8 +19,15 @@ from pymongo.read_concern import ReadConcern
 from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
-from stm_backends.driver import (
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    not_open,
+    require_drop,
+    require_fits,
+    require_limit,
+    require_ttl,
+)
+from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
     KEEP,
@@ -32,9 +39,9 @@ from stm_backends.driver import (
     Record,
     Traits,
 )
-from stm_backends.edge import Edge
+from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
-from stm_backends.layouts import Layout, is_outdated, require_usable
 from stm_backends_mongo import statements
 from stm_backends_mongo.client import make_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning

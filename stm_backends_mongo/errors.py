@@ -18,7 +18,7 @@ from pymongo.errors import (
     WriteConcernError,
 )
 
-from stm_backends.edge import Meaning
+from stm_backends.drivers.edge import Meaning
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 NOT_SET_UP: Final = frozenset({26})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stm_backends.driver import Driver
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.errors import ConfigurationError
-from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends_mongo import statements
 from stm_backends_mongo.settings import MongoSettings
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from stm_backends.layouts import Layout
+from stm_backends.drivers.layouts import Layout
 
 Document: TypeAlias = dict[str, Any]
 

@@ -11,8 +11,15 @@ from typing import Final, Literal, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
-from stm_backends.driver import (
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    not_open,
+    require_drop,
+    require_fits,
+    require_limit,
+    require_ttl,
+)
+from stm_backends.drivers.contract import (
     ANY,
     KEEP,
     AbsentType,
@@ -24,7 +31,7 @@ from stm_backends.driver import (
     Record,
     Traits,
 )
-from stm_backends.edge import Edge
+from stm_backends.drivers.edge import Edge
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, located
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.errors import is_spent, meaning, unsent

@@ -12,7 +12,7 @@ from typing import Final
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.edge import Meaning, with_cause
+from stm_backends.drivers.edge import Meaning, with_cause
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 
 _ALTERED: Final = "the tables of this library were altered by something else"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.errors import ConfigurationError
-from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import setup
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from stm_backends.checks import require_count, require_known, require_seconds
-from stm_backends.driver import DEFAULT_DEADLINE_S
+from stm_backends.drivers.checks import require_count, require_known, require_seconds
+from stm_backends.drivers.contract import DEFAULT_DEADLINE_S
+from stm_backends.drivers.urls import from_query, merged, truth
 from stm_backends.errors import ConfigurationError
-from stm_backends.urls import from_query, merged, truth
 from stm_backends_postgres.statements import RowSecurity
 
 SynchronousCommit: TypeAlias = Literal["off", "local", "remote_write", "on", "remote_apply"]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-from stm_backends.layouts import Layout
+from stm_backends.drivers.layouts import Layout
 
 RowSecurity: TypeAlias = Literal["off", "role", "setting"]
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
+from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Denied, Unavailable
-from stm_backends.layouts import Layout, is_outdated, require_usable
 from stm_backends_postgres.errors import MISSING
 from stm_backends_postgres.pool import Connection, Row
 from stm_backends_postgres.settings import PostgresSettings

@@ -12,7 +12,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from stm_backends.edge import Places
+from stm_backends.drivers.edge import Places
 from stm_backends.errors import ConfigurationError
 from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected

@@ -17,9 +17,16 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from stm_backends.checks import LONGEST_S, not_open, require_drop, require_fits, require_limit, require_ttl
-from stm_backends.driver import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
-from stm_backends.edge import Edge
+from stm_backends.drivers.checks import (
+    LONGEST_S,
+    not_open,
+    require_drop,
+    require_fits,
+    require_limit,
+    require_ttl,
+)
+from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
+from stm_backends.drivers.edge import Edge
 from stm_backends.errors import Corrupt, TooLarge, located
 from stm_backends_redis import statements
 from stm_backends_redis.clients import Client, borrowed, connect

@@ -9,7 +9,7 @@ from typing import Final
 from redis import exceptions as client
 from redis.asyncio import sentinel
 
-from stm_backends.edge import Meaning
+from stm_backends.drivers.edge import Meaning
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 from stm_backends_redis.statements import CORRUPT
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stm_backends.codec import Codec
-from stm_backends.directory import Directory
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.large import LargeEntries
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.protocols import Summarizer
-from stm_backends.state_store import StateStore
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.state_store import StateStore
 from stm_backends.types import MemoryKey
 from stm_backends_redis.plugin import open_driver
 

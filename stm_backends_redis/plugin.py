@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stm_backends.driver import Driver
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.errors import ConfigurationError
-from stm_backends.plugins import BackendPlugin, hookimpl
 from stm_backends_redis.settings import URL_SCHEMES, RedisSettings
 
 SETUP = "Redis needs no setting up: keys come into being when they are written."

@@ -11,7 +11,7 @@ from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.client import NEVER_DECODE
 from redis.exceptions import RedisError, ResponseError
 
-from stm_backends.edge import Places
+from stm_backends.drivers.edge import Places
 from stm_backends_redis.errors import is_read_only
 
 Argument: TypeAlias = bytes | str | int

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, cast, get_args
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from stm_backends.checks import require_count, require_known, require_seconds
-from stm_backends.driver import DEFAULT_DEADLINE_S
+from stm_backends.drivers.checks import require_count, require_known, require_seconds
+from stm_backends.drivers.contract import DEFAULT_DEADLINE_S
+from stm_backends.drivers.urls import from_query, merged, truth
 from stm_backends.errors import ConfigurationError
-from stm_backends.urls import from_query, merged, truth
 
 Mode = Literal["single", "cluster", "sentinel"]
 Address = tuple[str, int]

@@ -16,11 +16,10 @@ from typing import Annotated, Any, Final, Literal, TextIO
 import typer
 
 import stm_backends
-from stm_backends import plugins
+from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import places, readback, render, transfer
+from stm_backends.cli import places, render, transfer
 from stm_backends.cli.conformance import conformance
-from stm_backends.cli.conversations import read_conversations
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, Url, UrlOfName
@@ -34,13 +33,15 @@ from stm_backends.cli.outcome import (
     say_wrong,
     told_as,
 )
-from stm_backends.cli.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.progress import Progress
-from stm_backends.cli.replay import Replay, RunReport
-from stm_backends.cli.report import put_together
+from stm_backends.cli.replay import readback
+from stm_backends.cli.replay.conversations import read_conversations
+from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
+from stm_backends.cli.replay.report import put_together
+from stm_backends.cli.replay.run import Replay, RunReport
+from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError
-from stm_backends.keys import memory_key
-from stm_backends.sessions import OnConflict
+from stm_backends.records.keys import memory_key
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 
 app = typer.Typer(

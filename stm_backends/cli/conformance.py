@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from stm_backends import plugins
 from stm_backends.cli.options import Create, UrlOfName
 from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported
 from stm_backends.cli.render import console, plain
-from stm_backends.driver import Driver
+from stm_backends.drivers import plugins
+from stm_backends.drivers.contract import Driver
 
 if TYPE_CHECKING:
-    from stm_backends.testing.plugin import Reporter
+    from stm_backends.testing.runner.plugin import Reporter
 
 _NEEDED: Final = ("pytest", "hypothesis")
 
@@ -124,7 +124,14 @@ def _run(options: list[str]) -> tuple[Reporter, bool]:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         status = pytest.main(
             [
-                *("-p", "stm_backends.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminal"),
+                *(
+                    "-p",
+                    "stm_backends.testing.runner.plugin",
+                    "-p",
+                    "no:cacheprovider",
+                    "-p",
+                    "no:terminal",
+                ),
                 *("-c", os.devnull, "--rootdir", str(Path.cwd()), "--pyargs", "stm_backends.testing"),
                 *options,
             ],

@@ -13,17 +13,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stm_backends import keys
+from stm_backends.admin.copying import NOBODY, Copy, Fate, Item, Owner, Trouble
 from stm_backends.backend import open_backend
-from stm_backends.checks import require_seconds
 from stm_backends.cli import places, transfer
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import Create
 from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import console, plain
-from stm_backends.copying import NOBODY, Copy, Fate, Item, Owner, Trouble
+from stm_backends.drivers.checks import require_seconds
 from stm_backends.errors import ConfigurationError, StorageError
+from stm_backends.records import keys
 from stm_backends.types import MemoryKey
 
 _NAMED: Final = 20

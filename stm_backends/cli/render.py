@@ -13,18 +13,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from stm_backends import policy
-from stm_backends.cli import ledger
-from stm_backends.cli.report import Report
-from stm_backends.codec import load_body, load_turn
-from stm_backends.plugins import Diagnosis
-from stm_backends.types import (
-    ConversationTurn,
-    MemoryBudget,
-    ShortTermMemoryConfig,
-    StoredTurn,
-)
-from stm_backends.view import render
+from stm_backends.cli.replay import ledger
+from stm_backends.cli.replay.report import Report
+from stm_backends.drivers.plugins import Diagnosis
+from stm_backends.memory import policy
+from stm_backends.memory.view import render
+from stm_backends.records.codec import load_body, load_turn
+from stm_backends.types import ConversationTurn, MemoryBudget, ShortTermMemoryConfig, StoredTurn
 
 console = Console()
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO, cast
 
+from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli.conversations import BadFile
 from stm_backends.cli.outcome import counted
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
+from stm_backends.cli.replay.conversations import BadFile
 from stm_backends.errors import (
     Corrupt,
     InvalidKey,
@@ -22,8 +23,7 @@ from stm_backends.errors import (
     StmError,
     TooLarge,
 )
-from stm_backends.keys import memory_key, parse_composite
-from stm_backends.sessions import OnConflict
+from stm_backends.records.keys import memory_key, parse_composite
 from stm_backends.types import MemoryKey
 
 _ANY = "-"

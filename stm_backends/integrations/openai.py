@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, cast
 
-from stm_backends.checks import require_count, require_seconds
+from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.errors import ConfigurationError
 from stm_backends.extras import missing_extra
 from stm_backends.integrations.summary_prompt import messages_for, summary_in
-from stm_backends.policy import BadSummary
+from stm_backends.memory.policy import BadSummary
 
 try:
     from openai import AsyncOpenAI, BadRequestError, UnprocessableEntityError

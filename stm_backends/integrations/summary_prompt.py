@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
-from stm_backends.integration.prompt import quoted_json
-from stm_backends.policy import BadSummary
-from stm_backends.view import is_blank
+from stm_backends.agents.prompt import quoted_json
+from stm_backends.memory.policy import BadSummary
+from stm_backends.memory.view import is_blank
 
 _SYSTEM: Final = """\
 You keep the memory of a conversation between a user and an assistant. You are given JSON: previous_summary, \

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from stm_backends import backend as asynchronous
-from stm_backends import policy
-from stm_backends.checks import not_open
-from stm_backends.codec import Transform
-from stm_backends.driver import Traits
-from stm_backends.observer import SILENT, Observer
+from stm_backends.drivers.checks import not_open
+from stm_backends.drivers.contract import Traits
+from stm_backends.memory import policy
 from stm_backends.protocols import Summarizer
+from stm_backends.records.codec import Transform
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
 from stm_backends.sync.thread import LoopThread
+from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey, as_config
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.memory.shared.maintenance import Stats
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.types import ConversationTurn, MemoryHealth
-from stm_backends.upkeep import Stats
 
 T = TypeVar("T")
 

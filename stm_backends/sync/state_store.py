@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stm_backends import state_store
+from stm_backends.records import state_store
 from stm_backends.sync.memory import Run
 
 

@@ -17,16 +17,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from stm_backends.testing.bench import Bench, Datastore, FakeClock, HandedIn, open_at
+from stm_backends.testing.workbench.drivers import Bench, Datastore, FakeClock, HandedIn, open_at
 
 if TYPE_CHECKING:
     from stm_backends.testing.driver_contract import DriverContract
-    from stm_backends.testing.memory_bench import Memories
     from stm_backends.testing.memory_contract import MemoryContract
     from stm_backends.testing.pods import memories_on
     from stm_backends.testing.pods_contract import PodsContract
     from stm_backends.testing.store_contract import StoreContract, Stores
     from stm_backends.testing.stores import stores_on
+    from stm_backends.testing.workbench.memories import Memories
 
 __all__ = [
     "Bench",
@@ -46,7 +46,7 @@ __all__ = [
 
 _LATE: Final = {
     "DriverContract": "driver_contract",
-    "Memories": "memory_bench",
+    "Memories": "workbench.memories",
     "MemoryContract": "memory_contract",
     "PodsContract": "pods_contract",
     "StoreContract": "store_contract",
@@ -63,12 +63,12 @@ def __getattr__(name: str) -> Any:
     # So that a failing assertion shows its values, whether or not the plugin is loaded.
     importlib.import_module("pytest").register_assert_rewrite(
         "stm_backends.testing.driver_checks",
-        "stm_backends.testing.expectations",
+        "stm_backends.testing.workbench.expectations",
         "stm_backends.testing.memory_checks",
-        "stm_backends.testing.numbered",
+        "stm_backends.testing.driver_checks.numbered",
         "stm_backends.testing.pods_contract",
-        "stm_backends.testing.processes",
-        "stm_backends.testing.state_machine",
+        "stm_backends.testing.workbench.processes",
+        "stm_backends.testing.driver_checks.state_machine",
         "stm_backends.testing.store_contract",
     )
     return getattr(importlib.import_module(f"stm_backends.testing.{_LATE[name]}"), name)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stm_backends.testing.bench import QUICK_HISTORIES, Bench, Datastore
 from stm_backends.testing.driver_checks.deleting import Deleting
 from stm_backends.testing.driver_checks.expiry import Expiry
 from stm_backends.testing.driver_checks.faults import Faults
+from stm_backends.testing.driver_checks.first_look import look
 from stm_backends.testing.driver_checks.histories import Histories
 from stm_backends.testing.driver_checks.interrupted import Interruptions
 from stm_backends.testing.driver_checks.keys import Keys
@@ -20,7 +20,7 @@ from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
 from stm_backends.testing.driver_checks.snapshots import Snapshots
-from stm_backends.testing.first_look import look
+from stm_backends.testing.workbench.drivers import QUICK_HISTORIES, Bench, Datastore
 
 
 class DriverContract(
@@ -38,7 +38,7 @@ class DriverContract(
     Faults,
     Histories,
 ):
-    """Every clause of the contract of `stm_backends.driver.Driver`, as checks.
+    """Every clause of the contract of `stm_backends.drivers.contract.Driver`, as checks.
 
     A subclass supplies the fixture `datastore`. Checks use fresh keys and remove only their own.
     """

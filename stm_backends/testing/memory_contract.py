@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from stm_backends.testing.memory_bench import Memories, MemoryBench, config, shown, turn, until
 from stm_backends.testing.memory_checks.budgets import Budgets
 from stm_backends.testing.memory_checks.callbacks import Callbacks
 from stm_backends.testing.memory_checks.fidelity import Fidelity
@@ -13,6 +12,7 @@ from stm_backends.testing.memory_checks.health import Health
 from stm_backends.testing.memory_checks.isolation import Isolation
 from stm_backends.testing.memory_checks.strategies import Strategies
 from stm_backends.testing.memory_checks.summarizing import Summarizing
+from stm_backends.testing.workbench.memories import Memories, MemoryBench, config, shown, turn, until
 
 __all__ = ["MemoryContract", "config", "shown", "turn", "until"]
 

@@ -7,11 +7,11 @@ from collections import Counter
 from typing import Any, Final, cast
 
 from stm_backends.backend import Backend
-from stm_backends.driver import KEEP, Driver
+from stm_backends.drivers.contract import KEEP, Driver
 from stm_backends.errors import Unavailable
-from stm_backends.keys import memory_key
-from stm_backends.testing.bench import OPERATIONS, Datastore
-from stm_backends.testing.memory_bench import Memories
+from stm_backends.records.keys import memory_key
+from stm_backends.testing.workbench.drivers import OPERATIONS, Datastore
+from stm_backends.testing.workbench.memories import Memories
 from stm_backends.types import MemoryKey
 
 FUTURE: Final = b'stm/999 body\n{"what": "only a later version of this library knows"}'

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stm_backends.errors import Corrupt, StmError, StorageError
-from stm_backends.testing.contract import check, not_asked
-from stm_backends.testing.expectations import must_be, must_raise
-from stm_backends.testing.memory_bench import Memory, MemoryBench, config, shown, turn, until
 from stm_backends.testing.memory_contract import MemoryContract
 from stm_backends.testing.pods import LONGEST_SUMMARY_S
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.check import check, not_asked
+from stm_backends.testing.workbench.expectations import must_be, must_raise
+from stm_backends.testing.workbench.memories import Memory, MemoryBench, config, shown, turn, until
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth
 
 

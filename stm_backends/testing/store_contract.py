@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import pytest
 
-from stm_backends.driver import MAX_KEY_BYTES
+from stm_backends.drivers.contract import MAX_KEY_BYTES
 from stm_backends.errors import StmError
-from stm_backends.testing.contract import Contract, check, not_asked
-from stm_backends.testing.expectations import must_be, must_raise
-from stm_backends.testing.history import History, Recorded
+from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.expectations import must_be, must_raise
+from stm_backends.testing.workbench.history import History, Recorded
 
 STATES: Final[dict[str, dict[str, Any]]] = {
     "empty": {},

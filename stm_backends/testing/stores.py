@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stm_backends.backend import Backend
-from stm_backends.driver import KEEP
-from stm_backends.keys import blob_key
-from stm_backends.testing.bench import Datastore
+from stm_backends.drivers.contract import KEEP
+from stm_backends.records.keys import blob_key
 from stm_backends.testing.pods import FUTURE
 from stm_backends.testing.store_contract import Stores
+from stm_backends.testing.workbench.drivers import Datastore
 
 
 def stores_on(datastore: Datastore) -> Stores:

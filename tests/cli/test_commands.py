@@ -25,8 +25,8 @@ from stm_backends import (
 )
 from stm_backends.cli import main, places
 from stm_backends.cli.app import app
-from stm_backends.driver import Key
-from stm_backends.keys import memory_key
+from stm_backends.drivers.contract import Key
+from stm_backends.records.keys import memory_key
 
 TRIP = MemoryKey("acme", "u1", "trip")
 MADE = (TRIP, MemoryKey("acme", "u1", "a:b"), MemoryKey("acme", "u2", "other"))

@@ -25,11 +25,10 @@ from stm_backends import (
     MemoryBudget,
     MemoryKey,
     ShortTermMemoryConfig,
-    keys,
-    records,
 )
 from stm_backends.cli.app import app
-from stm_backends.driver import Key, Record
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.records import keys, operations
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +96,7 @@ async def _held(url: str) -> dict[Key, Record]:
         async for user in backend.sessions.users("acme"):
             for kind in keys.KINDS:
                 scope = keys.scope("acme", user, kind)
-                async for name in records.names(backend.driver, scope):
+                async for name in operations.names(backend.driver, scope):
                     record = await backend.driver.load(Key(scope, name))
                     assert record is not None
                     found[Key(scope, name)] = record

@@ -14,9 +14,9 @@ SLOW_CHECKS = 16
 STORE_CHECKS = 30
 
 BROKEN = """
-from stm_backends.plugins import BackendPlugin, hookimpl
-from stm_backends.sqlite.driver import SqliteDriver
-from stm_backends.sqlite.settings import SqliteSettings
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
 
 class Broken(SqliteDriver):
     async def append(self, key, entry, *, birth, ttl):
@@ -35,10 +35,10 @@ def stm_backend():
 
 TORN = """
 import asyncio
-from stm_backends.driver import Record
-from stm_backends.plugins import BackendPlugin, hookimpl
-from stm_backends.sqlite.driver import SqliteDriver
-from stm_backends.sqlite.settings import SqliteSettings
+from stm_backends.drivers.contract import Record
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
 
 class Torn(SqliteDriver):
     busy = False

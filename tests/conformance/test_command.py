@@ -48,7 +48,10 @@ def test_a_backend_that_breaks_a_clause_is_told_which_and_how(tmp_path: Path) ->
     assert status == 1
     assert "x driver.fold" in printed
     assert "broken: A fold removes exactly the oldest entries." in printed
-    name = "stm_backends.testing.test_installed::TestDriver::test_a_fold_removes_exactly_the_oldest_entries"
+    name = (
+        "stm_backends.testing.runner.test_installed::TestDriver"
+        "::test_a_fold_removes_exactly_the_oldest_entries"
+    )
     assert name in printed.split()
     assert "driver1.append(" in printed
     assert "broken does not keep the contract" in printed

@@ -30,7 +30,7 @@ LONGEST_DRIVER = 150
 STORING = """
 import asyncio, sys, time
 from stm_backends import Corrupt, Key
-from stm_backends.plugins import open_driver
+from stm_backends.drivers.plugins import open_driver
 from stm_backends_lmdb.driver import END, Environment, place
 
 async def main(url):
@@ -200,7 +200,7 @@ def test_a_url_of_which_a_part_would_be_ignored_is_refused(installed: Path, tmp_
     program = """
 import sys
 from stm_backends import ConfigurationError
-from stm_backends.plugins import open_driver
+from stm_backends.drivers.plugins import open_driver
 try:
     open_driver(sys.argv[1])
 except ConfigurationError as error:
@@ -212,7 +212,9 @@ except ConfigurationError as error:
 
 
 def test_it_is_installed_as_a_backend_that_is_ready(installed: Path, tmp_path: Path) -> None:
-    program = "from stm_backends.plugins import diagnose; print([(d.name, d.state) for d in diagnose()])"
+    program = (
+        "from stm_backends.drivers.plugins import diagnose; print([(d.name, d.state) for d in diagnose()])"
+    )
     status, printed = run("-c", program, cwd=tmp_path, path=installed)
     assert status == 0
     assert "('lmdb', 'ready')" in printed

@@ -11,7 +11,7 @@ from tests.conformance.running import pytest_in
 MINE = """
 import pytest
 from stm_backends.testing import Datastore, DriverContract, open_at
-from stm_backends.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.driver import SqliteDriver
 
 def without(name):
     class Lacking(SqliteDriver):
@@ -36,7 +36,7 @@ async def private():
     return await open_at("memory://")
 
 async def make(path, kind):
-    from stm_backends.sqlite.settings import SqliteSettings
+    from stm_backends.drivers.sqlite.settings import SqliteSettings
     driver = kind(SqliteSettings.from_url(f"sqlite:///{{path}}"))
     await driver.open()
     return driver
@@ -54,16 +54,19 @@ class TestMine(DriverContract):
     [
         (
             "lambda: make(path, without('scan'))",
-            "the driver Lacking lacks scan; see `stm_backends.driver.Driver`",
+            "the driver Lacking lacks scan; see `stm_backends.drivers.contract.Driver`",
         ),
         ("lambda: make(path, without('traits'))", "the driver Lacking lacks traits"),
         ("lambda: make(path, without('close'))", "the driver Lacking lacks close"),
         ("lambda: make(path, without('open'))", "`Datastore.open` failed: AttributeError: open"),
         (
             "lambda: make(path, Misnamed)",
-            "Misnamed.append cannot be called as `stm_backends.driver.Driver` says",
+            "Misnamed.append cannot be called as `stm_backends.drivers.contract.Driver` says",
         ),
-        ("lambda: make(path, Vague)", "the traits of the driver Vague are no `stm_backends.driver.Traits`"),
+        (
+            "lambda: make(path, Vague)",
+            "the traits of the driver Vague are no `stm_backends.drivers.contract.Traits`",
+        ),
         ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: nobody answers"),
         ("private", "two instances do not see each other's records: each has a store of its own."),
         (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stm_backends.driver import ANY, Key
+from stm_backends.drivers.contract import ANY, Key
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Unavailable
-from stm_backends.reference import MemoryDriver
 from stm_backends.testing import Bench, Datastore
-from stm_backends.testing.history import SHOWN
+from stm_backends.testing.workbench.history import SHOWN
 
 
 async def open_one() -> MemoryDriver:

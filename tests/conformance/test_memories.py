@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing import Memories, MemoryContract
-from stm_backends.testing.memory_bench import BEYOND_THE_PROTOCOL, MemoryBench
+from stm_backends.testing.workbench.memories import BEYOND_THE_PROTOCOL, MemoryBench
 
 
 class Bare:

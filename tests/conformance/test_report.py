@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stm_backends.testing.page import page
-from stm_backends.testing.results import Outcome, Result, Run, standing
-from stm_backends.testing.selection import SLOW, UNREACHED, UNSELECTED
-from stm_backends.testing.terminal import lines, summary
+from stm_backends.testing.runner.page import page
+from stm_backends.testing.runner.results import Outcome, Result, Run, standing
+from stm_backends.testing.runner.selection import SLOW, UNREACHED, UNSELECTED
+from stm_backends.testing.runner.terminal import lines, summary
 
 
 def result(outcome: Outcome, clause: str = "driver.fold", **fields: str) -> Result:

@@ -14,7 +14,7 @@ from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, inst
 MINE = """
 import pytest
 from stm_backends.testing import DriverContract, FakeClock
-from stm_backends.testing.faulty import SMALL, faulty_datastore
+from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
 
 class TestMine(DriverContract):
     @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 import stm_backends.testing
 from stm_backends.errors import Corrupt, Unavailable
-from stm_backends.testing.expectations import must_be, must_end, must_raise
-from stm_backends.testing.memory_bench import until
+from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.memories import until
 
 SUITE = Path(stm_backends.testing.__file__).parent
 CHECKING = sorted(

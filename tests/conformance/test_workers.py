@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stm_backends.driver import Driver, Key
+from stm_backends.drivers.contract import Driver, Key
 from stm_backends.testing import open_at
-from stm_backends.testing.processes import Task, Worker
+from stm_backends.testing.workbench.processes import Task, Worker
 
 
 async def dies(words: str) -> Driver:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stm_backends.default import DefaultShortTermMemory
-from stm_backends.distributed import DistributedShortTermMemory
+from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import InvalidState
-from stm_backends.plugins import open_driver
+from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig, TrajectoryDigest
 
 KINDS = ["in one process", "on memory", "on sqlite"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing import Memories, MemoryContract
 
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from stm_backends.testing import Datastore, PodsContract, memories_on, open_at
-from stm_backends.testing.faulty import faulty_datastore
+from stm_backends.testing.workbench.faulty import faulty_datastore
 
 QUICK_S = 0.5
 """A short deadline, so that the lease of a killed pod does not stand long."""

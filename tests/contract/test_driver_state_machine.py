@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock, open_at
-from stm_backends.testing.faulty import faulty_datastore
-from stm_backends.testing.mutants.lives import ExpiredComesBack
-from stm_backends.testing.mutants.replaces import DropIsClamped, ReplaceForgetsItsToken
-from stm_backends.testing.state_machine import driver_machine
+from stm_backends.testing.driver_checks.state_machine import driver_machine
+from stm_backends.testing.workbench.faulty import faulty_datastore
+from tests.mutants.lives import ExpiredComesBack
+from tests.mutants.replaces import DropIsClamped, ReplaceForgetsItsToken
 
 FEW = settings(
     report_multiple_bugs=False,

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from stm_backends.driver import Driver
-from stm_backends.large import LargeEntries
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.records.large.driver import LargeEntries
 from stm_backends.testing import Datastore, DriverContract, FakeClock
-from stm_backends.testing.bench import HandedIn
-from stm_backends.testing.faulty import SMALL, faulty_datastore
+from stm_backends.testing.workbench.drivers import HandedIn
+from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
 
 
 class TestLargeEntries(DriverContract):

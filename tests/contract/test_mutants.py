@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stm_backends.default import DefaultShortTermMemory
 from stm_backends.errors import StmError
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing import (
     Bench,
     DriverContract,
@@ -19,12 +19,12 @@ from stm_backends.testing import (
     Stores,
     memories_on,
 )
-from stm_backends.testing.faulty import SMALL, FaultyDriver, faulty_datastore
-from stm_backends.testing.memory_bench import MemoryBench
-from stm_backends.testing.mutants import DRIVERS, MEMORIES, PODS, STORES
-from stm_backends.testing.mutants.pods import pods_of
-from stm_backends.testing.mutants.stores import JsonStore, Shelf
 from stm_backends.testing.store_contract import StoreBench
+from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
+from stm_backends.testing.workbench.memories import MemoryBench
+from tests.mutants import DRIVERS, MEMORIES, PODS, STORES
+from tests.mutants.pods import pods_of
+from tests.mutants.stores import JsonStore, Shelf
 
 DEADLINE_S = 0.1
 """Short, so that the lease of a killed pod does not stand long."""

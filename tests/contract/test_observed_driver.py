@@ -11,7 +11,7 @@ from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
 
 pytest.importorskip("opentelemetry")
 
-from stm_backends.telemetry import Telemetry
+from stm_backends.telemetry.opentelemetry import Telemetry
 
 
 class TestObservedDriver(DriverContract):

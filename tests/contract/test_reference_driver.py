@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from stm_backends.driver import ABSENT, ANY, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, Key, Record
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore, open_driver
 from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
-from stm_backends.reference import MemoryDriver, MemoryStore, open_driver
 from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stm_backends.driver import ABSENT, KEEP, Key, Record
+from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record
 from tests.contract.test_sqlite_faults import KEY, opened, other_connection
 
 HOUR = 3600.0

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from stm_backends.driver import Record
+from stm_backends.drivers.contract import Record
 from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}

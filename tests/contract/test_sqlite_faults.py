@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from stm_backends.driver import ANY, DEFAULT_DEADLINE_S, Key, Record
+from stm_backends.drivers.contract import ANY, DEFAULT_DEADLINE_S, Key, Record
+from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, purging
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StmError, Unavailable
-from stm_backends.sqlite import SqliteDriver, SqliteSettings, purging
 
 KEY = Key("acme:u1:memory", "chat")
 
@@ -155,7 +155,7 @@ async def test_a_read_only_file_is_denied_and_left_as_it_is(public_path):
         """
         import os
         from stm_backends.errors import StorageError
-        from stm_backends.sqlite import open_driver
+        from stm_backends.drivers.sqlite import open_driver
         async def main():
             driver = open_driver(None, path=sys.argv[2])
             if os.getuid() == 0:
@@ -225,9 +225,9 @@ async def test_a_disk_that_takes_no_more_harms_nothing_that_was_acknowledged(pat
     printed = await run_script(
         """
         import resource
-        from stm_backends.driver import Key
+        from stm_backends.drivers.contract import Key
         from stm_backends.errors import OutcomeUnknown, Unavailable
-        from stm_backends.sqlite import open_driver
+        from stm_backends.drivers.sqlite import open_driver
         async def main():
             driver = open_driver(None, path=sys.argv[2])
             await driver.open()
@@ -295,8 +295,8 @@ async def test_a_lock_that_is_held_past_the_deadline_is_unavailable(path):
 
 async def test_ten_processes_that_create_the_file_at_once_all_succeed(path):
     script = """
-        from stm_backends.driver import Key
-        from stm_backends.sqlite import open_driver
+        from stm_backends.drivers.contract import Key
+        from stm_backends.drivers.sqlite import open_driver
         async def main():
             driver = open_driver(None, path=sys.argv[2])
             print("ready", flush=True)
@@ -529,8 +529,8 @@ async def test_another_process_that_closes_the_file_last_but_one_takes_nothing_a
         for _ in range(3):
             await run_script(
                 """
-                from stm_backends.driver import Key
-                from stm_backends.sqlite import open_driver
+                from stm_backends.drivers.contract import Key
+                from stm_backends.drivers.sqlite import open_driver
                 async def main():
                     driver = open_driver(None, path=sys.argv[2])
                     await driver.open()

@@ -9,10 +9,10 @@ from asyncio import subprocess
 
 import pytest
 
-from stm_backends import plugins
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.drivers import plugins
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.drivers.sqlite import statements
 from stm_backends.errors import ConfigurationError, Corrupt
-from stm_backends.sqlite import statements
 from tests.contract.test_sqlite_faults import KEY, opened, other_connection
 from tests.support import sqlite_layout_1
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from stm_backends.driver import ABSENT, Key, Record
+from stm_backends.drivers.contract import ABSENT, Key, Record
+from stm_backends.drivers.sqlite import purging
 from stm_backends.errors import StorageError
-from stm_backends.sqlite import purging
 from stm_backends.testing import FakeClock
 from tests.contract.test_sqlite_faults import KEY, opened, other_connection
 

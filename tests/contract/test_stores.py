@@ -6,8 +6,8 @@ from typing import ClassVar
 import pytest
 
 from stm_backends.testing import Datastore, StoreContract, Stores, open_at
-from stm_backends.testing.faulty import faulty_datastore
 from stm_backends.testing.stores import stores_on
+from stm_backends.testing.workbench.faulty import faulty_datastore
 from tests.support.stores import ConditionalStore, PlainStore
 
 

@@ -22,7 +22,7 @@ from stm_backends import (
     open_backend,
 )
 from stm_backends.integrations.openai import OpenAISummarizer
-from stm_backends.policy import BadSummary
+from stm_backends.memory.policy import BadSummary
 from tests.integrations.endpoint import Endpoint, Reply, completion, refusal
 
 KEY = MemoryKey("acme", "u1", "chat")

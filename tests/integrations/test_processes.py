@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stm_backends import MemoryKey, Record, keys, open_backend
+from stm_backends import MemoryKey, Record, open_backend
+from stm_backends.records import keys
 from tests.support.places import EACH, Place
 
 PODS, ITEMS = 4, 60

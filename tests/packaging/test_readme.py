@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stm_backends import MemoryBudget, MemoryIsolation, ShortTermMemoryConfig
-from stm_backends.cli.conversations import read_conversations
-from stm_backends.sqlite.settings import SqliteSettings
+from stm_backends.cli.replay.conversations import read_conversations
+from stm_backends.drivers.sqlite.settings import SqliteSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -128,10 +128,10 @@ def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents:
     parsed.read_string(contents[name].decode())
     assert {section: dict(parsed[section]) for section in parsed.sections()} == {
         "console_scripts": {"stm-backends": "stm_backends.cli:main"},
-        "pytest11": {"stm_backends": "stm_backends.testing.plugin"},
+        "pytest11": {"stm_backends": "stm_backends.testing.runner.plugin"},
         "stm_backends": {
-            "memory": "stm_backends.reference",
-            "sqlite": "stm_backends.sqlite.plugin",
+            "memory": "stm_backends.drivers.in_memory",
+            "sqlite": "stm_backends.drivers.sqlite.plugin",
             **{driver: f"stm_backends_{driver}.plugin" for driver in DRIVERS},
         },
     }
@@ -169,7 +169,7 @@ def test_installed_alone_a_driver_can_be_asked_about_and_says_what_it_lacks(
     """Its package, its settings and what it would set up need no client library; opening it does."""
     program = f"""
 import stm_backends, stm_backends_{driver}.settings, stm_backends_{driver}.statements
-from stm_backends.plugins import schema
+from stm_backends.drivers.plugins import schema
 assert schema({driver!r})
 stm_backends.open_backend({driver!r})
 """

@@ -10,7 +10,12 @@ import pytest
 from penguiflow.planner import PlannerFinish
 from penguiflow.state.protocol import SupportsMemoryState, SupportsPlannerState
 
-from stm_backends import DefaultShortTermMemory, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends import (
+    DefaultShortTermMemory,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    open_backend,
+)
 from tests.penguiflow.planning import KEY, OTHER, Pod, pod, tool_context
 from tests.support.places import on_each_datastore
 
@@ -70,7 +75,7 @@ async def test_of_pods_that_resume_a_run_at_once_one_does(datastore: str) -> Non
 async def test_a_run_that_nobody_resumed_within_its_time_is_gone(
     datastore: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stm_backends.state_store.PLANNER_STATE_TTL_S", 0.05)
+    monkeypatch.setattr("stm_backends.records.state_store.PLANNER_STATE_TTL_S", 0.05)
     async with pod(datastore) as one, pod(datastore) as two:
         token = await one.pause("ask: may I?")
         await asyncio.sleep(0.1)

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import stm_backends.types as ours
-from stm_backends.codec import TURN_FIELDS
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.records.codec import TURN_FIELDS
 from stm_backends.testing.memory_contract import until
 from tests.support import clock
 from tests.support.stores import PlainStore

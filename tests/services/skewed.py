@@ -25,7 +25,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
     open_backend,
 )
-from stm_backends.driver import Key, new_version
+from stm_backends.drivers.contract import Key, new_version
 
 KEY = MemoryKey("acme", "u1", "chat")
 CONFIG = ShortTermMemoryConfig(

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from stm_backends.driver import DEFAULT_DEADLINE_S
-from stm_backends.plugins import open_driver
+from stm_backends.drivers.contract import DEFAULT_DEADLINE_S
+from stm_backends.drivers.plugins import open_driver
 from tests.support.places import EACH
 
 NAMES = {"redis": "Redis", "postgres": "Postgres", "mongo": "Mongo", "dynamo": "Dynamo"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.driver import ANY, KEEP, Driver, Key, Record, new_version
+from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from tests.support.places import EACH, Place

@@ -16,7 +16,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
     open_backend,
 )
-from stm_backends.item_log import TOLERATED_WASTE
+from stm_backends.history.log import TOLERATED_WASTE
 from tests.support.places import EACH, Place
 
 PlaceOn = Callable[[str], Place]

@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from stm_backends import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig, keys, open_backend
+from stm_backends import (
+    ConversationTurn,
+    MemoryBudget,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    open_backend,
+)
+from stm_backends.admin.copying import Copy, Owner
 from stm_backends.backend import Backend
-from stm_backends.copying import Copy, Owner
-from stm_backends.driver import Key
-from stm_backends.testing.bench import names_in
+from stm_backends.drivers.contract import Key
+from stm_backends.records import keys
+from stm_backends.testing.workbench.drivers import names_in
 from tests.support.places import EACH, Place
 
 KEY = MemoryKey("acme", "u1", "chat")

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stm_backends import copying, keys, open_backend, records
-from stm_backends.driver import Key, Record
+from stm_backends import open_backend
+from stm_backends.admin import copying
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.records import keys, operations
 from tests.support.command_line import cli
 from tests.support.places import Place
 from tests.support.servers import Proxy
@@ -24,7 +26,7 @@ async def _held(url: str) -> dict[Key, Record]:
     async with open_backend(url) as backend:
         for kind in copying.KINDS:
             scope = keys.scope("demo", "replay", kind)
-            async for name in records.names(backend.driver, scope):
+            async for name in operations.names(backend.driver, scope):
                 record = await backend.driver.load(Key(scope, name))
                 assert record is not None
                 found[Key(scope, name)] = record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stm_backends.testing import DriverContract
-from stm_backends.testing.contract import check_of
+from stm_backends.testing.workbench.check import check_of
 
 
 def slow_checks(reason: str, *, kept: Sequence[str] = ()) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, turn
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 
 KEY, OTHER = "acme:u1:chat", "acme:u2:chat"
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import settings
 
-from stm_backends.driver import Driver
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import OutcomeUnknown
-from stm_backends.plugins import open_driver
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("unit", deadline=None)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import stm_backends
-from stm_backends import keys
 from stm_backends.backend import NOWHERE, Backend, open_backend
-from stm_backends.driver import Driver, Key
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavailable, UnknownBackend
+from stm_backends.memory.shared.maintenance import Upkeep
 from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
-from stm_backends.upkeep import Upkeep
 
 KEY = MemoryKey("acme", "u", "s")
 ROLLING = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=1))

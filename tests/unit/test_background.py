@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from stm_backends import keys
 from stm_backends.backend import Backend
-from stm_backends.backgrounds import Backgrounds
-from stm_backends.codec import Codec
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import ABSENT, KEEP, Key, Record, new_version
+from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
-from stm_backends.policy import Body
-from stm_backends.reference import MemoryDriver, MemoryStore
-from stm_backends.schedule import WAITING_KEPT, Waiting
-from stm_backends.slots import Slots
+from stm_backends.memory.policy import Body
+from stm_backends.memory.shared.backgrounds import Backgrounds
+from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.schedule import WAITING_KEPT, Waiting
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
-from stm_backends.testing.spy import SpyDriver
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.spy import SpyDriver
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
 from tests.support import clock
 

@@ -13,10 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stm_backends.codec import Codec, Transform, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
-from stm_backends.policy import Body, Forgotten
-from stm_backends.steps import STEP, at_once
+from stm_backends.memory.policy import Body, Forgotten
+from stm_backends.records.codec import (
+    Codec,
+    Transform,
+    dump_body,
+    dump_turn,
+    load_body,
+    load_turn,
+    require_json,
+)
+from stm_backends.records.steps import STEP, at_once
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 CODEC = Codec()

@@ -17,13 +17,12 @@ from stm_backends import (
     MemoryBudget,
     MemoryKey,
     ShortTermMemoryConfig,
-    keys,
     open_backend,
-    records,
 )
+from stm_backends.admin.copying import AT_ONCE, NOBODY, Copy, Item, Owner, Standing, Trouble, standing
 from stm_backends.backend import Backend
-from stm_backends.copying import AT_ONCE, NOBODY, Copy, Item, Owner, Standing, Trouble, standing
-from stm_backends.driver import ABSENT, ANY, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
+from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -32,7 +31,7 @@ from stm_backends.errors import (
     TooLarge,
     Unavailable,
 )
-from stm_backends.plugins import open_driver
+from stm_backends.records import keys, operations
 
 ACME = Owner("acme")
 TRIP = MemoryKey("acme", "u1", "trip")
@@ -71,7 +70,7 @@ async def held(driver: Driver, *scopes: str) -> dict[Key, Record]:
     """Return every record of some scopes, as it is stored."""
     found: dict[Key, Record] = {}
     for scope in scopes:
-        async for name in records.names(driver, scope):
+        async for name in operations.names(driver, scope):
             record = await driver.load(Key(scope, name))
             assert record is not None
             found[Key(scope, name)] = record

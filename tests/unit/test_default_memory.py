@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stm_backends import policy, protocols
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends import protocols
 from stm_backends.errors import ConfigurationError, InvalidState, MemoryBudgetExceeded
+from stm_backends.memory import policy
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn, until
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import (
     ConversationTurn,
     MemoryBudget,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stm_backends import steps
 from stm_backends.errors import InvalidKey, InvalidState, Unavailable
+from stm_backends.records import steps
 from stm_backends.testing.memory_contract import config, shown, turn, until
-from stm_backends.testing.summarizers import LedgerSummarizer, covered
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import MemoryHealth, MemoryKey
 from tests.support.default_memory import KEY, OTHER, added, memory, never, penguiflow_state, users
 from tests.support.stores import ConditionalStore, Gate, PlainStore

@@ -12,7 +12,7 @@ import pytest
 
 from stm_backends.errors import InvalidState
 from stm_backends.testing.memory_contract import config, shown, turn, until
-from stm_backends.testing.summarizers import LedgerSummarizer, summary_of
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer, summary_of
 from stm_backends.types import ConversationTurn, MemoryHealth, TrajectoryDigest
 from tests.support.default_memory import KEY, added, memory, never, penguiflow_state, users
 from tests.support.stores import ConditionalStore

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn
-from stm_backends.testing.summarizers import covered, summary_of
+from stm_backends.testing.workbench.summarizers import covered, summary_of
 from stm_backends.types import MemoryHealth
 from tests.support import clock
 from tests.support.stores import ConditionalStore

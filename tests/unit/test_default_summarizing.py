@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn
-from stm_backends.testing.summarizers import LedgerSummarizer, covered, summary_of
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered, summary_of
 from stm_backends.types import MemoryHealth
 from tests.support import clock
 from tests.support.default_memory import KEY, OTHER

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stm_backends.default import DefaultShortTermMemory
-from stm_backends.observer import Observer, TurnEvent
+from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.telemetry.observer import Observer, TurnEvent
 from stm_backends.testing.memory_contract import config, shown, until
-from stm_backends.testing.summarizers import LedgerSummarizer, covered
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from tests.support.default_memory import KEY, OTHER, added, memory, users
 from tests.support.stores import ConditionalStore, Gate, PlainStore
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stm_backends import keys
-from stm_backends.codec import Codec
-from stm_backends.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
-from stm_backends.driver import Driver
+from stm_backends.drivers.contract import Driver
 from stm_backends.errors import InvalidKey, OutcomeUnknown
-from stm_backends.records import SENDS
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
+from stm_backends.records.operations import SENDS
 
 
 class Clock:
@@ -99,7 +99,7 @@ async def test_a_forgotten_user_is_noted_anew(directory: Directory) -> None:
 async def test_a_process_remembers_a_bounded_number_of_users(
     directory: Directory, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stm_backends.directory.REMEMBERED_USERS", 3)
+    monkeypatch.setattr("stm_backends.records.directory.REMEMBERED_USERS", 3)
     for user in ("u1", "u2", "u3", "u4"):
         await directory.note("acme", user)
     calls.clear()

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from stm_backends import keys
-from stm_backends.backgrounds import Backgrounds
-from stm_backends.codec import Codec
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import ABSENT, ANY, Key
+from stm_backends.drivers.contract import ABSENT, ANY, Key
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -23,11 +20,14 @@ from stm_backends.errors import (
     TooLarge,
     Unavailable,
 )
-from stm_backends.lease import Lease
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.memory.shared.backgrounds import Backgrounds
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
+from stm_backends.records.lease import Lease
 from stm_backends.testing.memory_contract import config, shown, turn, until
-from stm_backends.testing.spy import SpyDriver
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.spy import SpyDriver
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
 
 KEY = MemoryKey("acme", "u1", "chat")

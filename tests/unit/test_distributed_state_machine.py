@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, Unavailable
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn
-from stm_backends.testing.spy import SpyDriver
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.spy import SpyDriver
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
 from tests.support.clock import VirtualLoop
 

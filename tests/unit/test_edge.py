@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from stm_backends.edge import Edge, Meaning, Places
+from stm_backends.drivers.edge import Edge, Meaning, Places
 from stm_backends.errors import Denied, OutcomeUnknown, StorageError, TooLarge, Unavailable
 
 

@@ -91,16 +91,16 @@ CORE = sorted(name for name in MODULES if is_within(name, "stm_backends"))
 
 def test_the_source_was_found() -> None:
     assert {
-        "stm_backends.driver",
-        "stm_backends.sqlite",
+        "stm_backends.drivers.contract",
+        "stm_backends.drivers.sqlite",
         "stm_backends.backend",
         *DRIVER_PACKAGES,
     } <= MODULES.keys()
-    assert "asyncio" in IMPORTS["stm_backends.tasks"]
+    assert "asyncio" in IMPORTS["stm_backends.memory.tasks"]
     assert "stm_backends.errors" in IMPORTS["stm_backends.types"]
     # Within a function, and behind a name that is a module.
-    assert "importlib.metadata" in IMPORTS["stm_backends.plugins"]
-    assert "stm_backends.keys" in IMPORTS["stm_backends.directory"]
+    assert "importlib.metadata" in IMPORTS["stm_backends.drivers.plugins"]
+    assert "stm_backends.records.keys" in IMPORTS["stm_backends.records.directory"]
 
 
 def breaches(names: Iterable[str], is_forbidden: Callable[[str], bool]) -> list[str]:
@@ -137,14 +137,14 @@ def test_nothing_else_imports_what_only_programs_use(part: str) -> None:
 
 
 def test_nothing_else_imports_what_joins_memories_to_agents() -> None:
-    joints = {"stm_backends.integration", "stm_backends.integrations"}
+    joints = {"stm_backends.agents", "stm_backends.integrations"}
 
     def is_joint(name: str) -> bool:
         return any(is_within(name, joint) for joint in joints)
 
     assert not breaches([name for name in MODULES if not is_joint(name)], is_joint)
     # What fits any agent knows of none.
-    own = [name for name in MODULES if is_within(name, "stm_backends.integration")]
+    own = [name for name in MODULES if is_within(name, "stm_backends.agents")]
     assert not breaches(own, lambda one: is_within(one, "stm_backends.integrations"))
 
 
@@ -200,7 +200,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         # The command `conformance` runs the suite by pytest, once it has seen that it is there.
         "stm_backends.cli": {"typer", "rich", "click", "pytest"},
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
-        "stm_backends.telemetry": {"opentelemetry"},
+        "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
         "stm_backends.integrations": {"openai", "agents", "langchain_core"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
@@ -250,12 +250,14 @@ def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: se
 
 def test_the_policy_and_the_view_know_no_clock_no_loop_and_no_io() -> None:
     forbidden = {"asyncio", "time", "datetime", "random", "logging", "os", "pathlib", "socket", "sqlite3"}
-    assert not breaches(["stm_backends.policy", "stm_backends.view"], lambda one: top(one) in forbidden)
+    assert not breaches(
+        ["stm_backends.memory.policy", "stm_backends.memory.view"], lambda one: top(one) in forbidden
+    )
 
 
 def test_the_memory_in_process_knows_no_driver() -> None:
-    known = reach("stm_backends.default")
-    assert "stm_backends.policy" in known
+    known = reach("stm_backends.memory.local.memory")
+    assert "stm_backends.memory.policy" in known
     assert not known & {
         f"stm_backends.{name}" for name in ("driver", "distributed", "backend", "plugins", "state_store")
     }
@@ -263,16 +265,18 @@ def test_the_memory_in_process_knows_no_driver() -> None:
 
 def test_the_policy_does_not_know_the_memories() -> None:
     for name in CORE:
-        if is_within(name, "stm_backends.default") or is_within(name, "stm_backends.distributed"):
-            assert name not in reach("stm_backends.policy")
+        if is_within(name, "stm_backends.memory.local.memory") or is_within(
+            name, "stm_backends.memory.shared.memory"
+        ):
+            assert name not in reach("stm_backends.memory.policy")
 
 
 DRIVER_MODULES = sorted(
     name
     for name in MODULES
     if name.partition(".")[0] in DRIVER_PACKAGES
-    or name == "stm_backends.reference"
-    or name.startswith("stm_backends.sqlite")
+    or name == "stm_backends.drivers.in_memory"
+    or name.startswith("stm_backends.drivers.sqlite")
 )
 
 
@@ -283,7 +287,7 @@ def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
     # `memory.py` joins a driver to the core, for those who wire things by hand: it is no part of the driver.
     by_hand = {f"{package}.memory" for package in DRIVER_PACKAGES}
     for name in (one for one in DRIVER_MODULES if one not in by_hand):
-        own = "stm_backends.sqlite" if name.startswith("stm_backends.sqlite") else name
+        own = "stm_backends.drivers.sqlite" if name.startswith("stm_backends.drivers.sqlite") else name
         own = top(name) if top(name) in DRIVER_PACKAGES else own
         assert not breaches(
             [name],
@@ -319,8 +323,8 @@ def test_importing_the_library_brings_no_driver_no_client_and_no_command_line() 
     loaded = set(json.loads(ran.stdout))
     assert "stm_backends.backend" in loaded
     unwanted = {*DRIVER_MODULES, "sqlite3", "typer", "rich", "pytest", "hypothesis", "importlib.metadata"}
-    unwanted |= {"opentelemetry", "stm_backends.telemetry", "stm_backends.sync"}
-    unwanted |= {"stm_backends.cli", "stm_backends.testing", "stm_backends.integration"}
+    unwanted |= {"opentelemetry", "stm_backends.telemetry.opentelemetry", "stm_backends.sync"}
+    unwanted |= {"stm_backends.cli", "stm_backends.testing", "stm_backends.agents"}
     unwanted |= (
         {"stm_backends.integrations", "openai", "agents", "langchain_core"} | DRIVER_PACKAGES | CLIENTS
     )

@@ -16,10 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stm_backends.backend import Backend, open_backend
-from stm_backends.driver import Driver
-from stm_backends.errors import ConfigurationError, InvalidKey, InvalidState, OutcomeUnknown
-from stm_backends.integration import (
+from stm_backends.agents import (
     KeyResolver,
     ToolStep,
     apply_memory,
@@ -28,7 +25,10 @@ from stm_backends.integration import (
     render_memory_message,
     resolve_memory_key,
 )
-from stm_backends.integration.turns import OBSERVED_CHARACTERS
+from stm_backends.agents.turns import OBSERVED_CHARACTERS
+from stm_backends.backend import Backend, open_backend
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import ConfigurationError, InvalidKey, InvalidState, OutcomeUnknown
 from stm_backends.types import (
     ConversationTurn,
     MemoryBudget,

@@ -14,11 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stm_backends import item_log, items, keys
 from stm_backends.backend import Backend
-from stm_backends.codec import Codec
-from stm_backends.directory import Directory
-from stm_backends.driver import ABSENT, KEEP, Driver, Key, Record, new_version
+from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, Record, new_version
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -27,11 +25,15 @@ from stm_backends.errors import (
     TooLarge,
     Unavailable,
 )
-from stm_backends.item_log import ItemLog
-from stm_backends.items import Add, Pop
-from stm_backends.policy import REMEMBERED_IDS
-from stm_backends.reference import MemoryDriver, MemoryStore
-from stm_backends.testing.spy import SpyDriver
+from stm_backends.history import items
+from stm_backends.history import log as item_log
+from stm_backends.history.items import Add, Pop
+from stm_backends.history.log import ItemLog
+from stm_backends.memory.policy import REMEMBERED_IDS
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
 from tests.unit.conftest import Lose
 

@@ -12,9 +12,9 @@ from stm_backends import (
     DefaultShortTermMemory,
     MemoryKey,
     ShortTermMemoryConfig,
-    log,
     open_backend,
 )
+from stm_backends.memory import log
 
 TURN = ConversationTurn("A table for two", "Done.")
 KEY = MemoryKey("acme", "u1", "chat")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from stm_backends import keys
-from stm_backends.driver import MAX_KEY_BYTES
+from stm_backends.drivers.contract import MAX_KEY_BYTES
 from stm_backends.errors import InvalidKey
-from stm_backends.keys import OTHER_BLOBS, blob_key, blob_owner, parse_composite
+from stm_backends.records import keys
+from stm_backends.records.keys import OTHER_BLOBS, blob_key, blob_owner, parse_composite
 from stm_backends.types import MemoryKey
 
 # The characters that escaping is about come up often, and every other now and then.

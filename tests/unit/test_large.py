@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, keys, pointers, records
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
 from stm_backends.backend import Backend
-from stm_backends.driver import ABSENT, ANY, KEEP, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge, Unavailable
-from stm_backends.large import ORPHANED_S, LargeEntries
-from stm_backends.parts import Parts
-from stm_backends.pointers import Pointer
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.records import keys, operations
+from stm_backends.records.large import pointers
+from stm_backends.records.large.driver import ORPHANED_S, LargeEntries
+from stm_backends.records.large.parts import Parts
+from stm_backends.records.large.pointers import Pointer
 from stm_backends.testing import FakeClock
-from stm_backends.testing.bench import names_in
+from stm_backends.testing.workbench.drivers import names_in
 
 KEY = keys.memory_key(MemoryKey("acme", "u", "s"))
 PARTS = keys.parts_of(KEY).scope
@@ -215,7 +217,7 @@ async def killed_at_each_step(
             world.before = world.after = None
             other = await world.process()
             assert await other.load(KEY) in (before, after), f"killed {moment} step {step}"
-            assert await records.erase(other, KEY) or before is None
+            assert await operations.erase(other, KEY) or before is None
             assert await world.parts() == [], "an erasure finds what a kill has left"
 
 
@@ -345,7 +347,7 @@ async def resent(kind: type[LargeEntries]) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    await records.resent(lambda: driver.append(KEY, LARGE, birth="v", ttl=None))
+    await operations.resent(lambda: driver.append(KEY, LARGE, birth="v", ttl=None))
     assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
     assert len(await world.parts()) == 3
 
@@ -457,7 +459,7 @@ async def erased_meanwhile(kind: type[LargeEntries]) -> None:
     async def erase(name: str, where: Any) -> None:
         if name == "append" and is_record(where):
             world.before = None
-            await records.erase(other, KEY)
+            await operations.erase(other, KEY)
             assert await world.parts() == []
 
     world.before = erase
@@ -499,7 +501,7 @@ async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed() -> 
             stands.set()
 
     world.after = let_it_on
-    await records.erase(other, KEY)
+    await operations.erase(other, KEY)
     adding.cancel()
     world.before = world.after = None
     assert await other.load(KEY) is None

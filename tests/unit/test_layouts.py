@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError
-from stm_backends.layouts import Layout, is_outdated, require_usable
 
 OURS = Layout(version=3, readable_since=2)
 

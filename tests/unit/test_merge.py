@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stm_backends.default import DefaultShortTermMemory
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, turn
-from stm_backends.testing.summarizers import covered, summary_of
+from stm_backends.testing.workbench.summarizers import covered, summary_of
 from tests.support import clock
 from tests.support.stores import ConditionalStore, PlainStore
 

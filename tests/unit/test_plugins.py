@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from stm_backends import plugins
+from stm_backends.drivers import plugins
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.plugins import diagnose, open_driver, schema
 from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
-from stm_backends.plugins import diagnose, open_driver, schema
-from stm_backends.reference import MemoryDriver
 
 HIDDEN = "hunter2"
 
 GOOD = """
-    from stm_backends.plugins import BackendPlugin, hookimpl
-    from stm_backends.reference import MemoryDriver
+    from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+    from stm_backends.drivers.in_memory import MemoryDriver
 
     OPENED = []
 
@@ -345,7 +345,7 @@ BROKEN = {
     "answers no hook": ("", "no BackendPlugin"),
     "answers something else": (
         """
-        from stm_backends.plugins import hookimpl
+        from stm_backends.drivers.plugins import hookimpl
         @hookimpl
         def stm_backend():
             return 42
@@ -354,7 +354,7 @@ BROKEN = {
     ),
     "misspells the hook": (
         """
-        from stm_backends.plugins import hookimpl
+        from stm_backends.drivers.plugins import hookimpl
         @hookimpl
         def stm_backends():
             return None
@@ -363,7 +363,7 @@ BROKEN = {
     ),
     "raises in the hook": (
         """
-        from stm_backends.plugins import hookimpl
+        from stm_backends.drivers.plugins import hookimpl
         @hookimpl
         def stm_backend():
             raise OSError('boom')

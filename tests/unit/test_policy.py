@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stm_backends.policy import (
+from stm_backends.memory.policy import (
     REMEMBERED_IDS,
     SHORTEST_DELAY_S,
     BadSummary,
@@ -30,9 +30,9 @@ from stm_backends.policy import (
     split,
     summary_of,
 )
+from stm_backends.memory.view import shown_text
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
-from stm_backends.view import shown_text
 
 NOW = 1_000_000.0
 HEALTHY, RETRY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED

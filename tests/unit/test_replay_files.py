@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.cli.conversations import BadFile, Conversation, read_conversations
+from stm_backends.cli.replay.conversations import BadFile, Conversation, read_conversations
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "conversations.jsonl"

@@ -12,19 +12,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stm_backends.cli import ledger, places, render
-from stm_backends.cli.conversations import Conversation
-from stm_backends.cli.dispatch import Dispatch
-from stm_backends.cli.ledger import FOREIGN, LedgerSummarizer
-from stm_backends.cli.report import Latency, Report, percentile
-from stm_backends.cli.verify import Findings, compare
+from stm_backends.cli import places, render
+from stm_backends.cli.replay import ledger
+from stm_backends.cli.replay.conversations import Conversation
+from stm_backends.cli.replay.dispatch import Dispatch
+from stm_backends.cli.replay.ledger import FOREIGN, LedgerSummarizer
+from stm_backends.cli.replay.report import Latency, Report, percentile
+from stm_backends.cli.replay.verify import Findings, compare
+from stm_backends.memory.view import shown_turn
 from stm_backends.types import (
     ConversationTurn,
     ShortTermMemoryConfig,
     TrajectoryDigest,
     default_token_estimator,
 )
-from stm_backends.view import shown_turn
 
 CONFIG = ShortTermMemoryConfig()
 

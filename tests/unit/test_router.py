@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from stm_backends.distributed import DistributedShortTermMemory
-from stm_backends.driver import Driver
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import InvalidKey
-from stm_backends.reference import MemoryDriver
-from stm_backends.router import MemoryRouter
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.testing.memory_contract import config, shown, turn
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
 
 A, B, C = "acme:u1:a", "acme:u1:b", "acme:u1:c"

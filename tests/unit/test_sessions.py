@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from stm_backends import keys
+from stm_backends.admin.sessions import Sessions
 from stm_backends.backend import Backend
-from stm_backends.codec import Codec
-from stm_backends.directory import Directory
-from stm_backends.driver import ANY, KEEP, Driver, Key
+from stm_backends.drivers.contract import ANY, KEEP, Driver, Key
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -26,10 +25,11 @@ from stm_backends.errors import (
     SessionNotFound,
     Unavailable,
 )
-from stm_backends.policy import Body, Forgotten
-from stm_backends.reference import MemoryDriver
-from stm_backends.sessions import Sessions
-from stm_backends.snapshot import Snapshot
+from stm_backends.memory.policy import Body, Forgotten
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
 from stm_backends.types import (
     ConversationTurn,
     MemoryHealth,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from stm_backends.drivers.plugins import open_driver as open_by_name
+from stm_backends.drivers.plugins import schema
+from stm_backends.drivers.sqlite import SqliteSettings, open_driver
 from stm_backends.errors import ConfigurationError
-from stm_backends.plugins import open_driver as open_by_name
-from stm_backends.plugins import schema
-from stm_backends.sqlite import SqliteSettings, open_driver
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stm_backends import keys
 from stm_backends.backend import Backend
-from stm_backends.codec import Codec
-from stm_backends.default import DefaultShortTermMemory
-from stm_backends.directory import Directory
-from stm_backends.driver import ANY, Driver
+from stm_backends.drivers.contract import ANY, Driver
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Corrupt, InvalidKey, InvalidState, OutcomeUnknown, Unavailable
+from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.protocols import SupportsMemoryState
-from stm_backends.records import SENDS
-from stm_backends.reference import MemoryDriver
-from stm_backends.state_store import StateStore
+from stm_backends.records import keys
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.operations import SENDS
+from stm_backends.records.state_store import StateStore
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig
 
 
@@ -307,7 +307,7 @@ async def test_the_last_save_wins_over_one_that_this_store_has_not_seen(driver: 
 async def test_a_store_remembers_a_bounded_number_of_versions(
     driver: Driver, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stm_backends.state_store.REMEMBERED_VERSIONS", 2)
+    monkeypatch.setattr("stm_backends.records.state_store.REMEMBERED_VERSIONS", 2)
     store = store_on(driver)
     for name in "abc":
         await store.save_memory_state(f"acme:u:{name}", {"of": name})
@@ -513,7 +513,7 @@ async def test_a_run_and_the_note_of_whose_it_is_wait_for_an_hour(
     monkeypatch.setattr(driver, "replace", replacing)
     await store.save_planner_state("token", OWNED)
     assert ttls == [3600, 3600]
-    monkeypatch.setattr("stm_backends.state_store.PLANNER_STATE_TTL_S", 0.05)
+    monkeypatch.setattr("stm_backends.records.state_store.PLANNER_STATE_TTL_S", 0.05)
     await store.save_planner_state("token", RUN)
     await asyncio.sleep(0.1)
     assert await store.load_planner_state("token") is None

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stm_backends import steps
-from stm_backends.steps import Steps, at_once, unhurried
+from stm_backends.records import steps
+from stm_backends.records.steps import Steps, at_once, unhurried
 
 
 def counting(to: int, done: list[int]) -> Steps[str]:

@@ -31,11 +31,11 @@ from stm_backends import (
     OutcomeUnknown,
     ShortTermMemoryConfig,
     Unavailable,
-    state_store,
     sync,
 )
 from stm_backends import backend as asynchronous
-from stm_backends.reference import MemoryDriver
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.records import state_store
 
 KEY = MemoryKey("acme", "u", "s")
 LAST_TURNS = ShortTermMemoryConfig(strategy="truncation", budget=MemoryBudget(full_zone_turns=1_000))

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from stm_backends.tasks import Background
+from stm_backends.memory.tasks import Background
 from tests.support import clock
 
 

@@ -25,19 +25,19 @@ from stm_backends import (
     open_backend,
     sync,
 )
+from stm_backends.agents import KeyResolver, resolve_memory_key
 from stm_backends.backend import Backend
-from stm_backends.driver import Driver
-from stm_backends.integration import KeyResolver, resolve_memory_key
-from stm_backends.large import LargeEntries
-from stm_backends.observer import SILENT, Observer
-from stm_backends.reference import MemoryDriver, MemoryStore
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.records.large.driver import LargeEntries
+from stm_backends.telemetry.observer import SILENT, Observer
 
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from stm_backends.telemetry import SECONDS, ObservedDriver
+from stm_backends.telemetry.opentelemetry import SECONDS, ObservedDriver
 from tests.support.telemetry import Ear
 
 MARK = "MARKER"
@@ -472,7 +472,7 @@ import sys
 sys.modules["opentelemetry"] = None
 import stm_backends
 try:
-    import stm_backends.telemetry
+    import stm_backends.telemetry.opentelemetry
 except stm_backends.MissingExtra as error:
     print(error)
 """
@@ -484,7 +484,7 @@ def test_a_module_that_the_api_itself_lacks_is_no_matter_of_the_extra() -> None:
     program = """
 import sys
 sys.modules["typing_extensions"] = None
-import stm_backends.telemetry
+import stm_backends.telemetry.opentelemetry
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stm_backends.errors import MemoryBudgetExceeded
+from stm_backends.memory.view import View, cut_summary, is_blank, render, summary_within_budget
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import (
     ConversationTurn,
@@ -20,7 +21,6 @@ from stm_backends.types import (
     TrajectoryDigest,
     default_token_estimator,
 )
-from stm_backends.view import View, cut_summary, is_blank, render, summary_within_budget
 
 HEALTHY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.DEGRADED
 

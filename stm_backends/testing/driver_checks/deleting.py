@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stm_backends.driver import ANY, Key, Record
-from stm_backends.testing.bench import Bench, names_in
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.testing.driver_checks.samples import NAMES
 from stm_backends.testing.driver_checks.steps import append_all
-from stm_backends.testing.expectations import must_be
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench, names_in
+from stm_backends.testing.workbench.expectations import must_be
 
 
 class Deleting(Contract):

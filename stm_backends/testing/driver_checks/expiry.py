@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record, new_version
-from stm_backends.testing.bench import Bench, names_in
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record, new_version
 from stm_backends.testing.driver_checks.steps import expired, loaded
-from stm_backends.testing.expectations import must_be
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench, names_in
+from stm_backends.testing.workbench.expectations import must_be
 
 
 class Expiry(Contract):

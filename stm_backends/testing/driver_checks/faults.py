@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from stm_backends.driver import ANY, KEEP, Key, Record
+from stm_backends.drivers.contract import ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from stm_backends.testing.bench import OPERATIONS, Bench
-from stm_backends.testing.contract import Contract, check, not_asked
 from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
-from stm_backends.testing.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
+from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
 SLACK_S = 5.0
 """What a busy machine may add to a driver's deadline."""

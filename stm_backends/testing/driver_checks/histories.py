@@ -9,9 +9,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType] -- it has no annotations
 )
 
-from stm_backends.testing.bench import QUICK_HISTORIES, Bench, Datastore
-from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.state_machine import driver_machine
+from stm_backends.testing.driver_checks.state_machine import driver_machine
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import QUICK_HISTORIES, Bench, Datastore
 
 LASTING_S = 1_000_000.0
 """A tick that never goes by within a check, for histories in which no record expires."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from stm_backends.driver import ANY, KEEP, Record, new_version
+from stm_backends.drivers.contract import ANY, KEEP, Record, new_version
 from stm_backends.errors import StorageError, Unavailable
-from stm_backends.testing.bench import OPERATIONS, Bench
-from stm_backends.testing.contract import Contract, check
 from stm_backends.testing.driver_checks.steps import append_all, assert_located, cancelled_after, loaded
-from stm_backends.testing.expectations import must_be, must_raise
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
+from stm_backends.testing.workbench.expectations import must_be, must_raise
 
 
 class Interruptions(Contract):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import reprlib
 
-from stm_backends.driver import ABSENT, ANY, Key, Record
-from stm_backends.testing.bench import Bench, names_in
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import ABSENT, ANY, Key, Record
 from stm_backends.testing.driver_checks.samples import NAMES, SHIFTED, VALUES
 from stm_backends.testing.driver_checks.steps import append_all, loaded
-from stm_backends.testing.expectations import must_be
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench, names_in
+from stm_backends.testing.workbench.expectations import must_be
 
 
 class Keys(Contract):

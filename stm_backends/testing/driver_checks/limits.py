@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from stm_backends.driver import ABSENT, ANY, Record
+from stm_backends.drivers.contract import ABSENT, ANY, Record
 from stm_backends.errors import TooLarge
-from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import Contract, check, not_asked
 from stm_backends.testing.driver_checks.steps import append_all, loaded, noise
-from stm_backends.testing.expectations import must_be, must_raise
+from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be, must_raise
 
 LARGEST_RECORD = 256 * 1024 * 1024
 """What a check fills a record with at most, in bytes."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from stm_backends.driver import ABSENT
-from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import ABSENT
 from stm_backends.testing.driver_checks.steps import assert_complete_and_in_order, shared
-from stm_backends.testing.expectations import must_be
-from stm_backends.testing.processes import Task, Worker, ledger
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.processes import Task, Worker, ledger
 
 
 class Processes(Contract):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from stm_backends.driver import ABSENT, Driver, Record, new_version
-from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import ABSENT, Driver, Record, new_version
 from stm_backends.testing.driver_checks.steps import (
     append_all,
     assert_complete_and_in_order,
     loaded,
     take_steps,
 )
-from stm_backends.testing.expectations import must_be
-from stm_backends.testing.processes import fold, ledger
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.processes import fold, ledger
 
 
 class Races(Contract):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stm_backends.driver import Record
-from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import Record
 from stm_backends.testing.driver_checks.steps import loaded
-from stm_backends.testing.expectations import must_be
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be
 
 
 class Records(Contract):

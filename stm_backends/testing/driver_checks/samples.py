@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stm_backends.driver import MAX_KEY_BYTES, Key
+from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
 
 NAMES: Final = (
     " ",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from stm_backends.driver import ANY, Key
-from stm_backends.testing.bench import Bench, names_in
-from stm_backends.testing.contract import Contract, check
+from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing.driver_checks.samples import NAMES
-from stm_backends.testing.expectations import must_be
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench, names_in
+from stm_backends.testing.workbench.expectations import must_be
 
 
 class Scanning(Contract):

@@ -6,11 +6,11 @@ import asyncio
 import functools
 from typing import Final
 
-from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import Contract, check
+from stm_backends.testing.driver_checks.numbered import watch_numbers, write_numbers
 from stm_backends.testing.driver_checks.steps import shared
-from stm_backends.testing.numbered import watch_numbers, write_numbers
-from stm_backends.testing.processes import Task, Worker
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.processes import Task, Worker
 
 WRITING_S: Final = 1.0
 """How long another instance writes: long enough that a gap between two reads is met."""

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from stm_backends.driver import ABSENT, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import StorageError
-from stm_backends.testing.bench import Bench
-from stm_backends.testing.contract import not_asked
-from stm_backends.testing.expectations import must_be
+from stm_backends.testing.workbench.check import not_asked
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be
 
 
 async def loaded(driver: Driver, key: Key) -> Record:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stm_backends.errors import InvalidState
-from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.expectations import must_be, must_raise
-from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.expectations import must_be, must_raise
+from stm_backends.testing.workbench.memories import MemoryBench, config, shown, turn
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryBudget, TrajectoryDigest
 
 

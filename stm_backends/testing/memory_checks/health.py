@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.expectations import must_be, must_end
-from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.expectations import must_be, must_end
+from stm_backends.testing.workbench.memories import MemoryBench, config, shown, turn, until
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth
 
 

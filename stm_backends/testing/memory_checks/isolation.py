@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.expectations import must_be
-from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn
-from stm_backends.testing.summarizers import LedgerSummarizer
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.memories import MemoryBench, config, shown, turn
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryKey
 
 ALIKE: Final = (

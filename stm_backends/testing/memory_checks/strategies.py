@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stm_backends.testing.contract import Contract, check
-from stm_backends.testing.expectations import must_be
-from stm_backends.testing.memory_bench import MemoryBench, config, shown, turn, until
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.memories import MemoryBench, config, shown, turn, until
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from stm_backends.driver import Driver, Key, Record
-from stm_backends.plugins import BackendPlugin, hookimpl, open_driver
+from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl, open_driver
 
 
 class Leaky:

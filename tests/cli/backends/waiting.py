@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stm_backends.driver import Key
-from stm_backends.plugins import BackendPlugin, hookimpl, open_driver
+from stm_backends.drivers.contract import Key
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl, open_driver
 
 
 class Waiting:

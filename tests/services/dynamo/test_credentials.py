@@ -12,7 +12,7 @@ from moto import settings as moto_settings
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from stm_backends.driver import ANY, Key, Record
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Denied
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 

@@ -8,7 +8,7 @@ import boto3
 import pytest
 from aiobotocore.session import get_session
 
-from stm_backends.driver import Record
+from stm_backends.drivers.contract import Record
 from stm_backends.testing import (
     Bench,
     Datastore,

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Page, Record, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Page, Record, new_version
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -22,8 +22,8 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.testing import FakeClock, open_at
-from stm_backends.testing.bench import names_in
-from stm_backends.testing.processes import Task, Worker, ledger
+from stm_backends.testing.workbench.drivers import names_in
+from stm_backends.testing.workbench.processes import Task, Worker, ledger
 from stm_backends_dynamo import DynamoDriver, DynamoSettings, DynamoShortTermMemory, DynamoStateStore
 from stm_backends_dynamo.items import item_of, key_of
 from tests.support.dynamodb import Local

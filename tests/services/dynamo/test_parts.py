@@ -14,9 +14,9 @@ import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from stm_backends.driver import ABSENT, ANY, KEEP, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge
-from stm_backends.reference import MemoryDriver
 from stm_backends.testing import FakeClock
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import Sizes, item_of

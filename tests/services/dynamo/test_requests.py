@@ -16,7 +16,7 @@ from aiohttp import ClientSession, web
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock
 from stm_backends_dynamo import DynamoDriver, DynamoSettings

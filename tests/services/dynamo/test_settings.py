@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import stm_backends_dynamo
-from stm_backends import open_backend, plugins
+from stm_backends import open_backend
+from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_dynamo import DynamoSettings, open_driver, statements
 from stm_backends_dynamo.plugin import schema, stm_backend

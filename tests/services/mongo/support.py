@@ -7,7 +7,7 @@ from typing import Any
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import MongoClient, monitoring
 
-from stm_backends.driver import Driver, Key, Record
+from stm_backends.drivers.contract import Driver, Key, Record
 from stm_backends_mongo import MongoDriver, MongoSettings
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from pymongo import AsyncMongoClient
 
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 from stm_backends.testing import (
     Datastore,
     DriverContract,

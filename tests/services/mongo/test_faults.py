@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stm_backends.driver import ANY, KEEP, Driver, Key, Record, new_version
+from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends_mongo import open_driver
 from tests.support.mongod import until

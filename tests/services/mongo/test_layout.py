@@ -7,10 +7,10 @@ import uuid
 
 import pytest
 
-from stm_backends import plugins
-from stm_backends.driver import KEEP, Key, Record
+from stm_backends.drivers import plugins
+from stm_backends.drivers.contract import KEEP, Key, Record
+from stm_backends.drivers.layouts import Layout
 from stm_backends.errors import ConfigurationError
-from stm_backends.layouts import Layout
 from stm_backends_mongo import statements
 from tests.services.mongo.test_faults import opened
 

@@ -9,7 +9,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.common import URI_OPTIONS_VALIDATOR_MAP
 
-from stm_backends import plugins
+from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_mongo import MongoDriver, MongoSettings, open_driver
 from stm_backends_mongo.client import make_client

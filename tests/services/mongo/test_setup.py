@@ -12,7 +12,7 @@ from urllib.parse import quote_plus
 import pytest
 from pymongo import MongoClient
 
-from stm_backends.driver import ANY, Key, Record
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import ConfigurationError, Denied, Unavailable
 from stm_backends_mongo import open_driver
 from tests.services.mongo.test_faults import opened
@@ -80,7 +80,7 @@ async def test_a_collection_of_another_kind_is_refused_and_left_as_it_is(place, 
 async def test_ten_processes_that_set_the_collection_up_at_once_all_succeed(place, fresh):
     script = """
 import asyncio, sys
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 from stm_backends_mongo import open_driver
 async def main():
     driver = open_driver(sys.argv[1], create=True)

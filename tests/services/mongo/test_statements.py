@@ -27,7 +27,7 @@ from pymongo.errors import (
 )
 
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends_mongo import MongoShortTermMemory, MongoStateStore, open_driver, statements
 from stm_backends_mongo.errors import meaning

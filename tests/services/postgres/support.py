@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from stm_backends.driver import ANY, Key
+from stm_backends.drivers.contract import ANY, Key
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1"
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from stm_backends.driver import ANY, Key, Record
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Denied, StorageError, Unavailable
 from stm_backends.testing import open_at
 from tests.services.postgres.support import run

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from stm_backends.driver import ABSENT, ANY, KEEP, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
 from tests.services.postgres.support import purging, waiting

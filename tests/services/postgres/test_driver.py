@@ -6,8 +6,15 @@ import functools
 import asyncpg
 import pytest
 
-from stm_backends.driver import Record
-from stm_backends.testing import Datastore, DriverContract, HandedIn, PodsContract, memories_on, open_at
+from stm_backends.drivers.contract import Record
+from stm_backends.testing import (
+    Datastore,
+    DriverContract,
+    HandedIn,
+    PodsContract,
+    memories_on,
+    open_at,
+)
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from tests.services.postgres.support import drop, fresh_schema, purging, run, warm
 

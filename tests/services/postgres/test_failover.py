@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from stm_backends import open_backend
-from stm_backends.driver import ANY, Key, Record
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
 from tests.services.postgres.support import until

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from stm_backends import open_backend
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from stm_backends import open_backend
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import ConfigurationError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.postgres.support import drop, fresh_schema, run

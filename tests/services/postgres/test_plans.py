@@ -1,6 +1,6 @@
 """Statements use the indexes, whatever the tables were like when the server planned them."""
 
-from stm_backends.driver import ANY, Key
+from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing import open_at
 from tests.services.postgres.support import until
 

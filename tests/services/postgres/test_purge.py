@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from stm_backends.driver import ANY, KEEP, Key, Record
+from stm_backends.drivers.contract import ANY, KEEP, Key, Record
 from stm_backends.testing import open_at
 from stm_backends_postgres.statements import STEP_ENTRIES, Statements
 from tests.services.postgres.support import nothing_follows_writes, purging, until, waiting

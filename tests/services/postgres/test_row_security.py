@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from stm_backends import open_backend
-from stm_backends.driver import ANY, Key, Record
+from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import ConfigurationError, Denied
 from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from stm_backends import open_backend
+from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import ConfigurationError, MissingExtra
-from stm_backends.plugins import open_driver
 from stm_backends_postgres import PostgresSettings
 from stm_backends_postgres.plugin import schema
 

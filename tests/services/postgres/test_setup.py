@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from stm_backends import open_backend
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import ConfigurationError, Denied, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
@@ -18,7 +18,7 @@ KEY = Key("scope", "name")
 OPEN = """
 import asyncio, sys
 from stm_backends import open_backend
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 async def main():
     async with open_backend(sys.argv[1], schema=sys.argv[2], create=True, deadline_s=60) as backend:
         print(await backend.driver.append(Key("scope", "name"), b"", birth="birth", ttl=None))

@@ -15,10 +15,10 @@ from redis import exceptions as client_errors
 from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
-from stm_backends.driver import KEEP, Key, Record, new_version
+from stm_backends.drivers.contract import KEEP, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
-from stm_backends.testing.processes import fold, ledger
+from stm_backends.testing.workbench.processes import fold, ledger
 from stm_backends_redis import RedisDriver
 from stm_backends_redis import driver as driver_module
 from stm_backends_redis.cluster import Cluster as Nodes

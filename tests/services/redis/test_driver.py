@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from stm_backends.driver import Key, Record
+from stm_backends.drivers.contract import Key, Record
 from stm_backends.testing import (
     Datastore,
     DriverContract,

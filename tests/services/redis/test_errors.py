@@ -8,7 +8,7 @@ import pytest
 from redis import exceptions as client
 from redis.asyncio import Redis
 
-from stm_backends.driver import ANY, Key
+from stm_backends.drivers.contract import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_redis.errors import NotConnected, meaning

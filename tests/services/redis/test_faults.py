@@ -12,10 +12,10 @@ import redis
 from redis.asyncio import Redis
 
 import stm_backends
-from stm_backends.driver import ANY, KEEP, Key, Record, new_version
+from stm_backends.drivers.contract import ANY, KEEP, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
-from stm_backends.testing.processes import Task, Worker, ledger
+from stm_backends.testing.workbench.processes import Task, Worker, ledger
 from stm_backends_redis import RedisDriver, statements
 from tests.support.servers import Proxy
 

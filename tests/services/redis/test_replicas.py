@@ -10,10 +10,10 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from stm_backends.driver import ABSENT, ANY, Key, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, Key, new_version
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
-from stm_backends.testing.processes import ledger
+from stm_backends.testing.workbench.processes import ledger
 from stm_backends_redis import RedisDriver, RedisSettings
 from stm_backends_redis.durability import Safeguard
 from tests.services.redis.conftest import PERMISSIONS, is_at_least

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from stm_backends import plugins
+from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_redis import RedisSettings, open_driver
 from stm_backends_redis.clients import client_options

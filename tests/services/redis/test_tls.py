@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stm_backends.driver import Key
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
 from tests.support.servers import Proxy

@@ -1,0 +1,1 @@
+"""Conversations to list, move, copy and erase."""

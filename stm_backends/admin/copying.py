@@ -1,0 +1,346 @@
+"""All that tenants and users have stored, copied from one datastore to another, record by record.
+
+The bytes stay as they are: body, tail and version. Nothing is opened, so what a newer version of this
+library wrote arrives, too, and what went through a transform needs that transform at the target. Leases
+are not copied: nobody holds one at the target. A time to live cannot be read, so it is not copied.
+
+A record takes several writes: its body, then its tail, entry by entry. What an interruption leaves is the
+beginning of the record under its own version, which the next copy knows for what it is and completes. Any
+other record that is found under the same key differs, and is left alone unless one is told to replace it.
+
+The source may be in use, and what changes there meanwhile is found when all is read back. The target's
+records of these owners are not to be in use yet: a memory that folds half a copy makes it differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from enum import Enum
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from stm_backends.drivers.checks import require_fits, require_seconds
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
+from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
+from stm_backends.records import keys, operations
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+
+AT_ONCE: Final = 8
+"""How many records are held in memory, and worked on, at one time."""
+
+KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("lease", "part"))
+"""What is copied of a user. Parts are made by whoever writes at the target."""
+
+_NOBODYS: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
+
+_ROUNDS: Final = 5
+"""How often one record is looked at and added to while others write it or answers are lost."""
+
+
+class Owner(NamedTuple):
+    """Whose records: those of a user or, with `user=None`, of all users of a tenant."""
+
+    tenant: str
+    user: str | None = None
+
+
+NOBODY: Final = Owner("", "")
+"""The owner of the states that were saved under keys which name no tenant and user."""
+
+
+class Item(NamedTuple):
+    """One record: whose it is, of which kind, and where at both ends. What is nobody's has blank owners."""
+
+    tenant: str
+    user: str
+    kind: keys.Kind
+    key: Key
+
+    @property
+    def name(self) -> str:
+        """What it was stored under: a conversation's session id, a saved state's whole key."""
+        return keys.unname(self.key.name)
+
+
+class Standing(Enum):
+    """How a record at the target stands to that at the source."""
+
+    ABSENT = "absent"
+    BEGUN = "begun"
+    EQUAL = "equal"
+    DIFFERENT = "different"
+
+
+def standing(source: Record, target: Record | None) -> Standing:
+    """Compare two records under one key; `BEGUN` is one whose tail only lacks entries at its end."""
+    if target is None:
+        return Standing.ABSENT
+    if target == source:
+        return Standing.EQUAL
+    same = (target.version, target.body) == (source.version, source.body)
+    if same and target.tail == source.tail[: len(target.tail)]:
+        return Standing.BEGUN
+    return Standing.DIFFERENT
+
+
+Written: TypeAlias = Literal["copied", "completed", "replaced"]
+"""What was written: a record that was absent, the rest of one that was begun, one in place of another."""
+
+Trouble: TypeAlias = Literal["left", "behind", "changed", "failed"]
+"""Why a record is not the same at both ends.
+
+- `"left"`: the target had another one, which was left as it is.
+- `"behind"`: the source has grown since it was copied; copying again adds what is missing.
+- `"changed"`: the source or the target has changed otherwise since; copying again has to replace it.
+- `"failed"`: it cannot be read, or is too large for the target; an error says which.
+"""
+
+Fate: TypeAlias = Written | Trouble | Literal["unchanged", "verified", "extra", "gone"]
+"""What became of a record, in copying it and in reading it back.
+
+`"unchanged"` was right already; `"verified"` is the same at both ends, byte for byte; `"extra"` is at the
+target alone: erased or expired at the source since, or never there; `"gone"` went before it was copied.
+"""
+
+
+class Copy:
+    """One copy of what some owners have; to be counted, carried out and verified, in that order.
+
+    Both drivers are open and stay so. `replace` says what becomes of records of the target that differ.
+    `ttl` is how many seconds every record that is written lives from then on; `None` is for ever.
+    `on_trouble` is told, once, of each record that is not the same at both ends. The memory used depends
+    on how many those are, not on how many records there are.
+    """
+
+    def __init__(
+        self,
+        source: Driver,
+        target: Driver,
+        owners: Iterable[Owner],
+        *,
+        replace: bool = False,
+        ttl: float | None = None,
+        on_trouble: Callable[[Item, Trouble, StorageError | None], None] = lambda item, trouble, error: None,
+    ) -> None:
+        if ttl is not None:
+            require_seconds("ttl", ttl)
+        self._source = source
+        self._target = target
+        self._directory = Directory(target, Codec())
+        given = dict.fromkeys(owners)
+        # A user of a tenant that is copied as a whole is not copied twice.
+        self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
+        self._replace = replace
+        self._ttl = ttl
+        self._on_trouble = on_trouble
+        self._troubled: set[Key] = set()
+        self.tally: Counter[Fate] = Counter()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was read back is at the target as it is at the source."""
+        return not any(self.tally[trouble] for trouble in get_args(Trouble))
+
+    async def count(self) -> Mapping[Owner, int]:
+        """Return how many records there are to copy, for each of the owners that were given."""
+        return {owner: await _length(_items(owner, self._source)) for owner in self._owners}
+
+    async def copy(self, on_record: Callable[[int], None] = lambda done: None) -> None:
+        """Bring every record to the target that is not there yet, in full.
+
+        A record that cannot be read or is too large is passed over. Any other `StorageError` ends the
+        copy, to be begun again: what has been copied is not copied twice. `on_record` is told how many
+        records are done.
+        """
+        await self._each((self._source,), self._copy, on_record)
+
+    async def verify(self, on_record: Callable[[int], None] = lambda done: None) -> None:
+        """Read all records of both ends back and compare them, except for those known to be in trouble."""
+        await self._each((self._source, self._target), self._verify, on_record)
+
+    async def _each(
+        self,
+        ends: tuple[Driver, ...],
+        work: Callable[[Item], Awaitable[None]],
+        on_record: Callable[[int], None],
+    ) -> None:
+        """Do some work on each record that any of the ends has, `AT_ONCE` at one time."""
+        turn, done = asyncio.Lock(), 0
+
+        async def worker(items: AsyncIterator[Item]) -> None:
+            nonlocal done
+            while True:
+                async with turn:
+                    item = await anext(items, None)
+                if item is None:
+                    return
+                await work(item)
+                done += 1
+                on_record(done)
+
+        try:
+            for owner in self._owners:
+                items = _items(owner, *ends)
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(AT_ONCE):
+                        workers.create_task(worker(items))
+        except* StorageError as errors:
+            first = errors.exceptions[0]
+        else:
+            return
+        raise first
+
+    async def _copy(self, item: Item) -> None:
+        def bring() -> Awaitable[Fate]:
+            return self._bring(item.key)
+
+        try:
+            if item.tenant:
+                fate = await self._directory.write_for(
+                    (item.tenant, item.user), bring, is_birth=lambda fate: fate in get_args(Written)
+                )
+            else:
+                fate = await bring()
+        except (Corrupt, TooLarge) as error:
+            self._note(item, "failed", error)
+        else:
+            self._note(item, fate)
+
+    async def _bring(self, key: Key) -> Fate:
+        """Make the target's record what the source's is now.
+
+        Each round looks at the target and goes on from there, so that a lost answer needs no more care
+        than an interruption does.
+        """
+        source = await self._source.load(key)
+        if source is None:
+            return "gone"
+        fate: Fate = "unchanged"
+        unknown: OutcomeUnknown | None = None
+        for attempt in range(_ROUNDS):
+            target = await self._target.load(key)
+            found = standing(source, target)
+            if found is Standing.EQUAL:
+                return fate
+            self._require_fits(source)
+            if target is not None and found is Standing.DIFFERENT:
+                if not self._replace:
+                    return "left"
+                fate, version = "replaced", target.version
+                if not await operations.resent(
+                    lambda version=version: self._target.delete(key, expect=version)
+                ):
+                    continue
+                await operations.erase_parts(self._target, key)
+                target = None
+            elif fate == "unchanged":
+                fate = "completed" if target else "copied"
+            try:
+                if await self._write(key, source, target):
+                    return fate
+            except OutcomeUnknown as error:
+                unknown = error
+                await asyncio.sleep(random.uniform(0, 0.1 * 2**attempt))
+        if unknown is not None:
+            raise unknown
+        return "left"
+
+    async def _write(self, key: Key, source: Record, target: Record | None) -> bool:
+        """Write what is missing; returns whether nobody else wrote the same record meanwhile."""
+        version, body = source.version, source.body
+        try:
+            if target is None and body is not None:
+                created = await operations.resent(
+                    lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=self._ttl)
+                )
+                if not created:
+                    return False
+            start = len(target.tail) if target else 0
+            for length, entry in enumerate(source.tail[start:], start + 1):
+                if await self._target.append(key, entry, birth=version, ttl=self._ttl) != length:
+                    return False
+        except TooLarge:
+            # The target counts otherwise than it says. A part of a conversation is not left for a whole.
+            if target is None:
+                await operations.resent(lambda: self._target.delete(key, expect=version))
+            raise
+        return True
+
+    def _require_fits(self, record: Record) -> None:
+        """Raise `TooLarge`, before anything is written, for what the target says that it cannot hold."""
+        traits, sizes = self._target.traits, [len(record.body or b""), *map(len, record.tail)]
+        where = {"backend": self._target.name, "operation": "copy"}
+        require_fits("entry", max(sizes), traits.max_entry, **where)
+        require_fits("record", sum(sizes), traits.max_record, **where)
+
+    async def _verify(self, item: Item) -> None:
+        if item.key not in self._troubled:
+            try:
+                source, target = await self._source.load(item.key), await self._target.load(item.key)
+            except Corrupt as error:
+                self._note(item, "failed", error)
+            else:
+                self._note(item, _judged(source, target))
+
+    def _note(self, item: Item, fate: Fate, error: StorageError | None = None) -> None:
+        self.tally[fate] += 1
+        if fate in ("left", "behind", "changed", "failed"):
+            self._troubled.add(item.key)
+            self._on_trouble(item, fate, error)
+
+
+def _judged(source: Record | None, target: Record | None) -> Fate:
+    """Say what reading a record back at both ends has shown."""
+    if source is None:
+        return "gone" if target is None else "extra"
+    match standing(source, target):
+        case Standing.EQUAL:
+            return "verified"
+        case Standing.ABSENT | Standing.BEGUN:
+            return "behind"
+        case Standing.DIFFERENT:
+            return "changed"
+
+
+async def _items(owner: Owner, *ends: Driver) -> AsyncIterator[Item]:
+    """Yield the records of an owner that any of the ends has, each once."""
+    async for user in _users(owner, *ends):
+        scopes = _scopes(owner.tenant, user) if user else _NOBODYS
+        for kind, scope in scopes.items():
+            async for name in _union(*(operations.names(end, scope) for end in ends)):
+                yield Item(owner.tenant, user, kind, Key(scope, name))
+
+
+async def _users(owner: Owner, *ends: Driver) -> AsyncIterator[str]:
+    if owner.user is not None:
+        yield owner.user
+        return
+    scope = keys.directory_scope(owner.tenant)
+    async for name in _union(*(operations.names(end, scope) for end in ends)):
+        yield keys.unname(name)
+
+
+def _scopes(tenant: str, user: str) -> Mapping[keys.Kind, str]:
+    return {kind: keys.scope(tenant, user, kind) for kind in KINDS}
+
+
+async def _union(*listings: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield what any of several listings has, each once, in the order of UTF-8 bytes that all are in."""
+    heads = [await anext(listing, None) for listing in listings]
+    while (
+        first := min((head for head in heads if head is not None), key=str.encode, default=None)
+    ) is not None:
+        yield first
+        for index, head in enumerate(heads):
+            if head == first:
+                heads[index] = await anext(listings[index], None)
+
+
+async def _length(items: AsyncIterator[object]) -> int:
+    length = 0
+    async for _ in items:
+        length += 1
+    return length

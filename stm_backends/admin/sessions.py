@@ -1,0 +1,356 @@
+"""Conversations as things to list, move and erase.
+
+An exported conversation is a JSON object:
+
+```
+{"format": "stm-session", "version": 1,
+ "key":   {"tenant_id": ..., "user_id": ..., "session_id": ...},
+ "body":  {"summary", "health", "attempts", "next_attempt_at", "folded", "dropped",
+           "forgotten": {"digests", "ages"}},           what `policy.Body` says of them
+ "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
+            "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...]}     oldest first
+```
+
+Fields of a newer version of this library, in the body and in a turn, are carried along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, new_version
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidKey,
+    InvalidState,
+    SessionExists,
+    SessionNotFound,
+    located,
+)
+from stm_backends.memory.policy import REMEMBERED_IDS, Body
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import keys, operations
+from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
+from stm_backends.records.directory import Directory
+from stm_backends.records.keys import LogKind
+from stm_backends.types import MemoryHealth, MemoryKey
+
+FORMAT: Final = "stm-session"
+FORMAT_VERSION: Final = 1
+
+OnConflict: TypeAlias = Literal["refuse", "merge", "replace"]
+"""What an import does about a conversation that is there already."""
+
+
+class Sessions:
+    """The conversations of every tenant and user on one backend."""
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+
+    def users(self, tenant: str) -> AsyncIterator[str]:
+        """Yield the users of a tenant that anything was stored for."""
+        return self._directory.users(tenant)
+
+    async def list(self, tenant: str, user: str) -> AsyncIterator[MemoryKey]:
+        """Yield the conversations of a user; one that is there throughout comes exactly once."""
+        async for name in operations.names(self._driver, keys.scope(tenant, user, "memory")):
+            yield MemoryKey(tenant, user, keys.unname(name))
+
+    async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
+        """Yield what agent frameworks keep of a user: whose items, and of which conversation.
+
+        `list`, `export`, `import_` and `copy` know nothing of these; `erase` and its like erase them.
+        One that is there throughout comes exactly once.
+        """
+        for kind in keys.LOG_KINDS:
+            async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
+                yield kind, MemoryKey(tenant, user, keys.unname(name))
+
+    async def export(self, key: MemoryKey) -> dict[str, Any]:
+        """Return one conversation as JSON, read in one snapshot and left as it is.
+
+        Raises `SessionNotFound`, and `Corrupt` for one that this version cannot read in full.
+        """
+        record = await self._driver.load(keys.memory_key(key))
+        if record is None:
+            raise SessionNotFound("there is no conversation under this key")
+        with located(self._driver.name, "export"):
+            snapshot = Snapshot.of(record, self._codec)
+            turns = [
+                {**dump_turn(stored), **self._codec.open("turn", record.tail[start])}
+                for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
+            ]
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "key": {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id},
+            "body": dump_body(snapshot.body),
+            "turns": turns,
+        }
+
+    async def import_(
+        self,
+        document: Mapping[str, Any],
+        *,
+        on_conflict: OnConflict = "refuse",
+        ttl: float | None = None,
+    ) -> MemoryKey:
+        """Store an exported conversation under its key, which is returned.
+
+        What is there already is left alone and `SessionExists` raised, unless told otherwise. `"merge"`
+        adds the turns that are missing, at the end; the summary there stays, unless nothing has left
+        that conversation yet. Turns that were summarized or let go there are not missing, however long
+        ago that was. If nothing is missing, nothing is written. `"replace"` erases what is there. An
+        import that was interrupted is completed by a merge of the same document. Raises `InvalidState`,
+        before anything is written, for a document that is none.
+
+        `ttl` is how many seconds the conversation lives from now on, as `session_ttl_s` is for a turn that
+        is added; `None`, the default, is for ever. That holds for a merge, too: where it adds a turn, a
+        conversation that would have expired lives for `ttl` from then, or for ever. A merge that adds
+        none leaves the conversation's life as it is.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
+        session = _parse(document)
+        entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
+        where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
+        target = await self._directory.write_for(
+            owner, lambda: self._prepare(session, on_conflict, ttl), is_birth=lambda _: True
+        )
+        for turn_id in _missing(session, target):
+            entry = entries[turn_id]
+            await self._directory.write_for(
+                owner, lambda entry=entry: self._append(where, entry, ttl), is_birth=bool
+            )
+        return session.key
+
+    async def _append(self, where: keys.Key, entry: bytes, ttl: float | None) -> bool:
+        """Add a turn; returns whether this may have been a birth: the conversation was just erased."""
+        sent = 0
+
+        def send() -> Awaitable[int]:
+            nonlocal sent
+            sent += 1
+            return self._driver.append(where, entry, birth=new_version(), ttl=ttl)
+
+        return await operations.resent(send) <= sent
+
+    async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
+        """Store the body unless another stays; returns what then stands there."""
+        where, body, version = (
+            keys.memory_key(session.key),
+            self._codec.seal_body(session.body),
+            new_version(),
+        )
+        condition = ANY if on_conflict == "replace" else ABSENT
+        if condition is ANY:
+            # Whoever has read what goes removes what is kept beside it, too.
+            with suppress(Corrupt):
+                await self._driver.load(where)
+        while True:
+            if await operations.resent(
+                lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
+            ):
+                return Snapshot(version, session.body)
+            if on_conflict == "refuse":
+                raise SessionExists("there is a conversation under this key already; merge or replace it")
+            record = await self._driver.load(where)
+            with located(self._driver.name, "import"):
+                found = Snapshot.of(record, self._codec)
+            if found.version is None:
+                continue
+            if _has_left(found.body) or not _has_left(session.body):
+                return found
+            expect = found.version
+            if await operations.resent(
+                lambda expect=expect: self._driver.replace(
+                    where, body, version=version, expect=expect, ttl=KEEP
+                )
+            ):
+                return replace(found, version=version, body=session.body)
+
+    async def copy(
+        self,
+        key: MemoryKey,
+        to: Sessions,
+        *,
+        under: MemoryKey | None = None,
+        on_conflict: OnConflict = "refuse",
+        ttl: float | None = None,
+    ) -> MemoryKey:
+        """Copy a conversation to another backend, or on this one `under` another key; see `import_`."""
+        document = await self.export(key)
+        if under is not None:
+            document["key"] = {
+                "tenant_id": under.tenant_id,
+                "user_id": under.user_id,
+                "session_id": under.session_id,
+            }
+        return await to.import_(document, on_conflict=on_conflict, ttl=ttl)
+
+    async def erase(self, key: MemoryKey) -> bool:
+        """Erase all of a conversation, readable or not; returns whether there was anything.
+
+        That is its record and lease, what agent frameworks keep of it, the state saved under its composite,
+        and its `kv:v1:` states. Of the last, whose parts nobody escapes, only those that are this
+        conversation's beyond doubt: with a ':' in its own key it has none that could not be another's. A
+        paused run goes with its user or its hour.
+        """
+        # All of them first: a key that cannot be used is refused before anything is erased.
+        conversation, lease = keys.memory_key(key), keys.lease_key(key)
+        logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
+        states, beneath = _states_of(key)
+        erased = await operations.erase(self._driver, conversation)
+        await self._driver.delete(lease)
+        for place in (*logs, *states):
+            erased |= await operations.erase(self._driver, place)
+        if beneath is not None:
+            async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
+                erased |= await operations.erase(self._driver, keys.Key(beneath.scope, name))
+        return erased
+
+    async def erase_user(self, tenant: str, user: str) -> int:
+        """Erase everything of a user: conversations, saved states, every kind; returns how many records."""
+        erased = parts = 0
+        for kind in keys.KINDS:
+            scope = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, scope):
+                if kind == "planner":
+                    erased += await operations.erase(self._driver, keys.Key(keys.PAUSED_RUNS, name))
+                deleted = await self._driver.delete(keys.Key(scope, name))
+                if kind == "part":
+                    parts += deleted
+                else:
+                    erased += deleted
+        await self._directory.forget(tenant, user)
+        # Whoever gives birth to a conversation lists its user once more after the append, which covers
+        # a birth from here on. One from before may have listed them just before they were taken off.
+        for kind in keys.KINDS:
+            scope = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, scope):
+                if parts and await operations.erase_dangling(self._driver, keys.Key(scope, name)):
+                    continue
+                await self._directory.note(tenant, user, fresh=True)
+                if not parts:
+                    return erased
+        return erased
+
+    async def erase_tenant(self, tenant: str) -> int:
+        """Erase everything of every user that a tenant has; returns how many records."""
+        erased = 0
+        async for user in self._directory.users(tenant):
+            erased += await self.erase_user(tenant, user)
+        return erased
+
+
+def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:
+    """Return where the saved states of a conversation are, and what those beneath it begin with."""
+    texts: list[str] = []
+    with suppress(InvalidKey):
+        texts.append(key.composite())
+    prefix = ":".join(("kv:v1", key.tenant_id, key.user_id, key.session_id, ""))
+    owned = keys.blob_owner(f"{prefix}x") == (key.tenant_id, key.user_id) and ":" not in key.session_id
+    if owned:
+        texts += [prefix[:-1], prefix]
+    places: dict[str, keys.Key] = {}
+    for text in texts:
+        # There is no state under a key that is too long for one.
+        with suppress(InvalidKey):
+            places[text] = keys.blob_key(text)
+    return [*places.values()], places.get(prefix) if owned else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """An exported conversation that was found to be one. `turns` are by id, oldest first."""
+
+    key: MemoryKey
+    body: Body
+    turns: Mapping[str, Mapping[str, Any]]
+
+
+def _has_left(body: Body) -> bool:
+    """Say whether turns have left a conversation: whether its body tells of what its turns do not."""
+    return bool(body.summary or body.folded or body.dropped or body.forgotten.ages)
+
+
+def _missing(session: _Session, target: Snapshot) -> list[str]:
+    """Return the ids of the exported turns that a conversation lacks, oldest first.
+
+    It remembers the last turns that left it. One that it neither holds nor remembers may have left it
+    before those, if more have left than it remembers: so has one that stands before all that it knows, one
+    whose place in the conversation, counted from its beginning, is before what it remembers, and one older
+    than all that stands there.
+    """
+    ids = [*session.turns]
+    known = [target.holds(turn_id) for turn_id in ids]
+    remembered, left = len(target.body.forgotten.each()), target.body.folded + target.body.dropped
+    first = 0
+    if left > remembered or remembered >= REMEMBERED_IDS:
+        # Turns leave in their order: after one that is remembered, none has been forgotten.
+        first = known.index(True) if any(known) else _first_missing(session, target, left - remembered)
+    return [turn_id for turn_id, is_known in zip(ids[first:], known[first:], strict=True) if not is_known]
+
+
+def _first_missing(session: _Session, target: Snapshot, beyond_memory: int) -> int:
+    """Return how many exported turns, none of which is known, left before what is remembered."""
+    before = session.body.folded + session.body.dropped
+    oldest = min((stored.turn.ts for stored in target.turns), default=0.0)
+    first = 0
+    for index, turn in enumerate(session.turns.values()):
+        if before + index < beyond_memory or 0.0 < load_turn(turn).ts < oldest:
+            first = index + 1
+    return first
+
+
+def _parse(document: Mapping[str, Any]) -> _Session:
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
+        raise InvalidState("this is not an exported conversation")
+    if document.get("version") != FORMAT_VERSION:
+        raise InvalidState(
+            f"this version of the library imports version {FORMAT_VERSION} of exports and no other"
+        )
+    parts = _object(document, "key")
+    key = MemoryKey(*(parts.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
+    key.composite()
+    body = _object(document, "body")
+    listed: object = document.get("turns")
+    if not isinstance(listed, (list, tuple)):
+        raise InvalidState("turns is not a list")
+    turns: dict[str, Mapping[str, Any]] = {}
+    for index, turn in enumerate(cast("Sequence[object]", listed)):
+        path = f"turns[{index}]"
+        require_json(turn, path)
+        try:
+            load_turn(turn)
+        except ValueError:
+            # The cause may quote the conversation.
+            raise InvalidState(f"{path} is not a turn: a field is of another type") from None
+        content = cast("Mapping[str, Any]", turn)
+        turn_id = content.get("turn_id")
+        if not isinstance(turn_id, str):
+            raise InvalidState(f"{path} has no turn_id")
+        turns.setdefault(turn_id, content)
+    try:
+        loaded = load_body(body)
+    except ValueError:
+        raise InvalidState("body has a field of another type, or of a value that it cannot have") from None
+    if loaded.health is MemoryHealth.RECOVERING:
+        # Shown, never stored: nobody is recovering this conversation here.
+        loaded = replace(loaded, health=MemoryHealth.DEGRADED)
+    return _Session(key, loaded, turns)
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get(name)
+    require_json(value, name)
+    if not isinstance(value, dict):
+        raise InvalidState(f"{name} is not an object")
+    return cast("Mapping[str, Any]", value)

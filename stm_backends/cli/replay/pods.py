@@ -1,0 +1,232 @@
+"""One pod of a replay: a process with a backend of its own that adds the turns it is handed.
+
+It talks to the process that started it over a pipe: work comes in, and what became of each turn goes
+out at once, so that all that a pod has done is known when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import signal
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Final, NamedTuple
+
+from stm_backends.backend import Backend, open_backend
+from stm_backends.cli.replay.ledger import LedgerSummarizer, places_in, tokens_of
+from stm_backends.cli.replay.verify import Findings, compare
+from stm_backends.errors import OutcomeUnknown, StmError, Unavailable
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.summarizers import ExtractiveSummarizer
+from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+
+_MEMORIES_HELD: Final = 256
+
+_STATS_EVERY_S: Final = 0.25
+"""How much of its memories' counts a pod takes with it when it is killed, at most."""
+
+SMALLEST_SUMMARY: Final = 64
+"""The least `summary_max_tokens` that has room for a ledger and some text."""
+
+_LEDGER_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What every process of a replay opens, and how."""
+
+    backend: str
+    url: str | None
+    tenant: str
+    user: str
+    config: ShortTermMemoryConfig
+
+    def open(self, *, create: bool = False) -> Backend:
+        """Return the backend, not opened yet."""
+        return open_backend(self.backend, url=self.url, create=create)
+
+    def key(self, session: str) -> MemoryKey:
+        return MemoryKey(self.tenant, self.user, session)
+
+    def memory(
+        self, backend: Backend, session: str, *, spent: Counter[str] | None = None
+    ) -> DistributedShortTermMemory:
+        """Return the memory of one conversation, with a summarizer that keeps its ledger.
+
+        What the summarizer reads and writes is added to `spent`.
+        """
+        room = self.config.budget.summary_max_tokens - _LEDGER_TOKENS
+        summarizer = LedgerSummarizer(ExtractiveSummarizer(max_tokens=room), session, spent=spent)
+        return backend.memory(self.key(session), self.config, summarizer=summarizer)
+
+    def lease_s(self, deadline: float) -> float:
+        """Return how long a lease outlives its holder, on a backend of that deadline."""
+        return self.config.summarizer_timeout_s + 3 * deadline
+
+    @property
+    def newest(self) -> int | None:
+        """How many of the newest turns the strategy keeps; `None` for all."""
+        match self.config.strategy:
+            case "none":
+                return 0
+            case "truncation":
+                return self.config.budget.full_zone_turns
+            case "rolling_summary":
+                return None
+
+
+class Work(NamedTuple):
+    """Add this turn, the `place`-th of its conversation; all before it have been acknowledged."""
+
+    session: str
+    place: int
+    turn: ConversationTurn
+
+
+class Ready(NamedTuple):
+    """The pod has opened its backend."""
+
+
+class Done(NamedTuple):
+    """A turn was acknowledged; times are milliseconds.
+
+    `read` is what was wrong with the read before, `stats` what the pod's memories have done since they
+    were last told.
+    """
+
+    session: str
+    place: int
+    add_ms: float
+    read_ms: float
+    tokens: int
+    read: Findings
+    stats: Mapping[str, int]
+
+
+class Failed(NamedTuple):
+    """A turn was not acknowledged. `again` says that it is worth another try."""
+
+    session: str
+    place: int
+    reason: str
+    again: bool
+
+
+class Ended(NamedTuple):
+    """The pod has closed its backend; `reason` says why, unless it was told to."""
+
+    stats: Mapping[str, int]
+    reason: str = ""
+
+
+def serve(setup: Setup, pipe: Connection) -> None:
+    """Work until told to stop, or until whoever started this is gone."""
+    # Ctrl-C reaches the whole group; the process that started this one decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("stm_backends").setLevel(logging.ERROR)
+    try:
+        asyncio.run(_Pod(setup, pipe).run())
+    except* ConnectionError:
+        # Whoever started this is gone, and with them anybody to tell.
+        pass
+
+
+@dataclass(slots=True)
+class _Held:
+    memory: DistributedShortTermMemory
+    reported: Counter[str] = field(default_factory=Counter[str])
+
+    def news(self) -> Counter[str]:
+        """Return what the memory has done since the last call."""
+        stats = Counter[str](dataclasses.asdict(self.memory.stats))
+        news, self.reported = stats - self.reported, stats
+        return news
+
+
+class _Pod:
+    def __init__(self, setup: Setup, pipe: Connection) -> None:
+        self._setup = setup
+        self._pipe = pipe
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._news: Counter[str] = Counter()
+        self._spent: Counter[str] = Counter()
+        self._told = time.monotonic()
+
+    async def run(self) -> None:
+        try:
+            async with self._setup.open() as backend:
+                self._pipe.send(Ready())
+                async with asyncio.TaskGroup() as tasks:
+                    while (work := await asyncio.to_thread(self._receive)) is not None:
+                        tasks.create_task(self._handle(backend, work))
+            reason = ""
+        except StmError as error:
+            reason = f"{type(error).__name__}: {error}"
+        self._pipe.send(Ended(self._stats(), reason))
+
+    def _receive(self) -> Work | None:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            return None
+
+    async def _handle(self, backend: Backend, work: Work) -> None:
+        held = self._hold(backend, work.session)
+        try:
+            start = time.perf_counter()
+            context = await held.memory.get_llm_context()
+            read = time.perf_counter()
+            turn = dataclasses.replace(work.turn, ts=time.time())
+            add = time.perf_counter()
+            await held.memory.add_turn(turn, turn_id=f"{work.session}#{work.place}")
+            end = time.perf_counter()
+        except StmError as error:
+            again = isinstance(error, (Unavailable, OutcomeUnknown))
+            self._pipe.send(Failed(work.session, work.place, f"{type(error).__name__}: {error}", again=again))
+            return
+        shown: Mapping[str, Any] = context.get("conversation_memory", {})
+        found = compare(
+            places_in(shown, work.session),
+            acknowledged=work.place,
+            # Another pod may have added this very turn and died before it could say so.
+            added=work.place + 1,
+            newest=self._setup.newest,
+        )
+        self._pipe.send(
+            Done(
+                work.session,
+                work.place,
+                add_ms=(end - add) * 1e3,
+                read_ms=(read - start) * 1e3,
+                tokens=tokens_of(shown),
+                read=found,
+                stats=self._stats_now_and_then(),
+            )
+        )
+
+    def _hold(self, backend: Backend, session: str) -> _Held:
+        held = self._held.get(session) or _Held(self._setup.memory(backend, session, spent=self._spent))
+        self._held[session] = held
+        self._held.move_to_end(session)
+        if len(self._held) > _MEMORIES_HELD:
+            self._news += self._held.popitem(last=False)[1].news()
+        return held
+
+    def _stats_now_and_then(self) -> Counter[str]:
+        if time.monotonic() - self._told < _STATS_EVERY_S:
+            return Counter()
+        return self._stats()
+
+    def _stats(self) -> Counter[str]:
+        """Return what all memories have done since the last call."""
+        self._told = time.monotonic()
+        for held in self._held.values():
+            self._news += held.news()
+        news, self._news = self._news + self._spent, Counter()
+        self._spent.clear()
+        return news

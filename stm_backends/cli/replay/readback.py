@@ -1,0 +1,137 @@
+"""Read replayed conversations back and compare them with the file they came from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from typing import Any, Final
+
+from stm_backends.backend import Backend
+from stm_backends.cli.replay import ledger
+from stm_backends.cli.replay.conversations import Conversation
+from stm_backends.cli.replay.ledger import FOREIGN, Place
+from stm_backends.cli.replay.pods import Setup
+from stm_backends.cli.replay.verify import Findings, compare
+from stm_backends.errors import ConfigurationError, SessionNotFound, StorageError, Unavailable
+from stm_backends.records.codec import load_turn
+
+FLUSH_S: Final = 30.0
+"""How long to wait for the last summaries, of all conversations together."""
+
+_AT_ONCE: Final = 16
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A backend that has none of the conversations: its name, and the deadline of its operations."""
+
+    name: str
+    deadline: float
+
+
+@dataclass(slots=True)
+class ReadBack:
+    """What all conversations hold, and what the memories that flushed them did.
+
+    `pending` turns have left the full zone and are in no summary yet.
+    """
+
+    findings: Findings = field(default_factory=Findings)
+    summarized: int = 0
+    in_full: int = 0
+    pending: int = 0
+    stats: Counter[str] = field(default_factory=Counter[str])
+
+
+async def prepare(
+    setup: Setup, conversations: Sequence[Conversation], *, create: bool, replacing: bool
+) -> Prepared:
+    """See to it that none of the conversations is there yet.
+
+    `create` sets up what the datastore needs, `replacing` erases those that are there. Raises
+    `ConfigurationError` otherwise, and for a backend that other processes cannot reach.
+    """
+    async with setup.open(create=create) as backend:
+        if backend.traits.reach == "process":
+            raise ConfigurationError(
+                f"what the backend {backend.name!r} stores is seen by one process only; "
+                "replay needs a backend that its pods share, such as sqlite"
+            )
+        wanted = {conversation.session for conversation in conversations}
+        found = [
+            key async for key in backend.sessions.list(setup.tenant, setup.user) if key.session_id in wanted
+        ]
+        if found and not replacing:
+            raise ConfigurationError(
+                f"{len(found)} of these conversations are there already (one is {found[0].composite()}); "
+                "give --replace to erase them first, or another --user"
+            )
+        for key in found:
+            await backend.sessions.erase(key)
+        return Prepared(backend.name, backend.traits.deadline)
+
+
+async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> ReadBack:
+    """Wait for the last summaries, within bounds, and compare what is stored with the file."""
+    result = ReadBack()
+    limit = asyncio.Semaphore(_AT_ONCE)
+    until = asyncio.get_running_loop().time() + FLUSH_S
+
+    async def one(backend: Backend, conversation: Conversation) -> None:
+        async with limit:
+            memory = setup.memory(backend, conversation.session, spent=result.stats)
+            remaining = until - asyncio.get_running_loop().time()
+            # What could not be summarized is read back in full.
+            with contextlib.suppress(StorageError):
+                await memory.flush(timeout=max(0.0, remaining))
+            await memory.close()
+            result.stats.update(asdict(memory.stats))
+            _note(result, setup, conversation, await _stored(backend, setup, conversation))
+
+    try:
+        async with setup.open() as backend, asyncio.TaskGroup() as tasks:
+            for conversation in conversations:
+                tasks.create_task(one(backend, conversation))
+    except* StorageError as errors:
+        first = errors.exceptions[0]
+    else:
+        return result
+    raise first
+
+
+async def _stored(backend: Backend, setup: Setup, conversation: Conversation) -> dict[str, Any]:
+    for attempt in count(1):
+        try:
+            return await backend.sessions.export(setup.key(conversation.session))
+        except SessionNotFound:
+            break
+        except Unavailable:
+            if attempt == _TRIES:
+                raise
+            await asyncio.sleep(0.1 * 2**attempt)
+    return {"body": {"summary": ""}, "turns": []}
+
+
+def _note(result: ReadBack, setup: Setup, conversation: Conversation, stored: dict[str, Any]) -> None:
+    covered, _ = ledger.split(stored["body"]["summary"])
+    tail = [_verified_place(turn, conversation) for turn in stored["turns"]]
+    result.findings += compare([*covered, *tail], acknowledged=len(conversation.turns), newest=setup.newest)
+    result.summarized += len(covered)
+    result.in_full += len(tail)
+    if setup.newest is None:
+        result.pending += max(0, len(tail) - setup.config.budget.full_zone_turns)
+
+
+def _verified_place(stored: dict[str, Any], conversation: Conversation) -> Place:
+    """Return the place of a stored turn if it is, word for word, the turn of the file in that place."""
+    turns, session = conversation.turns, conversation.session
+    place = ledger.place_of(stored, session)
+    if place >= len(turns):
+        return FOREIGN
+    as_added = ledger.marked(turns[place], session, place)
+    return place if replace(load_turn(stored), ts=0.0) == as_added else FOREIGN

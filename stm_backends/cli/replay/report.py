@@ -1,0 +1,182 @@
+"""The numbers of a replay, put together from what its pods said and what was read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stm_backends.cli.replay.conversations import Conversation
+from stm_backends.cli.replay.ledger import estimate_turns, marked, unmarked
+from stm_backends.cli.replay.pods import Setup
+from stm_backends.cli.replay.readback import ReadBack
+from stm_backends.cli.replay.run import PodReport, RunReport
+from stm_backends.cli.replay.verify import Findings
+from stm_backends.memory.view import shown_turn
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long one pod's calls took, in milliseconds; NaN if it made none. `pod` may stand for several."""
+
+    pod: str
+    killed: bool
+    turns: int
+    add_p50: float
+    add_p99: float
+    read_p50: float
+    read_p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a replay did, and what is wrong with what it left, if anything.
+
+    `newest` is how many turns of a conversation are kept by a strategy that lets go of older ones.
+    `tokens_with` and `tokens_without` are those of the contexts that the LLM is sent, one before each
+    turn. `seconds` is how long the turns took, `seconds_in_all` the last summaries and the reading back,
+    too. `latencies` begins with those of all pods; `killed_together` are those of all that were killed.
+    """
+
+    backend: str
+    strategy: str
+    newest: int | None
+    pods: int
+    conversations: int
+    turns: int
+    found: Findings
+    bad_reads: int
+    kill_every: float | None
+    killed: int
+    sent_again: int
+    summaries: int
+    lost_races: int
+    summarizer_calls: int
+    summarized: int
+    in_full: int
+    pending: int
+    tokens_with: int
+    tokens_without: int
+    summarizer_tokens_read: int
+    summarizer_tokens_written: int
+    seconds: float
+    seconds_in_all: float
+    latencies: Sequence[Latency]
+    killed_together: Latency
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was acknowledged is there, once and in order, and was at every read."""
+        return not self.found and not self.bad_reads
+
+    @property
+    def let_go(self) -> int:
+        """How many turns are not kept, as the strategy says."""
+        return 0 if self.newest is None else self.turns - self.in_full - self.found.lost
+
+    @property
+    def turns_per_second(self) -> float:
+        return self.turns / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            **dataclasses.asdict(self),
+            "latencies": [_as_json(one) for one in self.latencies],
+            "killed_together": _as_json(self.killed_together),
+            "turns_per_second": self.turns_per_second,
+            "ok": self.ok,
+        }
+
+
+def put_together(
+    setup: Setup,
+    conversations: Sequence[Conversation],
+    run: RunReport,
+    read: ReadBack,
+    *,
+    backend: str,
+    pods: int,
+    kill_every: float | None,
+    seconds_in_all: float,
+) -> Report:
+    """Return the report of a replay that ran to its end."""
+    latencies = [
+        _latency(f"{pod.number}", [pod.add_ms], [pod.read_ms], killed=pod.killed) for pod in run.pods
+    ]
+    overall = _together("all", run.pods)
+    killed = [pod for pod in run.pods if pod.killed]
+    stats = run.stats + read.stats
+    return Report(
+        backend=backend,
+        strategy=setup.config.strategy,
+        newest=setup.newest,
+        pods=pods,
+        conversations=len(conversations),
+        turns=run.turns,
+        found=read.findings,
+        bad_reads=run.bad_reads,
+        kill_every=kill_every,
+        killed=run.killed,
+        sent_again=run.sent_again,
+        summaries=stats["summaries"],
+        lost_races=stats["lost_races"],
+        summarizer_calls=stats["summarizer_calls"],
+        summarized=read.summarized,
+        in_full=read.in_full,
+        pending=read.pending,
+        tokens_with=run.tokens,
+        tokens_without=sum(_whole_history(setup, conversation) for conversation in conversations),
+        summarizer_tokens_read=stats["tokens_read"],
+        summarizer_tokens_written=stats["tokens_written"],
+        seconds=run.seconds,
+        seconds_in_all=seconds_in_all,
+        latencies=[overall, *latencies],
+        killed_together=_together(f"killed ({len(killed)})", killed),
+    )
+
+
+def percentile(sorted_values: Sequence[float], share: float) -> float:
+    """Return the smallest value that is at least as large as this share of all; NaN of none."""
+    if not sorted_values:
+        return math.nan
+    return sorted_values[max(0, math.ceil(share * len(sorted_values)) - 1)]
+
+
+def _as_json(latency: Latency) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in dataclasses.asdict(latency).items()
+    }
+
+
+def _together(name: str, pods: Sequence[PodReport]) -> Latency:
+    return _latency(name, [pod.add_ms for pod in pods], [pod.read_ms for pod in pods])
+
+
+def _latency(
+    pod: str, add: Iterable[Sequence[float]], read: Iterable[Sequence[float]], *, killed: bool = False
+) -> Latency:
+    adds = sorted(value for values in add for value in values)
+    reads = sorted(value for values in read for value in values)
+    return Latency(
+        pod,
+        killed,
+        len(adds),
+        percentile(adds, 0.5),
+        percentile(adds, 0.99),
+        percentile(reads, 0.5),
+        percentile(reads, 0.99),
+    )
+
+
+def _whole_history(setup: Setup, conversation: Conversation) -> int:
+    """Return the tokens sent if the model is shown all turns so far before each turn."""
+    total = history = 0
+    for place, turn in enumerate(conversation.turns):
+        total += history
+        shown = shown_turn(marked(turn, conversation.session, place), setup.config)
+        history += estimate_turns([unmarked(shown)])
+    return total

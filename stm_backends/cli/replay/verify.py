@@ -1,0 +1,59 @@
+"""Compare what a memory holds of a conversation with what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stm_backends.cli.replay.ledger import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong, counted in turns; all zero if nothing is.
+
+    `lost`: acknowledged and not there. `doubled`: there once more than once. `out_of_order`: after a
+    turn that was added later. `foreign`: of another conversation, altered, or never added.
+    """
+
+    lost: int = 0
+    doubled: int = 0
+    out_of_order: int = 0
+    foreign: int = 0
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings(
+            self.lost + other.lost,
+            self.doubled + other.doubled,
+            self.out_of_order + other.out_of_order,
+            self.foreign + other.foreign,
+        )
+
+    def __bool__(self) -> bool:
+        """Whether anything is wrong."""
+        return self != Findings()
+
+
+def compare(
+    held: Sequence[Place], *, acknowledged: int, added: int | None = None, newest: int | None = None
+) -> Findings:
+    """Compare the turns that are held, oldest first, with the `acknowledged` first ones.
+
+    Turns from there up to `added` were handed out and may be held or not. A memory that keeps only the
+    `newest` so many may have let go of those before them, from the beginning on and without gaps.
+    """
+    possible = acknowledged if added is None else added
+    own = [place for place in held if 0 <= place < possible]
+    distinct = list(dict.fromkeys(own))
+    first_due = 0 if newest is None else max(0, max([acknowledged - 1, *distinct]) + 1 - newest)
+    due = range(min([first_due, *distinct]), acknowledged)
+    latest, late = -1, 0
+    for place in distinct:
+        late += place < latest
+        latest = max(latest, place)
+    return Findings(
+        lost=len(set(due).difference(distinct)),
+        doubled=len(own) - len(distinct),
+        out_of_order=late,
+        foreign=len(held) - len(own),
+    )

@@ -1,0 +1,1 @@
+"""Drivers of datastores, and what authors of drivers build on."""

@@ -1,0 +1,289 @@
+"""The in-memory driver: the waist, spelled out in plain Python.
+
+Read it as the specification of what the other drivers do. An operation lets other tasks run once before
+it begins, as it would with any datastore, so that a loop that only reads and adds starves nobody; then it
+awaits nothing, so it is atomic on its event loop, and a lock makes it so between threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from stm_backends.drivers.checks import (
+    not_open,
+    require_clock,
+    require_count,
+    require_drop,
+    require_fits,
+    require_known,
+    require_limit,
+    require_seconds,
+    require_ttl,
+)
+from stm_backends.drivers.contract import (
+    ABSENT,
+    ANY,
+    DEFAULT_DEADLINE_S,
+    KEEP,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+)
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.urls import merged
+from stm_backends.errors import ConfigurationError
+
+_MIB: Final = 1024 * 1024
+
+_READS: Final = ("load", "scan")
+
+
+@dataclass(slots=True)
+class _Stored:
+    """One record. `size` is the bytes of body and tail, kept up to date rather than counted."""
+
+    version: str
+    body: bytes | None = None
+    tail: list[bytes] = field(default_factory=list[bytes])
+    expires: float | None = None
+    size: int = 0
+
+    def is_expired(self, now: float) -> bool:
+        return self.expires is not None and self.expires <= now
+
+
+@dataclass(slots=True)
+class _Scope:
+    records: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
+
+    def find(self, name: str, now: float) -> _Stored | None:
+        """Return a record that has not expired."""
+        found = self.records.get(name)
+        return None if found is None or found.is_expired(now) else found
+
+
+class MemoryStore:
+    """What a datastore is to other drivers: it outlives the drivers, and several may share it.
+
+    `mortal` has the keys of all records that have an end. Each write looks at a few of them in turn,
+    whatever their scope, and removes those that have expired: a write's cost is bounded, and expired records
+    do not accumulate.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.scopes: dict[str, _Scope] = {}
+        self.mortal: OrderedDict[Key, None] = OrderedDict()
+
+    def scope(self, name: str) -> _Scope:
+        """Return a scope, which is kept only once something is put into it."""
+        return self.scopes.get(name) or _Scope()
+
+    def put(self, key: Key, stored: _Stored) -> None:
+        """Store a record."""
+        self.scopes.setdefault(key.scope, _Scope()).records[key.name] = stored
+        if stored.expires is None:
+            self.mortal.pop(key, None)
+        else:
+            self.mortal[key] = None
+
+    def remove(self, key: Key) -> None:
+        """Remove a record that is there."""
+        records = self.scopes[key.scope].records
+        del records[key.name]
+        if not records:
+            del self.scopes[key.scope]
+        self.mortal.pop(key, None)
+
+    def sweep(self, now: float, count: int) -> None:
+        """Remove the expired ones among the `count` records whose turn it is."""
+        for _ in range(min(count, len(self.mortal))):
+            key = next(iter(self.mortal))
+            if self.scopes[key.scope].records[key.name].is_expired(now):
+                self.remove(key)
+            else:
+                self.mortal.move_to_end(key)
+
+
+_named_stores: Final[dict[str, MemoryStore]] = {}
+
+
+class MemoryDriver:
+    """The five operations on a dictionary. Each instance has its own life; a store may be shared."""
+
+    name = "memory"
+
+    _swept = 8
+    """How many records that have an end each write looks at, to remove those that have expired."""
+
+    def __init__(
+        self,
+        store: MemoryStore | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_entry_bytes: int = 16 * _MIB,
+        max_record_bytes: int = 64 * _MIB,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> None:
+        require_clock(clock)
+        require_count("max_entry_bytes", max_entry_bytes)
+        require_count("max_record_bytes", max_record_bytes)
+        require_seconds("deadline_s", deadline_s)
+        self._store = MemoryStore() if store is None else store
+        self._clock = clock
+        self._is_open = False
+        self.traits = Traits(
+            reach="process",
+            clock="process",
+            durability="nothing survives the process",
+            max_entry=max_entry_bytes,
+            max_record=max_record_bytes,
+            max_drop=max_record_bytes,
+            deadline=deadline_s,
+        )
+
+    async def open(self) -> None:
+        """Make ready. Opening twice is harmless."""
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Let go of the store, which keeps what it holds. Twice is harmless."""
+        self._is_open = False
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as it is now, or `None` only if it is not there."""
+        await asyncio.sleep(0)
+        with self._scope(key.scope, "load") as (scope, now):
+            found = scope.find(key.name, now)
+            return Record(found.version, found.body, tuple(found.tail)) if found else None
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        """Add one entry at the end; the version stays, the time to live starts anew."""
+        require_ttl(ttl)
+        self._require_entry("append", entry)
+        await asyncio.sleep(0)
+        with self._scope(key.scope, "append") as (scope, now):
+            stored = scope.find(key.name, now) or _Stored(version=birth)
+            self._require_record("append", stored.size + len(entry))
+            stored.tail.append(entry)
+            stored.size += len(entry)
+            stored.expires = None if ttl is None else now + ttl
+            self._store.put(key, stored)
+            return len(stored.tail)
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version if the record is what the caller expects."""
+        require_ttl(ttl)
+        require_drop(drop, expect)
+        self._require_entry("replace", body)
+        await asyncio.sleep(0)
+        with self._scope(key.scope, "replace") as (scope, now):
+            found = scope.find(key.name, now)
+            if found and found.version == version:
+                return True
+            if expect is ABSENT and found:
+                return False
+            if isinstance(expect, str) and not (
+                found and found.version == expect and drop <= len(found.tail)
+            ):
+                return False
+            tail, size = [], len(body)
+            if found and isinstance(expect, str):
+                tail = found.tail[drop:]
+                size += found.size - len(found.body or b"") - sum(map(len, found.tail[:drop]))
+            if ttl is KEEP:
+                expires = found.expires if found else None
+            else:
+                expires = None if ttl is None else now + ttl
+            self._require_record("replace", size)
+            self._store.put(key, _Stored(version, body, tail, expires, size))
+            return True
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        await asyncio.sleep(0)
+        with self._scope(key.scope, "delete") as (scope, now):
+            found = scope.find(key.name, now)
+            if not found or expect not in (ANY, found.version):
+                return False
+            self._store.remove(key)
+            return True
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        require_limit(limit)
+        await asyncio.sleep(0)
+        with self._scope(scope, "scan") as (found, now):
+            start = after.encode()
+            names = heapq.nsmallest(
+                limit + 1,
+                (name for name in found.records if name.encode() > start and found.find(name, now)),
+                key=str.encode,
+            )
+            return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+    @contextmanager
+    def _scope(self, name: str, operation: str) -> Generator[tuple[_Scope, float]]:
+        """Yield a scope to one operation at a time, with the instant at which expiry is judged."""
+        if not self._is_open:
+            raise not_open(backend=self.name, operation=operation)
+        with self._store.lock:
+            now = self._clock()
+            if operation not in _READS:
+                self._store.sweep(now, self._swept)
+            yield self._store.scope(name), now
+
+    def _require_entry(self, operation: str, value: bytes) -> None:
+        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
+
+    def _require_record(self, operation: str, size: int) -> None:
+        require_fits("record", size, self.traits.max_record, backend=self.name, operation=operation)
+
+
+def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:
+    """Return a driver on the store that `memory://NAME`, or the option `name`, names; else on a new one.
+
+    All drivers of this process that give the same name share a store, which lasts as long as the process.
+    The other `options` are the keyword arguments of `MemoryDriver`.
+    """
+    del create  # a dictionary needs no setting up
+    known = ("name", "clock", "max_entry_bytes", "max_record_bytes", "deadline_s")
+    require_known(options, known, backend="memory")
+    parts = urlsplit(url or "memory://")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigurationError("a memory URL is memory:// (a new store) or memory://NAME (a shared one)")
+    options = merged({"name": unquote(parts.netloc)} if parts.netloc else {}, options)
+    name: object = options.pop("name", None)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigurationError("name is the name of a store that all drivers of this process share")
+    store = None if name is None else _named_stores.setdefault(name, MemoryStore())
+    return MemoryDriver(store, **options)
+
+
+@hookimpl
+def stm_backend() -> BackendPlugin:
+    """Bring the backend `memory`."""
+    return BackendPlugin(name="memory", url_schemes=("memory",), requires=(), open=open_driver)

@@ -1,0 +1,394 @@
+"""Backends are found by entry point, and what goes wrong with one is told apart and told plainly.
+
+A package that brings a backend names a module in the entry-point group `stm_backends`, under the
+backend's name, and that module answers one hook:
+
+```python
+@hookimpl
+def stm_backend() -> BackendPlugin:
+    return BackendPlugin(name="redis", url_schemes=("redis", "rediss"), requires=("redis",), open=open_driver)
+```
+
+The module is imported when its backend is asked for, or all are listed. It imports no client library
+at its top, so that a missing one is noticed by `requires` and answered with the line that installs it.
+Messages show a URL's scheme and never the rest of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
+from urllib.parse import quote
+
+import pluggy
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import AmbiguousBackend, ConfigurationError, MissingExtra, UnknownBackend
+
+if TYPE_CHECKING:
+    from email.message import Message
+    from importlib.metadata import EntryPoint
+
+GROUP: Final = "stm_backends"
+
+_INSTALL: Final = "pip install "
+
+_T = TypeVar("_T")
+
+_hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+"""Marks the function by which a module answers the `stm_backend` hook."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendPlugin:
+    """What a package says about the backend it brings.
+
+    `name` is that of the entry point, and of the extra, if the distribution has one, that installs
+    `requires`: the top-level modules of the client library. `open` is called as `open(url, create=...,
+    **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet;
+    this is the place to import the client library and to refuse settings that cannot work.
+
+    `schema` is called as `schema(url, **options)`, with what `open` would be given except for `create`.
+    It returns what `create=True` would do, in the datastore's own language and to be handed to its own
+    client as it stands, for those who may not let an application do it. It touches neither the datastore
+    nor the client library; a `url` of `None` means the defaults; no secret of a URL is in the text.
+    `None` in its place says that there is nothing to set up.
+    """
+
+    name: str
+    url_schemes: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    open: Callable[..., Driver]
+    schema: Callable[..., str] | None = None
+
+
+class Hooks:
+    """The hooks that a backend's module may answer: one."""
+
+    @_hookspec(firstresult=True)
+    def stm_backend(self) -> BackendPlugin | None:
+        """Describe the backend of this module."""
+
+
+State: TypeAlias = Literal["ready", "missing extra", "broken", "ambiguous"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """How one claim to a backend's name stands. `reason` says what is wrong and what would help.
+
+    `install` is the command that installs what is missing, which `reason` ends with.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    schemes: tuple[str, ...] = ()
+    state: State = "ready"
+    reason: str = ""
+
+    @property
+    def install(self) -> str:
+        _, found, what = self.reason.partition(_INSTALL)
+        return f"{found}{what}" if self.state == "missing extra" else ""
+
+
+def open_driver(name_or_url: str, *, url: str | None = None, create: bool = False, **options: Any) -> Driver:
+    """Return the driver of a backend, not opened yet, given the backend's name or a URL of its.
+
+    Raises `UnknownBackend`, `AmbiguousBackend`, `MissingExtra`, and `ConfigurationError` for an option
+    that the backend does not have or a backend that is broken.
+    """
+    entry_point, plugin, url = _resolve(name_or_url, url)
+    _require_client(entry_point, plugin)
+    return _call(entry_point, plugin, plugin.open, url, create=create, **options)
+
+
+def schema(name_or_url: str, *, url: str | None = None, **options: Any) -> str | None:
+    """Return what opening a backend with `create=True` would do, `None` if there is nothing to set up.
+
+    The text is in the datastore's own language. Neither the datastore nor the client library is needed.
+    Raises as `open_driver` does, except for `MissingExtra`.
+    """
+    entry_point, plugin, url = _resolve(name_or_url, url)
+    if plugin.schema is None:
+        return None
+    return _call(entry_point, plugin, plugin.schema, url, **options)
+
+
+def diagnose() -> list[Diagnosis]:
+    """Say of every installed backend whether it is ready, and if not, why and what would help."""
+    claims = _claims()
+    return [
+        _diagnose(entry_point, claims[name])
+        for name in sorted(claims)
+        for entry_point in sorted(claims[name], key=_origin)
+    ]
+
+
+def scheme_of(url: str) -> str:
+    """Return a URL's scheme in lower case; `""` if it has none."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*):", url)
+    return match[1].lower() if match else ""
+
+
+def _require_text(name_or_url: object, url: object) -> None:
+    """Raise `ConfigurationError` for what is no text, and say what to write instead."""
+    for what, value in (("a backend", name_or_url), ("url", url)):
+        if isinstance(value, os.PathLike):
+            path = os.fsdecode(cast("os.PathLike[str]", value))
+            raise UnknownBackend(f"a path is no backend; for the SQLite database in it write {_at(path)}")
+        if not isinstance(value, str) and not (value is None and what == "url"):
+            raise ConfigurationError(
+                f"{what} is given as a string: a name such as 'memory', or a URL such as "
+                f"'sqlite:///conversations.db'; not {type(value).__name__}"
+            )
+
+
+def _is_windows_path(text: str) -> bool:
+    return re.match(r"[A-Za-z]:[\\/](?!/)", text) is not None
+
+
+def _at(path: str) -> str:
+    """Return the URL of the SQLite database at a path, as text to copy."""
+    return repr(f"sqlite:///{quote(path)}")
+
+
+_Claims: TypeAlias = "dict[str, list[EntryPoint]]"
+
+_NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
+
+_DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
+"""What looks like the path of a database, and like no part of a URL that may hold a secret."""
+
+
+def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlugin, str | None]:
+    """Return who brings a backend, given its name or a URL of its, and the URL if there is one."""
+    _require_text(name_or_url, url)
+    claims = _claims()
+    if ":" in name_or_url and not _is_windows_path(name_or_url):
+        if url is not None:
+            raise ConfigurationError(
+                "a URL is given twice: give a backend's name and url=..., or a URL alone"
+            )
+        return *_by_scheme(claims, name_or_url), name_or_url
+    entry_point, plugin = _by_name(claims, name_or_url)
+    if url is not None and "://" in url and scheme_of(url) not in plugin.url_schemes:
+        known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no URL"
+        raise ConfigurationError(f"the backend {plugin.name!r} takes {known} and no other URL")
+    return entry_point, plugin, url
+
+
+def _call(
+    entry_point: EntryPoint,
+    plugin: BackendPlugin,
+    function: Callable[..., _T],
+    url: str | None,
+    **options: Any,
+) -> _T:
+    """Call what a plugin brings, and tell an option that it does not have from a fault of its own."""
+    try:
+        inspect.signature(function).bind(url, **options)
+    except TypeError as error:
+        raise ConfigurationError(f"the backend {plugin.name!r} has other options: {error}") from None
+    try:
+        return function(url, **options)
+    except ImportError as error:
+        raise _import_failure(entry_point, plugin, error) from error
+
+
+def _claims() -> _Claims:
+    from importlib.metadata import entry_points  # noqa: PLC0415 -- costs half as much as all of this library
+
+    claims: _Claims = {}
+    for entry_point in entry_points(group=GROUP):
+        same = claims.setdefault(entry_point.name, [])
+        if all(_origin(other) != _origin(entry_point) for other in same):
+            same.append(entry_point)
+    return claims
+
+
+def _by_name(claims: _Claims, name: str) -> tuple[EntryPoint, BackendPlugin]:
+    if name not in claims:
+        raise _unknown("backend", name, shown=bool(_NAME.fullmatch(name)), names=claims, known=claims)
+    return _only(claims, name)
+
+
+def _only(claims: _Claims, name: str) -> tuple[EntryPoint, BackendPlugin]:
+    if len(claims[name]) > 1:
+        raise AmbiguousBackend(_ambiguity(name, claims[name]))
+    (entry_point,) = claims[name]
+    return entry_point, _load(entry_point)
+
+
+def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
+    scheme = scheme_of(url)
+    # The backend named like the scheme is asked first, and the others only if it is not the one.
+    if scheme in claims:
+        entry_point, plugin = _only(claims, scheme)
+        if scheme in plugin.url_schemes:
+            return entry_point, plugin
+    found: list[tuple[EntryPoint, BackendPlugin]] = []
+    schemes: set[str] = set()
+    broken: list[str] = []
+    for entry_point in (one for name in claims for one in claims[name]):
+        try:
+            plugin = _load(entry_point)
+        except ConfigurationError:
+            broken.append(entry_point.name)
+            continue
+        schemes.update(plugin.url_schemes)
+        if scheme in plugin.url_schemes:
+            found.append((entry_point, plugin))
+    if not found:
+        # Without "//" the word before a colon may be a user's name.
+        shown = bool(scheme) and ("://" in url or "@" not in url)
+        error = _unknown("URL scheme", scheme or url, shown=shown, names=claims, known=schemes)
+        if broken:
+            error.add_note(f"Could not be asked: {', '.join(broken)}; `stm-backends drivers` says why.")
+        raise error
+    if len(found) > 1:
+        raise AmbiguousBackend(_ambiguity(f"{scheme}://", [entry_point for entry_point, _ in found]))
+    return found[0]
+
+
+def _load(entry_point: EntryPoint) -> BackendPlugin:
+    """Import a backend's module and ask its hook; any failure is the plugin's own."""
+    # A manager for each, so that a plugin that fails in any way is alone with it.
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Hooks)
+    try:
+        manager.register(entry_point.load(), entry_point.name)
+        manager.check_pending()
+        plugin = cast("object", manager.hook.stm_backend())
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(_broken(entry_point, f"{type(error).__name__}: {error}")) from error
+    if not isinstance(plugin, BackendPlugin):
+        raise ConfigurationError(_broken(entry_point, "its stm_backend hook returns no BackendPlugin"))
+    if plugin.name != entry_point.name:
+        raise ConfigurationError(_broken(entry_point, f"its plugin calls itself {plugin.name!r}"))
+    return plugin
+
+
+def _require_client(entry_point: EntryPoint, plugin: BackendPlugin) -> None:
+    for module in plugin.requires:
+        try:
+            missing = importlib.util.find_spec(module) is None
+        except ValueError:
+            # It is imported already and has no spec.
+            missing = False
+        if missing:
+            raise _missing(entry_point, plugin, module)
+
+
+def _import_failure(entry_point: EntryPoint, plugin: BackendPlugin, error: ImportError) -> ConfigurationError:
+    module = error.name or ""
+    if isinstance(error, ModuleNotFoundError) and module.partition(".")[0] in plugin.requires:
+        return _missing(entry_point, plugin, module)
+    return ConfigurationError(_broken(entry_point, f"{type(error).__name__}: {error}"))
+
+
+def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosis:
+    schemes: tuple[str, ...] = ()
+    state: State = "ready"
+    reason = ""
+    try:
+        plugin = _load(entry_point)
+        schemes = plugin.url_schemes
+        _require_client(entry_point, plugin)
+    except MissingExtra as error:
+        state, reason = "missing extra", str(error)
+    except ConfigurationError as error:
+        state, reason = "broken", str(error)
+    if len(claims) > 1:
+        state, reason = "ambiguous", _ambiguity(entry_point.name, claims)
+    distribution, version, _ = _origin(entry_point)
+    return Diagnosis(
+        name=entry_point.name,
+        distribution=distribution,
+        version=version,
+        schemes=schemes,
+        state=state,
+        reason=reason,
+    )
+
+
+# What is said
+
+
+def _origin(entry_point: EntryPoint) -> tuple[str, str, str]:
+    """Return the distribution, its version and the module that a claim comes from."""
+    distribution = entry_point.dist
+    if distribution is None:
+        return "an unknown distribution", "", entry_point.value
+    # A half removed package may have lost the file with its name and version. Asking for what a file
+    # does not say by `[...]`, as the properties `name` and `version` do, is deprecated.
+    metadata = cast("Message", distribution.metadata)
+    name, version = (metadata.get(field) for field in ("Name", "Version"))
+    return name or "an unnamed distribution", version or "", entry_point.value
+
+
+def _unknown(
+    what: str, asked: str, *, shown: bool, names: Iterable[str], known: Iterable[str]
+) -> UnknownBackend:
+    """Say that there is no such backend; what may be part of a mistyped URL is not shown."""
+    text = asked.lower()
+    if _DATABASE_FILE.fullmatch(asked):
+        problem = f"a path is no backend; for the SQLite database in it write {_at(asked)}."
+    else:
+        problem = (
+            f"no installed package brings the {what} {asked!r}."
+            if shown
+            else "what was given is neither the name nor a URL of a backend."
+        )
+        word = re.match(r"[\w+.\-]*", text)
+        for near in difflib.get_close_matches(word[0] if word else "", sorted(known), n=1):
+            problem += f" Did you mean {near!r}?"
+    return UnknownBackend(f"{problem} Installed: {', '.join(sorted(names)) or 'none'}")
+
+
+def _ambiguity(claimed: str, claims: Sequence[EntryPoint]) -> str:
+    origins = " and ".join(
+        f"{distribution} {version} ({module})".replace("  ", " ")
+        for distribution, version, module in sorted(_origin(entry_point) for entry_point in claims)
+    )
+    return f"the backend {claimed!r} is claimed by {origins}; uninstall one of them"
+
+
+def _broken(entry_point: EntryPoint, reason: str) -> str:
+    distribution, version, module = _origin(entry_point)
+    whose = f"{distribution} {version}".rstrip()
+    return f"the backend {entry_point.name!r} of {whose} is broken ({module}): {reason}"
+
+
+def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> MissingExtra:
+    distribution = _origin(entry_point)[0]
+    hint = (
+        f': {_INSTALL}"{distribution}[{plugin.name}]"'
+        if _provides(entry_point, extra=plugin.name)
+        else f"; its package often has the same name: {_INSTALL}{module.partition('.')[0]}"
+    )
+    error = MissingExtra(
+        f"the backend {plugin.name!r} needs the module {module!r}, which is not installed{hint}"
+    )
+    error.name = module
+    return error
+
+
+def _provides(entry_point: EntryPoint, *, extra: str) -> bool:
+    """Whether the distribution of a claim declares an extra, whose names are compared as pip does."""
+    if entry_point.dist is None:
+        return False
+    declared = cast("Message", entry_point.dist.metadata).get_all("Provides-Extra") or ()
+    return _normalized(extra) in map(_normalized, declared)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,7 @@
+"""The SQLite driver: conversations of one host in one file, with nothing to install."""
+
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.plugin import open_driver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+
+__all__ = ["SqliteDriver", "SqliteSettings", "open_driver"]

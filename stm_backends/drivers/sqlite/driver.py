@@ -1,0 +1,396 @@
+"""The SQLite driver: one file, shared by the processes of one host, with nothing to install.
+
+The file may be the application's own database: only tables whose names begin with `stm_` are touched
+(and the journal mode, which is set to WAL, so that readers and the writer do not wait for each other).
+
+Every operation is one transaction and one hand-off to the thread that owns the connection. A writer
+finds the write lock taken only while another process is in the middle of a transaction; it then waits
+in the event loop, never in the thread, and sends the whole transaction again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from stm_backends.drivers.checks import (
+    not_open,
+    require_clock,
+    require_drop,
+    require_fits,
+    require_limit,
+    require_ttl,
+)
+from stm_backends.drivers.contract import (
+    ABSENT,
+    ANY,
+    KEEP,
+    AbsentType,
+    AnyType,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+)
+from stm_backends.drivers.sqlite import purging, statements
+from stm_backends.drivers.sqlite.errors import is_busy, translate
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.drivers.sqlite.thread import ConnectionThread, NotBegun, NotEnded
+from stm_backends.errors import Corrupt, Unavailable
+
+T = TypeVar("T")
+
+_MAX_PAGE: Final = 10_000
+"""More names than this are not read in one statement, so that the thread stays free for others."""
+
+
+class _Found(NamedTuple):
+    """A row of stm_record."""
+
+    id: int
+    version: str
+    expires: float | None
+    written: float | None
+    first: int
+    next: int
+    size: int
+
+
+class SqliteDriver:
+    """The five operations on a database file. Each instance has a connection and a thread of its own.
+
+    `clock` is the host's, in seconds since the epoch, and must be the same for all who share the file. If it
+    is set back, the time to live of a record starts again with the next write that finds it: a lease lasts
+    at most once more, and nothing ends early.
+    """
+
+    name = "sqlite"
+
+    def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
+        require_clock(clock)
+        self._settings = settings
+        # An absolute path is never taken for a `file:` URI, nor for another file after a change of the
+        # working directory.
+        self._path = Path(settings.path).absolute()
+        self._clock = clock
+        self._thread: ConnectionThread | None = None
+        self._files: dict[str, tuple[int, int]] = {}
+        self._opening = asyncio.Lock()
+        self.traits = Traits(
+            reach="host",
+            clock="host",
+            durability=(
+                "survives the death of any process, and a power cut"
+                if settings.synchronous == "full"
+                else "survives the death of any process; a power cut may take the last transactions"
+            ),
+            max_entry=settings.max_entry_bytes,
+            max_record=settings.max_record_bytes,
+            max_drop=settings.max_record_bytes,
+            deadline=settings.deadline_s,
+        )
+
+    async def open(self) -> None:
+        """Open the file, create it and the tables if need be. Opening twice is harmless."""
+        async with self._opening:
+            if self._thread is not None:
+                return
+            self._thread = ConnectionThread(self._connect, name="stm-sqlite")
+            try:
+                await self._run("open", lambda _: None)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        """Let what has been sent end, close the connection and end the thread. Twice is harmless.
+
+        Waits no longer than one deadline and a second: if SQLite stalls, as on a network file system
+        that does not answer, the thread is left behind, and closes the connection and ends when it can.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.close(timeout=self._settings.deadline_s)
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as it is now, or `None` only if it is not there."""
+
+        def work(connection: sqlite3.Connection) -> list[Any]:
+            return connection.execute(statements.LOAD, (*key, self._clock())).fetchall()
+
+        rows = await self._run("load", work)
+        if not rows:
+            return None
+        version, length, size, seq, _ = rows[0]
+        values = [entry for *_, entry in rows if entry is not None]
+        body = values.pop(0) if seq == 0 else None
+        if len(values) != length or sum(map(len, values), len(body or b"")) != size:
+            raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
+        return Record(version, body, tuple(values))
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        """Add one entry at the end; the version stays, the time to live starts anew."""
+        require_ttl(ttl)
+        self._require_fits("entry", len(entry), "append")
+
+        def work(connection: sqlite3.Connection, now: float) -> int:
+            expires, size, limit = None if ttl is None else now + ttl, len(entry), self.traits.max_record
+            grow = (expires, now, size, *key, now, size, limit)
+            grown = connection.execute(statements.GROW, grow).fetchone()
+            if grown is None:
+                found = _find(connection, key, now)
+                self._require_fits("record", size + (found.size if found else 0), "append")
+                new = connection.execute(statements.CREATE, (*key, birth, expires, now, 2, size)).lastrowid
+                grown = new, 1, 1
+            record, seq, length = grown
+            connection.execute(statements.ENTER, (record, seq, entry))
+            return int(length)
+
+        return await self._change("append", work, size=len(entry))
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version if the record is what the caller expects."""
+        require_ttl(ttl)
+        require_drop(drop, expect)
+        self._require_fits("entry", len(body), "replace")
+
+        def work(connection: sqlite3.Connection, now: float) -> bool:
+            found = _find(connection, key, now)
+            if ttl is KEEP:
+                expires, written = (found.expires, found.written) if found else (None, now)
+            else:
+                expires, written = None if ttl is None else now + ttl, now
+            if found is None:
+                if isinstance(expect, str):
+                    return False
+                self._require_fits("record", len(body), "replace")
+                record = connection.execute(
+                    statements.CREATE, (*key, version, expires, written, 1, len(body))
+                ).lastrowid
+                connection.execute(statements.ENTER, (record, 0, body))
+                return True
+            if found.version == version:
+                return True
+            if expect is ABSENT:
+                return False
+            if isinstance(expect, str) and (found.version != expect or drop > found.next - found.first):
+                return False
+            first = found.next if expect is ANY else found.first + drop
+            (going,) = connection.execute(statements.MEASURE_BEFORE, (found.id, first)).fetchone()
+            size = found.size - int(going) + len(body)
+            self._require_fits("record", size, "replace")
+            connection.execute(statements.DELETE_BEFORE, (found.id, first))
+            connection.execute(statements.ENTER, (found.id, 0, body))
+            connection.execute(statements.REPLACE, (version, expires, written, first, size, found.id))
+            return True
+
+        return await self._change("replace", work, size=len(body))
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        """Remove the record, if it is there and carries `expect`; returns whether it did.
+
+        A large record is out of reach with the first transaction; others remove its entries, as far as they
+        get before the deadline.
+        """
+
+        def work(connection: sqlite3.Connection, now: float) -> _Found | None:
+            found = _find(connection, key, now)
+            if found is None or expect not in (ANY, found.version):
+                return None
+            purging.remove(connection, found.id, found.first, found.next, found.size)
+            return found
+
+        def delete(connection: sqlite3.Connection) -> bool:
+            found = self._write(connection, work)
+            if found is not None and not purging.fits_a_step(found.first, found.next, found.size):
+                # Whatever gets in the way of the rest, the record is gone.
+                with contextlib.suppress(sqlite3.Error):
+                    while self._purge_step(connection, until=statements.BURIED_UNTIL).more:
+                        pass
+            return found is not None
+
+        return await self._run("delete", delete)
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        require_limit(limit)
+        limit = min(limit, _MAX_PAGE)
+
+        def work(connection: sqlite3.Connection) -> list[Any]:
+            return connection.execute(statements.SCAN, (scope, after, self._clock(), limit + 1)).fetchall()
+
+        names = [name for (name,) in await self._run("scan", work)]
+        return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+    async def purge(self, limit: int) -> int:
+        """Remove up to `limit` expired records, which are absent already; returns how many.
+
+        Other writers get their turn after each of its transactions, which are short. The deadline is that of
+        one of them.
+        """
+        require_limit(limit)
+        gone, more = 0, True
+        while more and gone < limit:
+            left = limit - gone
+            done, more = await self._run(
+                "purge", lambda connection, left=left: self._purge_step(connection, left)
+            )
+            gone += done
+        return gone
+
+    async def _change(
+        self, operation: str, work: Callable[[sqlite3.Connection, float], T], *, size: int
+    ) -> T:
+        """Run a write of `size` bytes; what is removed in passing is not part of it and cannot fail it."""
+        answer = await self._run(operation, lambda connection: self._write(connection, work))
+        for _ in range(purging.steps_after(size)):
+            if self._thread is not None:
+                self._thread.post(self._on_its_file("purge", self._purge_step))
+        return answer
+
+    def _purge_step(
+        self,
+        connection: sqlite3.Connection,
+        limit: int = purging.STEP_RECORDS,
+        *,
+        until: float | None = None,
+    ) -> purging.Step:
+        """Remove some of what expired before `until`, or before now; takes the write lock only for that."""
+        until = self._clock() if until is None else until
+        if not connection.execute(statements.EXPIRED, (until, 1)).fetchone():
+            return purging.Step(0, more=False)
+        limit = min(limit, purging.STEP_RECORDS)
+        return self._write(connection, lambda connection, _: purging.step(connection, until, limit))
+
+    async def _run(self, operation: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run one transaction in the thread, again while another process is in the middle of one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.deadline_s
+        attempt = 0
+        while (thread := self._thread) is not None:
+            try:
+                return await thread.run(self._on_its_file(operation, work), until=until)
+            except (sqlite3.Error, NotBegun, NotEnded) as error:
+                # What was found locked and did not get to try again before the deadline was locked.
+                if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
+                    raise translate(error, operation) from error
+                pause = _pause(attempt)
+                if loop.time() + pause >= until:
+                    raise Unavailable(
+                        "the database is locked by another process", backend=self.name, operation=operation
+                    ) from error
+            attempt += 1
+            await asyncio.sleep(pause)
+        raise not_open(backend=self.name, operation=operation)
+
+    def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
+        """Run `work` in one transaction that has the write lock from its beginning."""
+        connection.execute(statements.BEGIN)
+        try:
+            answer = work(connection, self._clock())
+            connection.execute(statements.COMMIT)
+        except BaseException:
+            # SQLite has rolled back by itself after some errors, such as a full disk.
+            if connection.in_transaction:
+                connection.execute(statements.ROLLBACK)
+            raise
+        return answer
+
+    def _connect(self) -> sqlite3.Connection:
+        # Only a URI can say that a missing file is not to be created, at the moment of opening it.
+        uri = self._settings.must_exist
+        target = f"{self._path.as_uri()}?mode=rw" if uri else self._path
+        try:
+            connection = sqlite3.connect(target, timeout=0, isolation_level=None, uri=uri)
+        except sqlite3.OperationalError as error:
+            if uri and not self._path.exists():
+                raise Unavailable(
+                    f"there is no database file at {self._path}", backend=self.name, operation="open"
+                ) from error
+            raise
+        try:
+            statements.prepare(connection, self._settings)
+        except BaseException:
+            connection.close()
+            raise
+        self._files = {path: identity for path in self._paths() if (identity := _identity(path))}
+        return connection
+
+    def _on_its_file(
+        self, operation: str, work: Callable[[sqlite3.Connection], T]
+    ) -> Callable[[sqlite3.Connection], T]:
+        """Return `work` as the thread runs it: not on a file that was removed or replaced meanwhile.
+
+        SQLite itself does not notice, and would write what is lost with the last process that has the file
+        open. The same goes for the two files beside it, by which processes agree with each other.
+        """
+
+        def checked(connection: sqlite3.Connection) -> T:
+            for path, identity in self._files.items():
+                if _identity(path) != identity:
+                    raise Unavailable(
+                        "the database file, or the -wal or -shm file beside it, was removed or replaced "
+                        "while it was open; nothing was done. Close the backend and open it again",
+                        backend=self.name,
+                        operation=operation,
+                    )
+            return work(connection)
+
+        return checked
+
+    def _paths(self) -> tuple[str, ...]:
+        """Return where the file stands, and those that SQLite keeps beside it as long as it is open."""
+        return str(self._path), f"{self._path}-wal", f"{self._path}-shm"
+
+    def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
+        limit = self.traits.max_entry if what == "entry" else self.traits.max_record
+        require_fits(what, size, limit, backend=self.name, operation=operation)
+
+
+def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None:
+    """Return the row of a record within a write transaction, which takes an expired one away first."""
+    row = connection.execute(statements.FIND, key).fetchone()
+    if row is None:
+        return None
+    found = _Found._make(row)
+    if found.expires is None:
+        return found
+    if found.written is not None and now < found.written < found.expires:
+        # The clock was set back. How much of the time to live had passed by then cannot be known.
+        found = found._replace(expires=now + found.expires - found.written, written=now)
+        connection.execute(statements.RESTART, (found.expires, found.written, found.id))
+    elif found.expires <= now:
+        purging.remove(connection, found.id, found.first, found.next, found.size)
+        return None
+    return found
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from any other that may stand at its path; `None` if none can be seen."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 -- at every operation, and Path.stat takes longer
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _pause(attempt: int) -> float:
+    """Return how long to wait before the next attempt: at first hardly, at most 10 ms, never in step."""
+    return random.uniform(0, min(0.0002 * 2 ** min(attempt, 6), 0.01))

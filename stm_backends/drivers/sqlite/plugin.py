@@ -1,0 +1,36 @@
+"""How the backend `sqlite` is found by name and URL."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.sqlite import statements
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+
+
+def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:
+    """Return a driver on the file that a URL, or the option `path`, names.
+
+    `options` are the fields of `SqliteSettings`, and `clock`.
+    """
+    del create  # the tables are created when they are missing
+    clock = options.pop("clock", time.time)
+    settings = SqliteSettings.from_url(url, **options) if url else SqliteSettings.from_options(**options)
+    return SqliteDriver(settings, clock=clock)
+
+
+def schema(url: str | None, **options: Any) -> str:
+    """Return the SQL that sets up a new file, the same for every file."""
+    if url or options:
+        open_driver(url, **options)  # opens nothing yet, and refuses what opening would
+    return statements.script()
+
+
+@hookimpl
+def stm_backend() -> BackendPlugin:
+    """Bring the backend `sqlite`."""
+    return BackendPlugin(name="sqlite", url_schemes=("sqlite",), requires=(), open=open_driver, schema=schema)

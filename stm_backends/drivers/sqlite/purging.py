@@ -1,0 +1,78 @@
+"""How what has expired leaves the file: in short transactions, each bounded by entries and bytes.
+
+An expired record is absent already; this only gives its space back. A record too large for one step is
+buried first: it takes a name that no key has, and its entries go step by step, its row last. A process that
+ends in between leaves it to the next purge.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from typing import Final, NamedTuple
+
+from stm_backends.drivers.sqlite import statements
+
+STEP_ENTRIES: Final = 1_000
+STEP_BYTES: Final = 1024 * 1024
+STEP_RECORDS: Final = 64
+"""What one transaction removes at most. A single entry that is larger than that goes in one piece."""
+
+_CHANCE: Final = 1 / 8
+
+
+class Step(NamedTuple):
+    """How many records are gone, and whether more have expired."""
+
+    gone: int
+    more: bool
+
+
+def steps_after(size: int) -> int:
+    """Return, by chance, how many steps follow a write of `size` bytes.
+
+    On average they remove more records, entries and bytes than are written, whoever writes. A count would
+    have to be kept somewhere, and processes that live for a few writes would never reach it.
+    """
+    return int(_CHANCE + size / STEP_BYTES + random.random())
+
+
+def fits_a_step(first: int, end: int, size: int) -> bool:
+    """Return whether a record with so many entries and bytes can be removed at once."""
+    return end - first < STEP_ENTRIES and size <= STEP_BYTES
+
+
+def remove(connection: sqlite3.Connection, record: int, first: int, end: int, size: int) -> None:
+    """Take a record out of reach within a write transaction; its entries follow later if they are many."""
+    if fits_a_step(first, end, size):
+        connection.execute(statements.DELETE, (record,))
+    else:
+        connection.execute(statements.BURY, (first, size, record))
+
+
+def step(connection: sqlite3.Connection, now: float, limit: int) -> Step:
+    """Remove expired records, at most `limit`, or a part of one, within a write transaction."""
+    found = connection.execute(statements.EXPIRED, (now, limit)).fetchall()
+    entries = size = 0
+    for gone, (record, first, end, bytes_) in enumerate(found):
+        entries, size = entries + end - first, size + bytes_
+        if not fits_a_step(0, entries, size):
+            return Step(gone or _shorten(connection, record, first, bytes_), more=True)
+        connection.execute(statements.DELETE, (record,))
+    return Step(len(found), more=len(found) == limit)
+
+
+def _shorten(connection: sqlite3.Connection, record: int, first: int, size: int) -> int:
+    """Bury a record and remove its oldest entries, or its row if no entry is left; returns how many rows."""
+    removed, place = 0, None
+    # SQLite knows the length of an entry without reading it.
+    for seq, length in connection.execute(statements.OLDEST, (record, STEP_ENTRIES)).fetchall():
+        removed, place = removed + length, seq
+        if removed >= STEP_BYTES:
+            break
+    if place is None:
+        connection.execute(statements.DELETE, (record,))
+        return 1
+    connection.execute(statements.DELETE_BEFORE, (record, place + 1))
+    connection.execute(statements.BURY, (max(first, place + 1), size - removed, record))
+    return 0

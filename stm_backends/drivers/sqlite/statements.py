@@ -1,0 +1,160 @@
+"""What the SQLite driver says to SQLite, and why each operation is atomic.
+
+A read is one statement, and one statement reads one snapshot. A write is several statements between
+BEGIN and COMMIT: BEGIN takes the write lock before FIND reads, so that nobody, in this process or
+another, writes between what a transaction has seen and what it does about it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import textwrap
+from collections.abc import Iterator
+from typing import Final
+
+from stm_backends.drivers.layouts import Layout, is_outdated
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.errors import ConfigurationError
+
+LAYOUT: Final = Layout(version=2, readable_since=1)
+
+OLDEST_SQLITE: Final = (3, 35, 0)
+"""The first SQLite that knows RETURNING (2021)."""
+
+STEPS: Final[dict[int, tuple[str, ...]]] = {
+    1: (
+        # Code of layout 1 looks at no other row, and uses the file as long as this one says 1. So whatever
+        # raises `readable_since` raises this row as well.
+        "CREATE TABLE IF NOT EXISTS stm_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
+        "INSERT OR IGNORE INTO stm_meta VALUES ('schema', 1)",
+        # `first` and `next` bound the sequence numbers of the tail, `size` is the bytes of body and tail. The
+        # default collation compares the bytes of UTF-8, which is the order that `scan` promises.
+        """CREATE TABLE IF NOT EXISTS stm_record (
+            id      INTEGER PRIMARY KEY,
+            scope   TEXT    NOT NULL,
+            name    TEXT    NOT NULL,
+            version TEXT    NOT NULL,
+            expires REAL,
+            first   INTEGER NOT NULL,
+            next    INTEGER NOT NULL,
+            size    INTEGER NOT NULL,
+            UNIQUE (scope, name)
+        )""",
+        "CREATE INDEX IF NOT EXISTS stm_record_expires ON stm_record (expires) WHERE expires IS NOT NULL",
+        # The body is the row with seq 0, the tail are those from 1. An append writes one small row of
+        # stm_record and one of stm_entry, whatever the record has grown to.
+        """CREATE TABLE IF NOT EXISTS stm_entry (
+            record  INTEGER NOT NULL,
+            seq     INTEGER NOT NULL,
+            entry   BLOB    NOT NULL,
+            PRIMARY KEY (record, seq)
+        ) WITHOUT ROWID""",
+        """CREATE TRIGGER IF NOT EXISTS stm_record_deleted AFTER DELETE ON stm_record
+        BEGIN
+            DELETE FROM stm_entry WHERE record = old.id;
+        END""",
+    ),
+    # When the time to live was set, by which a clock that was set back is noticed. Code of layout 1 names the
+    # columns that it writes, and leaves this one as it is.
+    2: ("ALTER TABLE stm_record ADD COLUMN written REAL",),
+}
+"""What makes each layout out of the one before; every new file takes all of these steps."""
+
+_SET_META: Final = "INSERT OR REPLACE INTO stm_meta VALUES ('version', {}), ('readable_since', {})"
+
+# Readers and the writer do not wait for each other; the file remembers it.
+JOURNAL: Final = "PRAGMA journal_mode = WAL"
+
+BEGIN: Final = "BEGIN IMMEDIATE"
+COMMIT: Final = "COMMIT"
+ROLLBACK: Final = "ROLLBACK"
+
+LOAD: Final = """
+    SELECT version, next - first, size, seq, entry
+    FROM stm_record LEFT JOIN stm_entry ON record = id
+    WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?)
+    ORDER BY seq"""
+
+SCAN: Final = """
+    SELECT name FROM stm_record
+    WHERE scope = ? AND name > ? AND (expires IS NULL OR expires > ?)
+    ORDER BY name LIMIT ?"""
+
+FIND: Final = """
+    SELECT id, version, expires, written, first, next, size FROM stm_record WHERE scope = ? AND name = ?"""
+DELETE: Final = "DELETE FROM stm_record WHERE id = ?"
+CREATE: Final = """
+    INSERT INTO stm_record (scope, name, version, expires, written, first, next, size)
+    VALUES (?, ?, ?, ?, ?, 1, ?, ?)"""
+# Names the record, checks that it is alive and has room, and moves its end, in one statement; where it
+# answers no row, FIND and CREATE say why and what then.
+GROW: Final = """
+    UPDATE stm_record SET expires = ?, written = ?, next = next + 1, size = size + ?
+    WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?) AND size + ? <= ?
+    RETURNING id, next - 1, next - first"""
+REPLACE: Final = """
+    UPDATE stm_record SET version = ?, expires = ?, written = ?, first = ?, size = ? WHERE id = ?"""
+RESTART: Final = "UPDATE stm_record SET expires = ?, written = ? WHERE id = ?"
+# The body has seq 0, so what precedes the new `first` is the old body and the dropped entries.
+MEASURE_BEFORE: Final = "SELECT total(length(entry)) FROM stm_entry WHERE record = ? AND seq < ?"
+DELETE_BEFORE: Final = "DELETE FROM stm_entry WHERE record = ? AND seq < ?"
+ENTER: Final = "INSERT INTO stm_entry (record, seq, entry) VALUES (?, ?, ?)"
+
+EXPIRED: Final = """
+    SELECT id, first, next, size FROM stm_record WHERE expires <= ? ORDER BY expires LIMIT ?"""
+OLDEST: Final = "SELECT seq, length(entry) FROM stm_entry WHERE record = ? ORDER BY seq LIMIT ?"
+# No key has an empty scope, so the record is out of reach at once, and for good: no clock says that its time
+# has not come. Its id is the name that nothing else has.
+BURY: Final = """
+    UPDATE stm_record SET scope = '', name = id, expires = 0, first = ?, size = ? WHERE id = ?"""
+BURIED_UNTIL: Final = 0.0
+"""A time by which nothing has expired but what is buried."""
+
+
+def script() -> str:
+    """Return what `prepare` does to a file that is new or of an older layout, as SQL for `sqlite3`."""
+    statements = (BEGIN, *_steps_from(0), COMMIT)
+    return "".join(f"{textwrap.dedent(' ' * 8 + each)};\n" for each in (JOURNAL, *statements))
+
+
+def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
+    """Set the connection up, and the tables too unless they are there. Any number may do so at once."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise ConfigurationError(
+            f"SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer is needed; "
+            f"this Python comes with {sqlite3.sqlite_version}"
+        )
+    outdated = is_outdated(_layout(connection), LAYOUT)
+    (encoding,) = connection.execute("PRAGMA encoding").fetchone()
+    if encoding != "UTF-8":
+        raise ConfigurationError(f"the database stores text as {encoding}; names would not sort as promised")
+    connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
+    connection.execute(JOURNAL)
+    if outdated:
+        connection.execute(BEGIN)
+        try:
+            # Read again, as another process may have been faster.
+            for statement in _steps_from(_layout(connection).version):
+                connection.execute(statement)
+            connection.execute(COMMIT)
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute(ROLLBACK)
+            raise
+
+
+def _layout(connection: sqlite3.Connection) -> Layout:
+    """Return the layout of the tables that are there, 0 if there are none."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'stm_meta'").fetchone():
+        return Layout(0, 0)
+    found = dict(connection.execute("SELECT name, value FROM stm_meta").fetchall())
+    first = found.get("schema", 0)
+    return Layout(found.get("version", first), max(first, found.get("readable_since", first)))
+
+
+def _steps_from(version: int) -> Iterator[str]:
+    """Yield what makes today's layout out of an older one."""
+    if version < LAYOUT.version:
+        for step in range(version + 1, LAYOUT.version + 1):
+            yield from STEPS[step]
+        yield _SET_META.format(*LAYOUT)

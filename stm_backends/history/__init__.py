@@ -1,0 +1,1 @@
+"""Histories that agent frameworks keep, item by item."""

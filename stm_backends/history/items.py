@@ -1,0 +1,177 @@
+"""A log of items, as pure functions: what its entries say, and what stands once all of them are said.
+
+```
+entry  {"id": ..., "add": [item, ...]}     the items of one call, all or none
+entry  {"id": ..., "pop": 1760000000.0}    the last item that stands there is removed; when this was said
+body   {"items": [...], "forgotten": ..., "popped": {id: [when, item or null], ...}}
+```
+
+Entries are ordered, so which item a pop removed is decided by where it stands, alike for everyone who reads
+the log: two that are said at once remove two items. An item is any JSON object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from stm_backends.drivers.contract import Record
+from stm_backends.errors import Corrupt
+from stm_backends.memory.policy import Forgotten
+from stm_backends.records.codec import Codec, dump_forgotten, load_forgotten
+
+Item: TypeAlias = dict[str, Any]
+
+
+class Add(NamedTuple):
+    """An entry that adds items at the end."""
+
+    id: str
+    items: Sequence[Item]
+
+
+class Pop(NamedTuple):
+    """An entry that removes the last item; `at` is in epoch seconds, by the clock of whoever said it."""
+
+    id: str
+    at: float
+
+
+Entry: TypeAlias = Add | Pop
+
+
+class Removal(NamedTuple):
+    """What a pop has removed: an item, or `None` because there was none."""
+
+    at: float
+    item: Item | None
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a log's body holds.
+
+    `forgotten` are the ids of the entries that are folded in, so that one which is sent again says nothing
+    new. `popped` has what young pops among them removed: whoever said one may not have read it yet.
+    `extra` holds fields of a newer version of this library, which survive a rewrite.
+    """
+
+    items: Sequence[Item] = ()
+    forgotten: Forgotten = Forgotten()
+    popped: Mapping[str, Removal] = field(default_factory=dict[str, Removal])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Log:
+    """A log as it was read, at one instant. `version` is `None` if there is no record.
+
+    `items` are those that stand, oldest first. `popped` has, by its id, what each pop removed. `waste` is
+    how many of the `length` entries hold nothing that stands.
+    """
+
+    def __init__(self, version: str | None, folded: Folded, entries: Sequence[Entry]) -> None:
+        self.version = version
+        self._folded = folded
+        self._entries = entries
+        standing = [(item, -1) for item in folded.items]
+        self.popped = dict(folded.popped)
+        self.ids: dict[str, None] = {}
+        for position, entry in enumerate(entries):
+            if entry.id in self.ids or entry.id in folded.forgotten:
+                continue
+            self.ids[entry.id] = None
+            if isinstance(entry, Add):
+                standing += [(item, position) for item in entry.items]
+            else:
+                self.popped[entry.id] = Removal(entry.at, standing.pop()[0] if standing else None)
+        self.items = [item for item, _ in standing]
+        self.length = len(entries)
+        self.waste = self.length - len({position for _, position in standing if position >= 0})
+
+    def saying(self, entry: Entry) -> Log:
+        """Return the log as it is with one more entry."""
+        return Log(self.version, self._folded, [*self._entries, entry])
+
+    def has_folded(self, entry_id: str) -> bool:
+        """Say whether an entry was folded in, as far as that is remembered."""
+        return entry_id in self._folded.forgotten
+
+    def fold(self, count: int, *, now: float, keep_for: float, removals: bool = True) -> Folded:
+        """Return the body into which the oldest `count` entries go.
+
+        It remembers ids, and what pops removed unless `removals` is off, for `keep_for` seconds. `now` is in
+        epoch seconds.
+        """
+        head = self if count == self.length else Log(self.version, self._folded, self._entries[:count])
+        # A clock that is ahead must not keep what was removed for as long as it is.
+        young = {
+            entry_id: removal._replace(at=min(removal.at, now))
+            for entry_id, removal in head.popped.items()
+            if removals and removal.at > now - keep_for
+        }
+        forgotten = self._folded.forgotten.adding(list(head.ids), now=now, keep_for=keep_for)
+        return Folded(head.items, forgotten, young, self._folded.extra)
+
+
+def read(record: Record | None, codec: Codec) -> Log:
+    """Return the log in a record. Raises `Corrupt` rather than leave out what cannot be read."""
+    if record is None:
+        return Log(None, Folded(), ())
+    folded = Folded() if record.body is None else _load_folded(codec.open("log", record.body))
+    return Log(record.version, folded, [_load_entry(codec.open("items", entry)) for entry in record.tail])
+
+
+def seal_entry(entry: Entry, codec: Codec) -> bytes:
+    """Return the bytes of an entry whose items `require_json` has accepted."""
+    said = {"add": list(entry.items)} if isinstance(entry, Add) else {"pop": entry.at}
+    return codec.seal("items", {"id": entry.id, **said})
+
+
+def seal_folded(folded: Folded, codec: Codec) -> bytes:
+    """Return the bytes of a log's body; fields of a newer version are written back."""
+    content = {
+        **folded.extra,
+        "items": list(folded.items),
+        "forgotten": dump_forgotten(folded.forgotten),
+        "popped": {entry_id: list(removal) for entry_id, removal in folded.popped.items()},
+    }
+    return codec.seal("log", content)
+
+
+def _load_entry(content: Mapping[str, Any]) -> Entry:
+    entry_id, added, popped = (content.get(name) for name in ("id", "add", "pop"))
+    if isinstance(entry_id, str) and (added is None) != (popped is None):
+        if isinstance(added, list):
+            return Add(entry_id, _load_items(cast("list[object]", added)))
+        if isinstance(popped, (int, float)):
+            return Pop(entry_id, float(popped))
+    raise Corrupt("an entry of the log says what this version of the library does not know")
+
+
+_FOLDED_FIELDS = ("items", "forgotten", "popped")
+
+
+def _load_folded(content: Mapping[str, Any]) -> Folded:
+    try:
+        return Folded(
+            _load_items(content["items"]),
+            load_forgotten(content["forgotten"]),
+            {entry_id: _load_removal(value) for entry_id, value in content["popped"].items()},
+            {name: value for name, value in content.items() if name not in _FOLDED_FIELDS},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Corrupt("the stored log lacks a field, or has one of another type") from error
+
+
+def _load_items(items: list[object]) -> list[Item]:
+    if not all(isinstance(item, dict) for item in items):
+        raise Corrupt("the stored log holds an item that is not a JSON object")
+    return cast("list[Item]", items)
+
+
+def _load_removal(value: Any) -> Removal:
+    at, item = value
+    if item is not None and not isinstance(item, dict):
+        raise ValueError("what a pop has removed is not an item")
+    return Removal(float(at), cast("Item | None", item))

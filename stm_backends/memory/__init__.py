@@ -1,0 +1,1 @@
+"""What a memory decides and shows, and the memories themselves."""

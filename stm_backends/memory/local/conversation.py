@@ -1,0 +1,324 @@
+"""A conversation as one process changes it: no clock, no event loop, the same cost for every turn."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from stm_backends.memory import policy
+from stm_backends.memory.local.merge import is_another, merge
+from stm_backends.memory.local.state import FORGET_BY_COUNT, State
+from stm_backends.memory.policy import Body, Fold, Step, Trim
+from stm_backends.memory.view import View, render, summary_within_budget
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+
+COVERED_KEPT: Final = policy.REMEMBERED_IDS
+"""How many turns are kept after a summary of ours covers them, in case another process's summary stands."""
+
+
+class Sides(NamedTuple):
+    """What merging with a stored state needs, as of one instant."""
+
+    local: State
+    agreed: State
+    covered: tuple[StoredTurn, ...]
+
+
+class Conversation:
+    """The turns, the body, and what is known of the state they are saved in.
+
+    `agreed` is the stored state as it was last seen or last confirmed saved. `recovering` says that an
+    attempt to leave `DEGRADED` is under way. `confirmed_by` is the store that `agreed` stood in, if that
+    is one that says for certain what it does not hold.
+    """
+
+    def __init__(self, config: ShortTermMemoryConfig, state: State, *, now: float) -> None:
+        self._config = config
+        self._covered: deque[StoredTurn] = deque(maxlen=COVERED_KEPT)
+        self._lengths = _Lengths.of(config)
+        self.confirmed_by: object | None = None
+        # No turn is known to be stored, but summaries grow from this one and counters count on top.
+        body = Body(state.body.summary, folded=state.body.folded, dropped=state.body.dropped)
+        self.agreed = State(body=body, gone=state.gone)
+        self._become(state.divided(config, now=now))
+
+    def _become(self, state: State) -> None:
+        self.body = state.body
+        self.recovering = state.recovering
+        self._gone = state.gone
+        self._extra = state.extra
+        self._pending = [*state.pending]
+        self._recent = deque(state.recent)
+        self._ids = {stored.id for stored in state.turns}
+        if self._lengths is not None:
+            self._lengths.forget()
+
+    # What it is
+
+    @property
+    def health(self) -> MemoryHealth:
+        return MemoryHealth.RECOVERING if self.recovering else self.body.health
+
+    @property
+    def pending(self) -> Sequence[StoredTurn]:
+        """The turns that are not recent any more and that no summary covers."""
+        return self._pending
+
+    @property
+    def state(self) -> State:
+        return State(
+            body=self.body,
+            pending=tuple(self._pending),
+            recent=tuple(self._recent),
+            gone=self._gone,
+            recovering=self.recovering,
+            extra=self._extra,
+        )
+
+    @property
+    def unsaved(self) -> int:
+        """How many turns were never seen in a store."""
+        return len(self._ids.difference(stored.id for stored in self.agreed.turns))
+
+    def knows(self, turn_id: str) -> bool:
+        """Say whether a turn stands here, or did within the remembered past."""
+        return turn_id in self._ids or turn_id in self.body.forgotten
+
+    def view(self) -> View:
+        return render(
+            self._config,
+            health=self.health,
+            summary=self.body.summary,
+            pending=self._pending,
+            recent=tuple(self._recent),
+        )
+
+    def require_room(self, stored: StoredTurn) -> None:
+        """Raise `MemoryBudgetExceeded` if the configuration refuses this turn."""
+        if self._config.budget.overflow_policy != "error":
+            return
+        if self._lengths is not None and self._fits(self._lengths, stored):
+            return
+        turns = (*self._pending, *self._recent, stored)
+        boundary = max(len(self._pending), len(turns) - self._config.budget.full_zone_turns)
+        view = render(
+            self._config,
+            health=self.health,
+            summary=self.body.summary,
+            pending=turns[:boundary],
+            recent=turns[boundary:],
+        )
+        view.require_room()
+
+    def _fits(self, lengths: _Lengths, stored: StoredTurn) -> bool:
+        """Say whether everything fits with one more turn, at a cost that does not grow with everything."""
+        if not lengths.known:
+            lengths.count(self._pending, self._recent)
+        recent = [*self._recent, stored]
+        leaving = max(0, len(recent) - self._config.budget.full_zone_turns)
+        going, staying = recent[:leaving], recent[leaving:]
+        return lengths.fit(
+            health=self.health,
+            summary=self.body.summary,
+            pending=(self._pending or going)[:1],
+            recent=staying[:1],
+            pending_length=lengths.pending + lengths.sum_of(going),
+            recent_length=lengths.recent + lengths.sum_of([stored]) - lengths.sum_of(going),
+        )
+
+    # What happens to it
+
+    def add(self, stored: StoredTurn, *, now: float) -> None:
+        """Take a turn that is not known yet."""
+        self._ids.add(stored.id)
+        self._recent.append(stored)
+        leaving: list[StoredTurn] = []
+        while len(self._recent) > self._config.budget.full_zone_turns:
+            leaving.append(self._recent.popleft())
+        self._pending += leaving
+        if self._lengths is not None:
+            self._lengths.add(stored, leaving)
+        if self._config.strategy == "truncation":
+            self.trim(Trim(len(self._pending), lost=False), now=now)
+
+    def next_step(self, *, now: float, batch: int | None = None) -> Step:
+        """Say what the background shall do."""
+        return policy.next_step(self._config, self.body, self._pending, now=now, batch=batch)
+
+    def trim(self, trim: Trim, *, now: float) -> None:
+        """Let the oldest pending turns go."""
+        gone = self._pending[: trim.count]
+        self.body = policy.after_trim(self.body, trim, gone, now=now, keep_for=FORGET_BY_COUNT)
+        self._drop(len(gone))
+
+    def fold(self, fold: Fold, body: Body) -> None:
+        """Put a body whose summary covers the turns of `fold` in the place of these turns."""
+        self.body, self.recovering = body, False
+        self._covered.extend(fold.turns)
+        self._drop(len(fold.turns))
+
+    def recover(self) -> None:
+        """Be healthy again: nothing is left of what could not be summarized."""
+        self.body = policy.after_recovery(self.body)
+        self.recovering = False
+
+    def _drop(self, count: int) -> None:
+        self._ids.difference_update(stored.id for stored in self._pending[:count])
+        if self._lengths is not None:
+            self._lengths.drop(self._pending[:count])
+        del self._pending[:count]
+        self._gone += count
+
+    # What others made of it
+
+    def sides(self) -> Sides:
+        """Return what `merged` needs of this instant."""
+        return Sides(self.state, self.agreed, tuple(self._covered))
+
+    def summarized_sides(self) -> Sides | None:
+        """Return `sides` as if no turn had been added that was never seen in a store.
+
+        `None` if a summary to be saved of them is not there, or covers one that was never seen there: it is
+        for `persist` to say when a turn is saved.
+        """
+        if self.body.summary == self.agreed.body.summary:
+            return None
+        seen, gone = {stored.id for stored in self.agreed.turns}, self.agreed.body.forgotten
+        if any(stored.id not in seen and stored.id not in gone for stored in self._covered):
+            return None
+        pending, recent = (
+            tuple(stored for stored in turns if stored.id in seen) for turns in (self._pending, self._recent)
+        )
+        return self.sides()._replace(local=replace(self.state, pending=pending, recent=recent))
+
+    def merged(self, stored: State | None, sides: Sides, *, now: float) -> State:
+        """Return what is to be saved over a stored state, `None` being nothing there."""
+        if stored is None:
+            return sides.local
+        return merge(self._config, stored, *sides, now=now)
+
+    def let_go_if_erased(self, stored: State | None, by: object | None, *, now: float) -> bool:
+        """Keep only what was never confirmed saved if a store that confirmed the rest holds it no longer.
+
+        Only a store that says so for certain is believed; from another, everything is kept and saved
+        again. Returns whether it was so: the conversation was erased there, or has expired.
+        """
+        if by is None or by is not self.confirmed_by or not is_another(stored, self.agreed, self._config):
+            return False
+        confirmed, remembered = {turn.id for turn in self.agreed.turns}, self.agreed.body.forgotten
+        turns = (*self._covered, *self._pending, *self._recent)
+        ours = tuple(turn for turn in turns if turn.id not in confirmed and turn.id not in remembered)
+        # Our summary tells of what was erased. How summarizing goes here does not.
+        body = Body(
+            health=self.body.health,
+            attempts=self.body.attempts,
+            next_attempt_at=self.body.next_attempt_at,
+        )
+        state = State(body=body, recent=ours, recovering=self.recovering)
+        self._covered.clear()
+        self._become(state.divided(self._config, now=now))
+        self.agreed, self.confirmed_by = State(), None
+        return True
+
+    def take_stored(self, stored: State, by: object | None, *, now: float) -> None:
+        """Continue with what a store holds, and with what it does not have yet."""
+        self._rebase(stored, merge(self._config, stored, *self.sides(), now=now), by)
+
+    def take_saved(self, saved: State, since: Sides, by: object | None, *, now: float) -> None:
+        """Continue with what was saved, and with what has happened since it was made of `since`."""
+        sides = self.sides()
+        if sides == since:
+            self._rebase(saved, saved, by)
+            return
+        sides = sides._replace(agreed=since.local)
+        self._rebase(saved, merge(self._config, saved, *sides, exact=True, now=now), by)
+
+    def _rebase(self, agreed: State, state: State, by: object | None) -> None:
+        self._become(state)
+        self.agreed, self.confirmed_by = agreed, by
+        # What came back is pending; what nobody remembers has been let go for good.
+        covered = [stored for stored in self._covered if stored.id in self.body.forgotten]
+        self._covered = deque(covered, maxlen=COVERED_KEPT)
+
+
+class _Lengths:
+    """How many characters a conversation takes as the model sees it, kept up to date turn by turn.
+
+    That is all the default token estimator looks at; with another one there is none of these. How turns
+    become text is `view`'s business: it is asked with an estimator that counts characters, for one turn
+    at a time.
+    """
+
+    @staticmethod
+    def of(config: ShortTermMemoryConfig) -> _Lengths | None:
+        """Return one where it is of use."""
+        budget = config.budget
+        limited = budget.overflow_policy == "error" and budget.total_max_tokens > 0
+        return _Lengths(config) if limited and config.token_estimator is None else None
+
+    def __init__(self, config: ShortTermMemoryConfig) -> None:
+        self._config = config
+        unlimited = replace(config.budget, total_max_tokens=0, summary_max_tokens=sys.maxsize)
+        self._counting = replace(config, token_estimator=len, budget=unlimited)
+        self._lengths: dict[str, int] = {}
+        self.known = False
+        self.pending = self.recent = 0
+
+    def forget(self) -> None:
+        """Count all over when it is asked for next: the turns are others."""
+        self.known = False
+
+    def count(self, pending: Iterable[StoredTurn], recent: Iterable[StoredTurn]) -> None:
+        self._lengths.clear()
+        self.pending, self.recent, self.known = self.sum_of(pending), self.sum_of(recent), True
+
+    def add(self, stored: StoredTurn, leaving: Sequence[StoredTurn]) -> None:
+        """Count one more recent turn, and those that leave the recent ones for it."""
+        if self.known:
+            gone = self.sum_of(leaving)
+            self.recent += self.sum_of([stored]) - gone
+            self.pending += gone
+
+    def drop(self, turns: Sequence[StoredTurn]) -> None:
+        """Count pending turns no longer."""
+        if self.known:
+            self.pending -= self.sum_of(turns)
+            for stored in turns:
+                self._lengths.pop(stored.id, None)
+
+    def fit(
+        self,
+        *,
+        health: MemoryHealth,
+        summary: str,
+        pending: Sequence[StoredTurn],
+        recent: Sequence[StoredTurn],
+        pending_length: int,
+        recent_length: int,
+    ) -> bool:
+        """Say whether a conversation fits whose first pending and recent turns, if any, are these."""
+        summary = summary_within_budget(summary, self._config)
+        view = render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
+        characters = view.tokens + recent_length - self.sum_of(recent)
+        if view.kept > len(recent):
+            characters += pending_length - self.sum_of(pending)
+        # What `default_token_estimator` makes of a text of this length.
+        return characters // 4 + 1 <= self._config.budget.total_max_tokens
+
+    def sum_of(self, turns: Iterable[StoredTurn]) -> int:
+        """Return how many characters longer everything is for these turns, one of which is not the first."""
+        return sum(self._length(stored) for stored in turns)
+
+    def _length(self, stored: StoredTurn) -> int:
+        length = self._lengths.get(stored.id)
+        if length is None:
+            one, two = (self._count([stored] * number) for number in (1, 2))
+            length = self._lengths[stored.id] = two - one
+        return length
+
+    def _count(self, turns: Sequence[StoredTurn]) -> int:
+        view = render(self._counting, health=MemoryHealth.HEALTHY, summary="", pending=(), recent=turns)
+        return view.tokens

@@ -1,0 +1,531 @@
+"""The memory of one process: an asyncio task summarizes, and any store may keep the state.
+
+Nothing here waits while it changes the conversation, so every method sees it whole; whatever was read
+before an `await` is looked at again after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stm_backends.errors import InvalidKey, Unavailable
+from stm_backends.memory import log, policy
+from stm_backends.memory.local.conversation import Conversation
+from stm_backends.memory.local.state import (
+    FORGET_BY_COUNT,
+    State,
+    dump_state,
+    dump_steps,
+    load_state,
+    load_steps,
+    own_turn,
+)
+from stm_backends.memory.local.stores import Shelf, warn_unwritable
+from stm_backends.memory.policy import Body, Fold, Recover, Step, Trim, Wait
+from stm_backends.memory.tasks import Background
+from stm_backends.protocols import Summarizer
+from stm_backends.records.steps import unhurried
+from stm_backends.telemetry.observer import SILENT, Observer, observed
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    MemoryKey,
+    StoredTurn,
+    as_composite,
+    as_config,
+    as_turn,
+    as_turn_id,
+)
+
+logger = logging.getLogger("stm_backends")
+
+SAVES: Final = 100
+"""How many lost races in a row make `persist` give up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One run of the background.
+
+    `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it is making an
+    attempt to leave `DEGRADED`, and has said so. `failed` says that it ended by an error that is no
+    failure of the summarizer: one of a user's clock or observer, say.
+    """
+
+    task: asyncio.Task[None] | None = None
+    waiting_for: float | None = None
+    recovering: bool = False
+    failed: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs here: a task of another loop, closed or not, cannot be counted on."""
+        task = self.task
+        return task is not None and not task.done() and task.get_loop() is _loop()
+
+    def cancel(self) -> None:
+        """End it, if its loop is there to see to that."""
+        if self.task is not None and not self.task.get_loop().is_closed():
+            self.task.cancel()
+
+
+class DefaultShortTermMemory:
+    """Conversation memory in one process, which any store with `SupportsMemoryState` can keep.
+
+    One object is one conversation at a time: `hydrate` and `persist` tie it to a key, and `hydrate` of
+    another key lets go of the old conversation first. `time_source` returns seconds since the epoch: a
+    retry that a saved state tells of is due by it. `observer` hears what it does. Not for use by several
+    threads.
+
+    A summary of turns that were persisted is saved by itself when it is finished, where they were last
+    persisted, if they still stand there; `write_back_summaries=False` leaves that to the next `persist`.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: object,
+        summarizer: Summarizer | None = None,
+        time_source: Callable[[], float] | None = None,
+        observer: Observer = SILENT,
+        write_back_summaries: bool = True,
+    ) -> None:
+        self.observer = observer
+        self._config = as_config(config)
+        self._summarizer = policy.summarizer_for(self._config, summarizer)
+        self._clock = time_source or time.time
+        self._background = Background()
+        self._worker: _Worker | None = None
+        self._changes: set[asyncio.Future[None]] = set()
+        self._flushing = 0
+        self._closed = False
+        self._write_back_summaries = write_back_summaries
+        self._saved_in: tuple[Conversation, Shelf] | None = None
+        self._writes: set[asyncio.Task[None]] = set()
+        self._key: str | None = None
+        self._binding = object()
+        self._turnstile: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._conversation = Conversation(self._config, State(), now=self._clock())
+
+    @property
+    def health(self) -> MemoryHealth:
+        """How summarization is doing; `RECOVERING` while an attempt to leave `DEGRADED` is under way."""
+        return self._conversation.health
+
+    @observed
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        """Remember a completed turn; costs the same for a conversation of any age, and never waits.
+
+        Adding the same `turn_id` again changes nothing, while the first stands and until 256 more turns
+        have left. Raises `InvalidState` for a turn that is not JSON, and `MemoryBudgetExceeded` if
+        `overflow_policy="error"` refuses it; then nothing is stored and nothing called back.
+        """
+        if self._config.strategy == "none":
+            log.keeps_nothing()
+            return
+        identity = as_turn_id(turn_id)
+        if turn_id is not None and self._conversation.knows(identity):
+            return
+        stored = own_turn(StoredTurn(identity, as_turn(turn)))
+        self._conversation.require_room(stored)
+        self._conversation.add(stored, now=self._clock())
+        self.observer.turns("appended", 1)
+        self._background.call_back(self._config.on_turn_added, turn)
+        self._wake()
+
+    @observed
+    async def get_llm_context(self) -> dict[str, Any]:
+        """Return what the model shall know: `{}` or `{"conversation_memory": {...}}`; never waits."""
+        self._wake()
+        view = self._conversation.view()
+        if view.trimmed and self._config.budget.overflow_policy == "error":
+            log.trimmed_for_reading()
+        self.observer.context_shown(lambda: view.tokens)
+        return view.patch()
+
+    def estimate_tokens(self) -> int:
+        """Estimate the tokens that `get_llm_context` would show."""
+        return self._conversation.view().tokens
+
+    @observed
+    async def turns(self) -> list[ConversationTurn]:
+        """Return every turn that is retained in full, oldest first."""
+        return [own_turn(stored).turn for stored in self._conversation.state.turns]
+
+    def get_artifact(self, ref: str) -> Any | None:
+        """Return `None`: this memory keeps references to hidden artifacts, not the artifacts."""
+        del ref
+
+    @observed
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
+
+        Folds even less than `fold_batch_turns`, and waits for the summary to be saved where it saves itself.
+        Unless told otherwise it waits for one summarizer call
+        and all its retries. Cancelling it stops the waiting and nothing else. If the background ends by an
+        error, which is in the log, there is nothing to wait for.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
+        self._flushing += 1
+        try:
+            await self._settled(until)
+            # What others have saved may leave something pending again.
+            while writes := {write for write in self._writes if write.get_loop() is loop}:
+                await asyncio.wait(writes, timeout=max(until - loop.time(), 0))
+                if loop.time() >= until:
+                    return
+                await self._settled(until)
+        finally:
+            self._flushing -= 1
+
+    async def _settled(self, until: float) -> None:
+        """Wait until nothing is pending, or it cannot be helped, or `until` has come by the loop's time."""
+        loop = asyncio.get_running_loop()
+        while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
+            self._wake()
+            remaining = until - loop.time()
+            worker = self._worker
+            task = worker.task if worker is not None else None
+            if task is None or task.done() or remaining <= 0:
+                return
+            change: asyncio.Future[None] = loop.create_future()
+            self._changes.add(change)
+            try:
+                await asyncio.wait({change, task}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._changes.discard(change)
+            if worker is not None and worker.failed:
+                return
+
+    async def close(self, *, timeout: float = 5.0) -> None:
+        """End the background; callbacks may finish within `timeout` seconds.
+
+        What is pending stays pending. The memory can still be read and persisted.
+        """
+        self._closed = True
+        shown = self.health
+        if self._stop_worker():
+            self._conversation.recovering = False
+            self._announce(shown)
+        await self._background.close(timeout=timeout)
+
+    @property
+    def busy(self) -> bool:
+        """Whether work of this object is under way or scheduled."""
+        return bool(self._background)
+
+    # The state, and the stores that keep it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole state as a JSON object, in PenguiFlow's shape, the caller's to keep."""
+        return dump_state(self._conversation.state, self._config)
+
+    def from_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state, ours or PenguiFlow's, for the whole conversation.
+
+        Raises `ValueError`, and changes nothing, for what is no state or is of a version that this
+        library does not read. A summarizer call that is under way has no effect any more.
+        """
+        self._start_over(load_state(state, self._config))
+        self._wake()
+
+    @observed
+    async def persist(self, store: Any, key: str | MemoryKey) -> None:
+        """Save the conversation: what is stored, and what was said here since the last confirmed save.
+
+        Two processes that save under one key keep both their turns, see `merge`. Raises `InvalidKey`
+        under another key than the one this conversation was hydrated from or first persisted under.
+        Nothing is saved unless what is stored could be loaded and read. Where a store of ours holds no
+        longer what it had confirmed, the conversation was erased or has expired: that is let go, and
+        only what was never confirmed saved is. A store without PenguiFlow's methods is left alone, with a
+        warning in the log. However many turns there are, other tasks go on meanwhile.
+        """
+        key = as_composite(key)
+        shelf = Shelf(store, key)
+        if not shelf.writable:
+            warn_unwritable(store)
+            return
+        if self._key not in (None, key):
+            raise InvalidKey("this memory holds the conversation of another key; hydrate this one first")
+        self._key = key
+        await self._save(shelf)
+        self._wake()
+
+    async def _save(self, shelf: Shelf, *, unasked_for: Conversation | None = None) -> None:
+        """Save a conversation on a shelf.
+
+        `unasked_for` is one of which a new summary alone is saved, and only over what stands there: one that
+        was erased is not begun again, and no turn is saved that was never persisted.
+        """
+        binding, conversation = self._binding, self._conversation
+        async with self._one_at_a_time():
+            for attempt in range(SAVES):
+                stored, version = await self._read(shelf)
+                # If another key was bound meanwhile, what was to be persisted still is.
+                if self._binding is binding:
+                    conversation = self._conversation
+                erased = self._let_go_if_erased(conversation, stored, shelf)
+                sides = conversation.sides() if unasked_for is None else conversation.summarized_sides()
+                gone = erased or stored is None or conversation is not unasked_for
+                if sides is None or (unasked_for is not None and gone):
+                    return
+                merged = conversation.merged(stored, sides, now=self._clock())
+                if await shelf.save(await unhurried(dump_steps(merged, self._config)), version):
+                    break
+                await asyncio.sleep(random.uniform(0, 0.001 * attempt))
+            else:
+                raise Unavailable("another process came first every time", operation="persist")
+            if self._conversation is conversation:
+                shown = self.health
+                conversation.take_saved(merged, sides, shelf.certain, now=self._clock())
+                self._saved_in = (conversation, shelf)
+                self._taken(shown)
+
+    def _write_back(self, conversation: Conversation) -> None:
+        """Have a summary that is finished saved by itself, where its conversation was last persisted."""
+        if self._write_back_summaries and self._saved_in is not None and self._saved_in[0] is conversation:
+            write = self._background.start(self._written_back(*self._saved_in), name="stm-write-back")
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+
+    async def _written_back(self, conversation: Conversation, shelf: Shelf) -> None:
+        try:
+            # Before this began, another key may have been bound: nothing of that one is on this shelf.
+            if self._conversation is conversation and conversation.summarized_sides() is not None:
+                with self.observer.background():
+                    await self._save(shelf, unasked_for=conversation)
+        except Exception as error:
+            # Any store's error; its message may quote the conversation.
+            logger.warning(
+                "a summary was not saved by itself (%s); the next persist saves it", type(error).__name__
+            )
+            logger.debug("the traceback of saving a summary", exc_info=True)
+
+    @observed
+    async def hydrate(self, store: Any, key: str | MemoryKey) -> None:
+        """Continue the conversation that is stored under a key, and keep what is not saved yet.
+
+        Another key than before first lets go of everything that belongs to the other conversation, so
+        that an error, a timeout or an unknown key shows nothing of it. The same key lets go of what was
+        erased, see `persist`. However many turns there are, other tasks go on meanwhile.
+        """
+        key = as_composite(key)
+        if self._key not in (None, key):
+            self._binding = object()
+            unsaved = self._conversation.unsaved
+            if unsaved:
+                logger.warning("%d turns that were not persisted are let go for another key", unsaved)
+            self._start_over(State())
+        self._key = key
+        shelf, binding = Shelf(store, key), self._binding
+        if not shelf.readable:
+            return
+        async with self._one_at_a_time():
+            stored, _ = await self._read(shelf)
+            if self._binding is binding:
+                shown = self.health
+                self._let_go_if_erased(self._conversation, stored, shelf)
+                if stored is not None:
+                    self._conversation.take_stored(stored, shelf.certain, now=self._clock())
+                self._taken(shown)
+        self._wake()
+
+    async def _read(self, shelf: Shelf) -> tuple[State | None, str | None]:
+        """Return the state on a shelf, if there is one, and the version to save on."""
+        content, version = await shelf.load()
+        if content is None:
+            return None, version
+        steps = load_steps(content, self._config, self._conversation.state)
+        # The steps let go of it as they go on.
+        del content
+        return await unhurried(steps), version
+
+    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, shelf: Shelf) -> bool:
+        """Keep no more of a conversation than was never saved, if what was saved has been erased.
+
+        A plain store may also answer `None` because it is out of order: there, all that is held is kept.
+        """
+        erased = conversation.let_go_if_erased(stored, shelf.certain, now=self._clock())
+        if erased:
+            logger.info("a conversation that had been saved was erased or has expired, and is let go")
+        return erased
+
+    def _taken(self, shown: MemoryHealth) -> None:
+        """After a state from a store: call back if it has ended a recovery that we had told of."""
+        if self._worker is not None and self._worker.recovering:
+            self._announce(shown)
+        self._changed()
+
+    def _one_at_a_time(self) -> asyncio.Lock:
+        """Return the lock of this event loop: one that a closed loop left locked would stay so."""
+        loop = asyncio.get_running_loop()
+        if self._turnstile is None or self._turnstile[0] is not loop:
+            self._turnstile = (loop, asyncio.Lock())
+        return self._turnstile[1]
+
+    def _start_over(self, state: State) -> None:
+        shown, recovering = self.health, self._stop_worker()
+        self._conversation = Conversation(self._config, state, now=self._clock())
+        if recovering:
+            self._announce(shown)
+        self._changed()
+
+    # The background
+
+    def _wake(self) -> None:
+        """Trim what is due, and see to it that the background runs if there is something for it."""
+        worker = self._worker
+        running = worker is not None and worker.running
+        # One that is not asleep looks for itself, and what it summarizes must not be trimmed meanwhile.
+        if worker is not None and running and worker.waiting_for is None:
+            return
+        step = self._next_step()
+        if step is None or self._closed or _loop() is None:
+            return
+        if worker is not None and running:
+            attempt = self._conversation.body.next_attempt_at
+            if worker.waiting_for == attempt and not isinstance(step, Recover):
+                return
+            worker.cancel()
+        self._worker = worker = _Worker()
+        worker.task = self._background.start(self._work(worker), name="stm-memory")
+
+    def _next_step(self, *, now: float | None = None) -> Step:
+        """Trim what is due, and return what is to be done besides."""
+        conversation, batch = self._conversation, 1 if self._flushing else None
+        while True:
+            clock = self._clock()
+            step = conversation.next_step(now=clock if now is None else now, batch=batch)
+            if not isinstance(step, Trim):
+                return step
+            conversation.trim(step, now=clock)
+            self._changed()
+            if step.lost:
+                self.observer.turns("dropped", step.count)
+                log.dropped(step.count)
+
+    async def _work(self, worker: _Worker) -> None:
+        """Do what is due, and end when nothing is."""
+        try:
+            await self._do_what_is_due(worker)
+        except Exception as error:
+            worker.failed = True
+            # The message may quote the conversation.
+            logger.error("the memory's background stopped: %s", type(error).__name__)
+            logger.debug("the background's traceback", exc_info=True)
+
+    async def _do_what_is_due(self, worker: _Worker) -> None:
+        """Do one step after another, waiting as long as the policy says."""
+        while self._worker is worker:
+            due = self._conversation.body.next_attempt_at
+            # Whoever has slept through the whole wait need not ask a clock that may stand still.
+            step = self._next_step(now=due if worker.waiting_for == due else None)
+            worker.waiting_for = None
+            match step:
+                case Fold():
+                    with self.observer.background():
+                        await self._fold(step, worker)
+                case Wait(seconds):
+                    worker.waiting_for = due
+                    await asyncio.sleep(seconds)
+                case Recover():
+                    shown = self.health
+                    self._conversation.recover()
+                    log.recovered()
+                    self._announce(shown)
+                case _:
+                    return
+
+    async def _fold(self, fold: Fold, worker: _Worker) -> None:
+        conversation, config = self._conversation, self._config
+        shown = conversation.health
+        worker.recovering = conversation.recovering = conversation.body.health is MemoryHealth.DEGRADED
+        self._announce(shown)
+        try:
+            with self.observer.call("summarize"):
+                answer = await self._background.call_within(
+                    config.summarizer_timeout_s, self._summarizer, fold.request(config)
+                )
+                summary = policy.summary_of(answer)
+            body = policy.after_fold(
+                config,
+                conversation.body,
+                fold,
+                summary,
+                now=self._clock(),
+                keep_for=FORGET_BY_COUNT,
+            )
+        except asyncio.CancelledError:
+            conversation.recovering = False
+            raise
+        except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
+            if self._worker is worker:
+                self._note_failure(conversation, error)
+        else:
+            if self._worker is worker:
+                self._take_summary(conversation, fold, body)
+        finally:
+            worker.recovering = False
+
+    def _take_summary(self, conversation: Conversation, fold: Fold, body: Body) -> None:
+        shown, before = conversation.health, conversation.body
+        if fold.still_applies(conversation.body, conversation.pending):
+            conversation.fold(fold, body)
+            self.observer.turns("folded", len(fold.turns))
+            self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
+            if before.health is not MemoryHealth.HEALTHY:
+                log.recovered()
+            self._write_back(conversation)
+        else:
+            # Another summary, or other turns, have come from the store; they are looked at next.
+            conversation.recovering = False
+            self.observer.race_lost()
+        self._announce(shown)
+
+    def _note_failure(self, conversation: Conversation, error: Exception) -> None:
+        self.observer.summarizer_failed(error)
+        shown, before = conversation.health, conversation.body
+        after = policy.after_failure(self._config, before, now=self._clock())
+        conversation.body, conversation.recovering = after, False
+        if after.health is MemoryHealth.RETRY:
+            log.retrying(after.attempts, error)
+        elif before.health is not MemoryHealth.DEGRADED:
+            log.degraded(error)
+        self._announce(shown)
+
+    def _announce(self, shown: MemoryHealth) -> None:
+        """Call back if the health is not what was shown before."""
+        if self.health is not shown:
+            self.observer.health_changed(shown, self.health)
+            if _loop() is not None:
+                self._background.call_back(self._config.on_health_changed, shown, self.health)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Let everybody who waits for a change look again."""
+        for change in self._changes:
+            if not change.done() and not change.get_loop().is_closed():
+                change.set_result(None)
+
+    def _stop_worker(self) -> bool:
+        """End the background; returns whether it was making an attempt to leave `DEGRADED`."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return False
+        worker.cancel()
+        return worker.recovering
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop; `from_dict` may be called without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,1 @@
+"""The memory of a conversation that many processes share."""

@@ -1,0 +1,490 @@
+"""What has to be done to a shared conversation, done in the background by the process that sees it.
+
+One pod at a time changes what stands there, under a lease: it folds, trims, compacts and recovers. Any
+process that sees something due starts to see to it, so any pod resumes what a dead one left.
+`policy.next_step` says what is due; a `Plan` says when this process acts on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+from weakref import WeakSet
+
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Corrupt, StorageError
+from stm_backends.memory import log, policy
+from stm_backends.memory.policy import Body, Fold, Recover, Step, Trim, Wait
+from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.schedule import TICK_S, Plan, Planned, Waiting, now
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.view import cut_summary
+from stm_backends.records.lease import Lease
+from stm_backends.telemetry.observer import Observer
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
+
+logger = logging.getLogger("stm_backends")
+
+FIRST_POLL_S: Final = 0.2
+LONGEST_POLL_S: Final = 5.0
+"""How long to wait before looking again while another process holds the lease: doubling, with jitter."""
+
+FAULTS_BEFORE_REST: Final = 3
+"""After so many storage errors in a row the background ends; the next call that sees work starts it."""
+
+RACES: Final = 10
+"""How often a failure is stored on yet another version before it is left to the next attempt."""
+
+REPEATS_KEPT: Final = 16
+"""So many repeats at the head of a record are worth a write that removes them."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """What has been done. `lost_races` counts summaries and trims that came too late."""
+
+    appended: int = 0
+    summaries: int = 0
+    folded: int = 0
+    trimmed: int = 0
+    dropped: int = 0
+    lost_races: int = 0
+    summarizer_calls: int = 0
+    summarizer_failures: int = 0
+
+    def since(self, before: Stats) -> Stats:
+        """Return what was done after `before`."""
+        return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__match_args__})
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Let the oldest `entries` go, whose turns stand in the record a second time or have left it."""
+
+    entries: int
+
+
+Due: TypeAlias = Step | Compact
+
+
+class Upkeep(Planned):
+    """The background of one conversation in one process, for all its memory objects there.
+
+    `hurried` counts the callers that wait for it: for them even less than `fold_batch_turns` is folded.
+    `slots` bounds the summarizer calls in flight, across as many conversations as share it.
+    """
+
+    def __init__(
+        self,
+        shared: SharedConversation,
+        lease_key: Key,
+        tenant: str,
+        slots: Slots,
+        waiting: Waiting,
+        observer: Observer,
+    ) -> None:
+        super().__init__(waiting)
+        self.shared = shared
+        self.memories: WeakSet[object] = WeakSet()
+        self.config = ShortTermMemoryConfig()
+        self._summarizer = policy.summarizer_for(self.config, None)
+        self._lease_key = lease_key
+        self._tenant = tenant
+        self._slots = slots
+        self._observer = observer
+        self._keep_ids_for = 10 * shared.driver.traits.deadline
+        self._queued = False
+        self._attempt: tuple[_Attempt, float] | None = None
+        self._unstored: tuple[_Attempt, Exception] | None = None
+        self._polls = self._faults = 0
+        self._wants: dict[object, int] = {}
+        self._relieved, self._held = 0, False
+        self.hurried = 0
+        self.failures = 0
+        self.stats = Stats()
+
+    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
+        """Work with these settings from now on: those of the newest memory object that keeps anything."""
+        if config.strategy != "none":
+            self.config, self._summarizer = config, summarizer
+
+    @property
+    def lease_ttl(self) -> float:
+        """The summarizer's own time in seconds, and then time to load, store and release."""
+        return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
+
+    async def close(self, *, timeout: float) -> None:
+        """End what runs, within `timeout` seconds if it does so by itself, and give the lease back."""
+        self.closing = True
+        self.rest()
+        if self._queued and self._worker is not None:
+            # It has begun nothing yet that is worth waiting for.
+            self._worker.cancel()
+        self._tell_change()
+        try:
+            await self.background.close(timeout=timeout)
+        finally:
+            self.closing = False
+
+    # What is due
+
+    def next_step(self, snapshot: Snapshot) -> Due:
+        """Say what is due, in portions that this datastore takes."""
+        config, most = self.config, self.shared.driver.traits.max_drop
+        pending, _ = policy.split(snapshot.turns, config)
+        if self._needed and not pending and snapshot.repeats:
+            # Entries go from the oldest end only: these are in the way of the repeats.
+            pending = snapshot.turns
+        step = policy.next_step(
+            config,
+            snapshot.body,
+            pending,
+            now=self.shared.clock(),
+            batch=1 if self.hurried or self._needed else None,
+            known_for=self._known_for(snapshot.body),
+        )
+        if self._needed:
+            count = max(1, snapshot.turns_of(self._needed))
+            step = policy.room_step(config, step, pending, count=count)
+        worthwhile = 1 if self._needed else REPEATS_KEPT
+        if snapshot.repeats >= worthwhile and (self._needed or step is None or isinstance(step, Wait)):
+            count = min(snapshot.leading_repeats(), most)
+            if count >= worthwhile:
+                return Compact(count)
+        if isinstance(step, Fold):
+            return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, most))])
+        if isinstance(step, Trim):
+            return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], most)))
+        return step
+
+    def _known_for(self, body: Body) -> float:
+        """Return for how many seconds this process has known of the attempt that a body tells of."""
+        attempt, moment = _attempt(body), now()
+        if self._attempt is None or self._attempt[0] != attempt:
+            self._attempt = attempt, moment
+        return moment - self._attempt[1] + TICK_S
+
+    @property
+    def _summarizes(self) -> bool:
+        return self.config.strategy == "rolling_summary" and self.config.budget.summary_max_tokens > 0
+
+    # When it is done
+
+    def stir_after_append(self, length: int) -> None:
+        """Plan what a tail of this length has for the background, as far as is known without asking."""
+        config, seen = self.config, self.shared.seen
+        zone, health = config.budget.full_zone_turns, seen.body.health
+        # Of a tail that was folded since the last load, nobody knows the repeats.
+        count = length - zone - (seen.repeats if length > len(seen.entries) else 0)
+        if config.strategy == "truncation":
+            due = count > zone
+        elif health is MemoryHealth.HEALTHY:
+            due = count >= (1 if self.hurried else config.fold_batch_turns)
+        elif self._plan is None and not self._running:
+            due = count > 0
+        else:
+            due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
+        if due:
+            calls = self._summarizes and health is MemoryHealth.HEALTHY
+            self._want(Plan(now(), look=not calls, calls=calls))
+
+    def stir(self, step: Due) -> None:
+        """Plan what a load has shown to be due."""
+        plan = _plan_for(step)
+        if plan is not None:
+            self._want(plan)
+
+    @property
+    def _needed(self) -> int:
+        """How many bytes of room in a full record somebody waits for."""
+        return max(self._wants.values(), default=0)
+
+    async def make_room(self, want: object, size: int, *, within: float) -> bool:
+        """Make room for `size` bytes in a full record; say whether it may help to send them again.
+
+        Returns after one step of the background, or `within` seconds. The room is wanted until it is made, or
+        until `unwant` says that it is not any more.
+        """
+        if self.closing:
+            return False
+        relieved, self._wants[want] = self._relieved, size
+        with self.change() as change:
+            self._want(Plan(now()))
+            if self._plan is not None or self._running:
+                await asyncio.wait({change}, timeout=within)
+        return self._relieved > relieved or want in self._wants
+
+    def unwant(self, want: object) -> None:
+        """Make no more room for this: its turn is stored, or was given up."""
+        self._wants.pop(want, None)
+
+    async def _carry_out(self, plan: Plan) -> Plan | None:
+        """Take one step. Returns the plan for the next, `None` if there is none in sight."""
+        try:
+            with self._observer.background():
+                return await self._advance_unless_held(plan)
+        except Corrupt as error:
+            logger.error("the memory's background stopped: %s", error)
+            self.failures += 1
+        except StorageError as error:
+            logger.warning("the memory's background met an error: %s", error)
+            self._faults += 1
+            if self._faults <= FAULTS_BEFORE_REST:
+                return Plan(now() + 2.0**self._faults, firm=True)
+        except Exception as error:
+            # A user's token estimator, say; its message may quote the conversation.
+            logger.error("the memory's background stopped: %s", type(error).__name__)
+            logger.debug("the background's traceback", exc_info=True)
+            self.failures += 1
+        self._plan, self._faults = None, 0
+        self._wants.clear()
+        return None
+
+    async def _advance_unless_held(self, plan: Plan) -> Plan | None:
+        """Take one step, or plan to ask again if another process holds the lease, which is no error."""
+        if self._held and self._needed:
+            # The holder may have made room meanwhile, so whoever needs it tries that first.
+            self._held = False
+            return Plan(now() + FIRST_POLL_S)
+        try:
+            following = await self._advance(plan)
+        except _LeaseHeld:
+            self._held = True
+            # Its holder sees our turns too; asking earlier would be in vain.
+            wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
+            self._polls = min(self._polls + 1, 10)
+            return Plan(now() + wait, firm=True)
+        self._polls, self._faults, self._held = 0, 0, False
+        return following
+
+    async def _advance(self, plan: Plan) -> Plan | None:
+        calls = plan.calls
+        if plan.look:
+            step = self.next_step(await self.shared.load("background"))
+            if step is None or isinstance(step, Wait):
+                return self._nothing_to_do(step)
+            calls = isinstance(step, Fold)
+        async with self._slot() if calls else contextlib.nullcontext(), self._leased():
+            # Loaded under the lease: its last holder may have stored a summary since anybody looked.
+            snapshot = await self.shared.load("background")
+            step = self.next_step(snapshot)
+            match step:
+                case Fold():
+                    # A call takes a slot, and slots are not waited for under the lease.
+                    return await self._fold(snapshot, step) if calls else _plan_for(step)
+                case Trim():
+                    return await self._trim(snapshot, step)
+                case Compact():
+                    return await self._compact(snapshot, step)
+                case Recover():
+                    return await self._recover(snapshot)
+                case _:
+                    return self._nothing_to_do(step)
+
+    def _nothing_to_do(self, step: Wait | None) -> Plan | None:
+        self._wants.clear()
+        return _plan_for(step)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        self._queued = True
+        try:
+            async with self._slots.slot(self._tenant):
+                self._queued = False
+                yield
+        finally:
+            self._queued = False
+
+    @contextlib.asynccontextmanager
+    async def _leased(self) -> AsyncGenerator[None]:
+        lease = Lease(
+            self.shared.driver,
+            self._lease_key,
+            ttl=self.lease_ttl,
+            content=self.shared.codec.seal("lease", {}),
+        )
+        try:
+            if not await lease.acquire():
+                raise _LeaseHeld
+            yield
+        finally:
+            try:
+                await lease.release()
+            except StorageError as error:
+                logger.warning("a lease was not given back and will expire: %s", error)
+
+    async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
+        version = await self.shared.replace(snapshot, body, drop=drop)
+        if version is None:
+            self.stats.lost_races += 1
+            self._observer.race_lost()
+        elif drop:
+            self._wants.clear()
+            self._relieved += 1
+        return version
+
+    async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
+        gone = snapshot.turns[: trim.count]
+        drop, full = snapshot.entries_of(len(gone)), self._needed > 0
+        body = policy.after_trim(
+            snapshot.body,
+            trim,
+            gone,
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=snapshot.copies(drop),
+        )
+        if await self._replace(snapshot, body, drop=drop) is None:
+            return Plan(now())
+        self.stats.trimmed += len(gone)
+        if trim.lost:
+            self.stats.dropped += len(gone)
+            self._observer.turns("dropped", len(gone))
+            (log.dropped_for_room if full else log.dropped)(len(gone))
+        return Plan(now()) if trim.lost else None
+
+    async def _compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
+        await self._replace(snapshot, snapshot.body, drop=compact.entries)
+        return Plan(now())
+
+    async def _recover(self, snapshot: Snapshot) -> Plan | None:
+        body = policy.after_recovery(snapshot.body)
+        if await self._replace(snapshot, body, drop=0) is None:
+            return Plan(now())
+        self.shared.note_body(body)
+        log.recovered()
+        self._health_changed(snapshot.body.health, body.health)
+        return None
+
+    async def _fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
+        if self._unstored is not None and self._unstored[0] == _attempt(snapshot.body):
+            return await self._store_failure(snapshot, self._unstored[1])
+        if snapshot.body.health is MemoryHealth.DEGRADED:
+            self.shared.recovering = True
+            self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
+        try:
+            summary = await self._summarize(fold)
+            self._body_after(snapshot, fold, summary)
+        except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
+            self.stats.summarizer_failures += 1
+            self._observer.summarizer_failed(error)
+            return await self._store_failure(snapshot, error)
+        else:
+            if not await self._store_summary(snapshot, fold, summary):
+                return Plan(now())
+            pending, _ = policy.split(snapshot.turns, self.config)
+            left = len(pending) - len(fold.turns)
+            due = left >= (1 if self.hurried else self.config.fold_batch_turns)
+            return Plan(now(), look=False, calls=True) if due else None
+        finally:
+            if self.shared.recovering:
+                # The conversation has become another one, or was erased.
+                self.shared.recovering = False
+                self._health_changed(MemoryHealth.RECOVERING, self.shared.health)
+
+    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> Body:
+        """Return the body with this summary, cut to what the datastore takes if need be."""
+        body = policy.after_fold(
+            self.config,
+            snapshot.body,
+            fold,
+            summary,
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=snapshot.copies(snapshot.entries_of(len(fold.turns))),
+        )
+        most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
+        kept = cut_summary(body.summary, lambda text: len(seal(replace(body, summary=text))) <= most)
+        if not kept:
+            raise policy.BadSummary("no summary fits into the largest entry of this datastore")
+        return replace(body, summary=kept)
+
+    async def _summarize(self, fold: Fold) -> str:
+        self.stats.summarizer_calls += 1
+        with self._observer.call("summarize"):
+            answer = await self.background.call_within(
+                self.config.summarizer_timeout_s, self._summarizer, fold.request(self.config)
+            )
+            return policy.summary_of(answer)
+
+    async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> bool:
+        """Store a finished summary, through lost races too while it covers what is there; else `False`."""
+        while True:
+            before = snapshot.body
+            body = self._body_after(snapshot, fold, summary)
+            version = await self._replace(snapshot, body, drop=snapshot.entries_of(len(fold.turns)))
+            if version is not None:
+                break
+            snapshot = await self.shared.load("background")
+            if not fold.still_applies(snapshot.body, snapshot.turns):
+                return False
+        self.shared.note_fold(fold, body, version)
+        self.stats.summaries += 1
+        self.stats.folded += len(fold.turns)
+        self._observer.turns("folded", len(fold.turns))
+        if before.health is not MemoryHealth.HEALTHY:
+            log.recovered()
+        self.background.call_back(self.config.on_summary_updated, before.summary, body.summary)
+        shown = MemoryHealth.RECOVERING if self.shared.recovering else before.health
+        self.shared.recovering = False
+        self._health_changed(shown, body.health)
+        return True
+
+    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan | None:
+        """Store that an attempt failed, through lost races too unless another process has stored a newer one.
+
+        Until it is stored, this process makes no other attempt.
+        """
+        attempt = _attempt(snapshot.body)
+        self._unstored = attempt, error
+        for _ in range(RACES):
+            body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
+            if await self._replace(snapshot, body, drop=0) is not None:
+                break
+            snapshot = await self.shared.load("background")
+            if snapshot.version is None or _attempt(snapshot.body) != attempt:
+                self._unstored = None
+                return Plan(now())
+        else:
+            return Plan(now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
+        self._unstored = None
+        shown = MemoryHealth.RECOVERING if self.shared.recovering else snapshot.body.health
+        self.shared.recovering = False
+        self.shared.note_body(body)
+        if body.health is MemoryHealth.RETRY:
+            log.retrying(body.attempts, error)
+        elif snapshot.body.health is not MemoryHealth.DEGRADED:
+            log.degraded(error)
+        self._health_changed(shown, body.health)
+        return _plan_for(self.next_step(replace(snapshot, body=body)))
+
+    def _health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
+        if old is not new:
+            self._observer.health_changed(old, new)
+            self.background.call_back(self.config.on_health_changed, old, new)
+
+
+class _LeaseHeld(Exception):
+    """Another process is at work on this conversation."""
+
+
+_Attempt: TypeAlias = tuple[str, int, float]
+
+
+def _attempt(body: Body) -> _Attempt:
+    """Return what tells one summarizer call, made or planned, from the next."""
+    return body.summary, body.attempts, body.next_attempt_at
+
+
+def _plan_for(step: Due) -> Plan | None:
+    """Return when a step is to be taken; a slot is asked for where a summarizer call is."""
+    if step is None:
+        return None
+    wait = max(step.seconds, TICK_S) if isinstance(step, Wait) else 0.0
+    return Plan(now() + wait, look=False, calls=isinstance(step, (Fold, Wait)))

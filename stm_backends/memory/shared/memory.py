@@ -1,0 +1,239 @@
+"""Conversation memory that many processes share: `policy` decides, a `Driver` carries it out.
+
+Adding a turn is one `append`, reading is one `load`, for a conversation of any age. Summaries are
+written in the background by whichever process holds the conversation's lease; that none is lost or
+applied twice rests on one conditional `replace` alone. Everything shared may change during any await:
+nothing here concludes anything about the record from what an earlier call has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import OutcomeUnknown, TooLarge
+from stm_backends.memory import log, policy
+from stm_backends.memory.shared.backgrounds import Backgrounds
+from stm_backends.memory.shared.maintenance import Stats
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.view import render
+from stm_backends.protocols import Summarizer
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.telemetry.observer import SILENT, Observer, observed
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    MemoryKey,
+    StoredTurn,
+    as_config,
+    as_turn,
+    as_turn_id,
+)
+
+OVERHEAD: Final = 512
+"""Bytes that a turn takes in a record beyond its entry: the datastore's own, and a remembered id or two."""
+
+
+class DistributedShortTermMemory:
+    """The memory of one conversation, shared by every process that opens the same key.
+
+    `config` may be any object with the fields of `ShortTermMemoryConfig`. `backgrounds` has the background
+    of each conversation, for all memories that share it, and the clock; without it this memory has one of its
+    own. `observer` hears what it does. Raises `ConfigurationError` for `rolling_summary` without a
+    summarizer.
+    """
+
+    def __init__(  # noqa: PLR0913 -- a backend gives them all; by hand a driver and a key will do
+        self,
+        driver: Driver,
+        key: MemoryKey,
+        config: object | None = None,
+        *,
+        summarizer: Summarizer | None = None,
+        codec: Codec | None = None,
+        directory: Directory | None = None,
+        backgrounds: Backgrounds | None = None,
+        observer: Observer = SILENT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.observer = observer
+        self._config = as_config(config)
+        self._codec = codec or Codec()
+        self._directory = directory or Directory(driver, self._codec)
+        self._owner = (key.tenant_id, key.user_id)
+        if backgrounds is None:
+            backgrounds = Backgrounds(driver, self._codec, observer=observer, clock=clock)
+        self._upkeep = backgrounds.of(key)
+        self._upkeep.use(self._config, policy.summarizer_for(self._config, summarizer))
+        self._upkeep.memories.add(self)
+        self._shared = self._upkeep.shared
+        self._before = replace(self._upkeep.stats)
+
+    @property
+    def stats(self) -> Stats:
+        """What this process has done for the conversation since this object was made."""
+        return self._upkeep.stats.since(self._before)
+
+    @property
+    def health(self) -> MemoryHealth:
+        """How summarization is doing, as of the last load; `RECOVERING` only while this process tries."""
+        return self._shared.health
+
+    def estimate_tokens(self) -> int:
+        """Estimate what `get_llm_context` would show, from the last load and this process's turns since."""
+        return self._shared.view(self._shared.known(), self._config).tokens
+
+    @observed
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        """Remember a completed turn: one round trip, whatever other processes do meanwhile.
+
+        Adding the same `turn_id` again changes nothing, while the first stands and for some time after
+        (the last 256 turns that left, and at least ten operation deadlines); where this process knows of the
+        first, it reads instead of writing. A full record is summarized at once, or loses its oldest pending
+        turns while summarizing fails, so that this one is stored. Raises `InvalidState` for a
+        turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"` refuses it, `TooLarge`,
+        and `OutcomeUnknown` if it was perhaps stored; nothing else stores half a turn or doubles one.
+        """
+        if self._config.strategy == "none":
+            log.keeps_nothing()
+            return
+        stored = self.checked(turn, turn_id)
+        entry = self._codec.seal_turn(stored)
+        refuses = self._config.budget.overflow_policy == "error"
+        if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
+            # The exceptions to one round trip: a refusal must rest on what is there now, and so must it
+            # that a repeat is not stored.
+            snapshot = await self._shared.load("add_turn")
+            if snapshot.holds(stored.id):
+                self._upkeep.stir(self._upkeep.next_step(snapshot))
+                if self._shared.unsure.pop(stored.id, False) is None:
+                    self._appended(turn)
+                return
+            if refuses:
+                self._require_room(snapshot, stored)
+        # Costs a round trip once in a while: see Directory. Written first, so that whoever erases the
+        # tenant finds this user; again after a birth, because an erasure may have come in between.
+        known = self._shared.knows(stored.id)
+        try:
+            async with self._directory.listed(self._owner):
+                length, born = await self._append(entry)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            if turn_id is not None and not known:
+                self._shared.note_unsure(stored.id)
+            raise
+        if born:
+            self._upkeep.background.start(self._directory.note_birth(self._owner), name="stm-directory")
+        if self._shared.unsure.pop(stored.id, False) is None or not (
+            known or stored.id in self._shared.added
+        ):
+            self._shared.note_added(stored, length)
+            self._appended(turn)
+        self._upkeep.stir_after_append(length)
+
+    def _appended(self, turn: ConversationTurn) -> None:
+        """Tell that a turn is stored, once for each."""
+        self._upkeep.stats.appended += 1
+        self.observer.turns("appended", 1)
+        self._upkeep.background.call_back(self._config.on_turn_added, turn)
+
+    @staticmethod
+    def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
+        """Return a copy of a turn under its id, a new one unless given. Raises `InvalidState`."""
+        return StoredTurn(as_turn_id(turn_id), as_turn(turn))
+
+    @observed
+    async def get_llm_context(self) -> dict[str, Any]:
+        """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
+        if self._config.strategy == "none":
+            return {}
+        snapshot = await self._shared.load("get_llm_context")
+        self._upkeep.stir(self._upkeep.next_step(snapshot))
+        view = self._shared.view(snapshot, self._config)
+        if view.trimmed and self._config.budget.overflow_policy == "error":
+            log.trimmed_for_reading()
+        self.observer.context_shown(lambda: view.tokens)
+        return view.patch()
+
+    @observed
+    async def turns(self) -> list[ConversationTurn]:
+        """Return every turn that is retained in full, oldest first."""
+        return [stored.turn for stored in (await self._shared.load_anew("turns")).turns]
+
+    @observed
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
+
+        Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one summarizer call, of
+        this process or another, and all its retries. Cancelling it stops the waiting and nothing else.
+        """
+        if self._config.strategy != "rolling_summary":
+            return
+        loop, upkeep = asyncio.get_running_loop(), self._upkeep
+        until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
+        failures = upkeep.failures
+        upkeep.hurried += 1
+        try:
+            while True:
+                # Asked for first, so that no step is missed that the load does not show.
+                with upkeep.change() as change:
+                    trying = self._shared.recovering
+                    snapshot = await self._shared.load("flush")
+                    step = upkeep.next_step(snapshot)
+                    # An attempt that ended during the load may have recovered what the load shows degraded.
+                    degraded = self.health is MemoryHealth.DEGRADED and not trying
+                    # What cannot do its work is not started again and again.
+                    given_up = degraded or upkeep.failures > failures
+                    remaining = until - loop.time()
+                    if step is None or given_up or upkeep.closing or remaining <= 0:
+                        return
+                    upkeep.stir(step)
+                    await asyncio.wait({change}, timeout=remaining)
+        finally:
+            upkeep.hurried -= 1
+
+    async def close(self, *, timeout: float = 0.0) -> None:
+        """End the background: what runs may finish within `timeout` seconds, the lease is given back.
+
+        While other memory objects of this process have the conversation, it goes on for them. A later call
+        that sees work starts the background again.
+        """
+        self._upkeep.memories.discard(self)
+        if not self._upkeep.memories:
+            await self._upkeep.close(timeout=timeout)
+
+    def abandon(self) -> None:
+        """End the background without waiting for it; the next call that sees work starts it again."""
+        self._upkeep.abandon()
+
+    @property
+    def busy(self) -> bool:
+        """Whether work for this conversation is under way or planned in this process."""
+        return self._upkeep.busy
+
+    def _require_room(self, snapshot: Snapshot, stored: StoredTurn) -> None:
+        pending, recent = policy.split((*snapshot.turns, stored), self._config)
+        body = snapshot.body
+        view = render(self._config, health=body.health, summary=body.summary, pending=pending, recent=recent)
+        view.require_room()
+
+    async def _append(self, entry: bytes) -> tuple[int, bool]:
+        """Append, making room in a full record if need be; see `SharedConversation.append`."""
+        loop, want = asyncio.get_running_loop(), object()
+        give_up_at = loop.time() + self._upkeep.lease_ttl
+        try:
+            while True:
+                try:
+                    return await self._shared.append(entry, ttl=self._config.session_ttl_s)
+                except TooLarge as error:
+                    size, remaining = len(entry) + OVERHEAD, give_up_at - loop.time()
+                    if error.what == "entry" or remaining <= 0:
+                        raise
+                    if not await self._upkeep.make_room(want, size, within=remaining):
+                        raise
+        finally:
+            self._upkeep.unwant(want)

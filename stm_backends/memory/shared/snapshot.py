@@ -1,0 +1,133 @@
+"""One conversation as it was read: the record's raw entries made into turns, each exactly once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from stm_backends.drivers.contract import Record
+from stm_backends.memory.policy import Body
+from stm_backends.records.codec import Codec
+from stm_backends.types import StoredTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A conversation at one instant. `version` is `None` if there is no record.
+
+    `turns` are the distinct turns that no summary covers, oldest first; `starts` is where the first
+    entry of each stands among the raw entries of the tail. `entries` has the turn's id and the size in bytes
+    of each raw entry. Repeats of a turn, and late copies of one that was folded or trimmed before, are
+    entries without being turns. `ids` are those of the turns. `opened` is what each raw entry holds, for a
+    late copy its id alone, so that the next snapshot need not open it again.
+    """
+
+    version: str | None = None
+    body: Body = Body()
+    turns: tuple[StoredTurn, ...] = ()
+    starts: tuple[int, ...] = ()
+    entries: tuple[tuple[str, int], ...] = ()
+    ids: Set[str] = frozenset[str]()
+    opened: Mapping[bytes, StoredTurn | str] = field(default_factory=dict[bytes, StoredTurn | str])
+
+    @staticmethod
+    def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
+        """Read a record. Raises `Corrupt` rather than leave out what cannot be read.
+
+        A body of the version that `last` has, and entries that stand there too, are not opened again;
+        a version never stands for two bodies.
+        """
+        if record is None:
+            return Snapshot()
+        known: Mapping[bytes, StoredTurn | str] = {}
+        if last is not None and last.version == record.version:
+            body, known = last.body, last.opened
+        else:
+            body = codec.open_body(record.body)
+        opened: dict[bytes, StoredTurn | str] = {}
+        turns: dict[str, StoredTurn] = {}
+        starts: list[int] = []
+        entries: list[tuple[str, int]] = []
+        for position, entry in enumerate(record.tail):
+            stored = known.get(entry)
+            if stored is None:
+                found = codec.open_turn(entry)
+                stored = found.id if found.id in body.forgotten else found
+            opened[entry] = stored
+            if isinstance(stored, str):
+                entries.append((stored, len(entry)))
+                continue
+            entries.append((stored.id, len(entry)))
+            if stored.id not in turns:
+                turns[stored.id] = stored
+                starts.append(position)
+        return Snapshot(
+            record.version,
+            body,
+            tuple(turns.values()),
+            tuple(starts),
+            tuple(entries),
+            ids=turns.keys(),
+            opened=opened,
+        )
+
+    @property
+    def repeats(self) -> int:
+        """How many raw entries are no turns."""
+        return max(0, len(self.entries) - len(self.turns))
+
+    def entries_of(self, count: int) -> int:
+        """Return how many raw entries go when the oldest `count` turns do, repeats included.
+
+        Nothing up to the next turn that stays is left behind, so a repeat is dropped with its like.
+        """
+        return self.starts[count] if count < len(self.starts) else len(self.entries)
+
+    def within(self, turns: Sequence[StoredTurn], max_drop: int) -> int:
+        """Return how many of these oldest turns can go in one `replace` of at most `max_drop` entries."""
+        count = len(turns)
+        while count and self.entries_of(count) > max_drop:
+            count -= 1
+        return count
+
+    def turns_of(self, size: int) -> int:
+        """Return how many of the oldest turns take so many bytes together, with their repeats."""
+        taken = 0
+        for position, (_, length) in enumerate(self.entries):
+            taken += length
+            if taken >= size:
+                return sum(start <= position for start in self.starts)
+        return len(self.turns)
+
+    def copies(self, drop: int) -> frozenset[str]:
+        """Return the ids that late copies would have once the oldest `drop` entries are gone."""
+        going = {identity for identity, _ in self.entries[:drop]} | {
+            stored for stored in self.opened.values() if isinstance(stored, str)
+        }
+        return frozenset(identity for identity, _ in self.entries[drop:] if identity in going)
+
+    def leading_repeats(self) -> int:
+        """Return how many of the oldest entries can go without a trace.
+
+        What is left must hold the same turns in the same order, so an entry goes only if a repeat of its turn
+        stands before the next other turn.
+        """
+        if not self.repeats:
+            return 0
+        if not self.turns:
+            return len(self.entries)
+        order, first = [stored.id for stored in self.turns], dict[str, int]()
+        for position in range(len(self.entries) - 1, -1, -1):
+            identity = self.entries[position][0]
+            if identity in self.ids:
+                first[identity] = position
+            if identity == order[0] and len(first) == len(order):
+                places = [first[one] for one in order]
+                if all(one < other for one, other in itertools.pairwise(places)):
+                    return position
+        return self.starts[0]
+
+    def holds(self, turn_id: str) -> bool:
+        """Say whether a turn stands here, or did within the remembered past."""
+        return turn_id in self.ids or turn_id in self.body.forgotten

@@ -1,0 +1,1 @@
+"""Records on a driver: names, bytes, leases, directories and saved states."""

@@ -1,0 +1,471 @@
+r"""From turns, bodies and states to bytes, and back: one versioned envelope around JSON.
+
+```
+stm/1 turn\n{"id":"...","user_message":"...", ...}
+stm/1 turn zlib\n<what the transform named zlib made of that JSON>
+```
+
+The first line says the format's major version, what is inside, and which transforms were applied. A
+major version or a transform that this process does not know, and bytes that are not an envelope, raise
+`Corrupt`, and whoever reads for rewriting stops there. JSON is UTF-8 with lone surrogates kept (as
+`surrogatepass`), so text comes back character by character.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
+
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
+from stm_backends.memory.policy import Body, Forgotten
+from stm_backends.records.steps import STEP, Steps
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
+
+FORMAT: Final = 1
+"""The major version that this library writes and the only one that it reads."""
+
+EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log"]
+
+
+class Transform(Protocol):
+    """A reversible change of the bytes before they are stored: compression, encryption."""
+
+    @property
+    def name(self) -> str:
+        """A word of ASCII letters, digits and `-`, stored beside the bytes; it never changes meaning."""
+        ...
+
+    def encode(self, data: bytes, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> bytes: ...
+
+
+class Codec:
+    """Seal JSON objects in envelopes and open them again.
+
+    `transforms` are applied in order when writing; when reading, the envelope says which to undo.
+    """
+
+    def __init__(self, transforms: Sequence[Transform] = ()) -> None:
+        self._transforms = _by_name(transforms)
+        suffix = "".join(f" {name}" for name in self._transforms)
+        self._headers = {
+            kind: f"stm/{FORMAT} {kind}{suffix}\n".encode("ascii") for kind in get_args(EnvelopeKind)
+        }
+
+    def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
+        """Return the envelope of one JSON object whose values `require_json` has accepted."""
+        return self._sealed(kind, encode_json(content))
+
+    def seal_steps(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> Steps[bytes]:
+        """Do what `require_json` and `seal` do, in steps."""
+        return self._sealed(kind, (yield from _encode_steps(content, kind)))
+
+    def _sealed(self, kind: EnvelopeKind, data: bytes) -> bytes:
+        for transform in self._transforms.values():
+            data = transform.encode(data)
+        return self._headers[kind] + data
+
+    def open(self, kind: EnvelopeKind, envelope: bytes) -> dict[str, Any]:
+        """Return the JSON object in an envelope. Raises `Corrupt` if it cannot be read."""
+        data = self._opened(kind, envelope)
+        try:
+            content = decode_json(data)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"the stored {kind} is not JSON") from error
+        return _as_object(kind, content)
+
+    def open_steps(self, kind: EnvelopeKind, envelope: bytes) -> Steps[dict[str, Any]]:
+        """Do what `open` does, in steps."""
+        data = self._opened(kind, envelope)
+        try:
+            content = yield from _decode_steps(data)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"the stored {kind} is not JSON") from error
+        return _as_object(kind, content)
+
+    def _opened(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
+        """Return the JSON in an envelope."""
+        header = self._headers[kind]
+        if envelope.startswith(header):
+            data, transforms = envelope[len(header) :], list(self._transforms)
+        else:
+            data, transforms = self._read_header(kind, envelope)
+        for name in reversed(transforms):
+            try:
+                data = self._transforms[name].decode(data)
+            except Exception as error:
+                raise Corrupt(f"the transform {name!r} could not read the stored bytes") from error
+        return data
+
+    def _read_header(self, kind: EnvelopeKind, envelope: bytes) -> tuple[bytes, list[str]]:
+        """Return what follows the first line, and the transforms that it names."""
+        line, newline, data = envelope.partition(b"\n")
+        words = line.decode("ascii", "replace").split(" ")
+        if not newline or not words[0].startswith("stm/"):
+            raise Corrupt("the stored bytes are not an envelope of this library")
+        if words[0] != f"stm/{FORMAT}":
+            raise Corrupt(
+                f"stored in format {words[0].removeprefix('stm/')!r} by another version of this library; "
+                f"this one reads format {FORMAT} and leaves it untouched"
+            )
+        if words[1:2] != [kind]:
+            raise Corrupt(f"the stored bytes hold a {' '.join(words[1:2])!r}, not a {kind!r}")
+        for name in words[2:]:
+            if name not in self._transforms:
+                raise Corrupt(f"stored through the transform {name!r}, which this process does not have")
+        return data, words[2:]
+
+    def seal_turn(self, stored: StoredTurn) -> bytes:
+        """Return the entry of one turn. Raises `InvalidState` if it is not JSON."""
+        return self.seal("turn", dump_turn(stored, defaults=False))
+
+    def open_turn(self, entry: bytes) -> StoredTurn:
+        """Return the turn of one entry. Raises `Corrupt` if it cannot be read."""
+        content = self.open("turn", entry)
+        turn_id = content.get("turn_id")
+        if not isinstance(turn_id, str):
+            raise Corrupt("the stored turn has no id")
+        try:
+            return StoredTurn(turn_id, load_turn(content))
+        except ValueError as error:
+            raise Corrupt("the stored turn lacks what makes it one") from error
+
+    def seal_body(self, body: Body) -> bytes:
+        """Return the bytes of a conversation's body; fields of a newer version are written back."""
+        return self.seal("body", dump_body(body))
+
+    def open_body(self, data: bytes | None) -> Body:
+        """Return a conversation's body; fields that an older version did not write have defaults."""
+        if data is None:
+            return Body()
+        try:
+            return load_body(self.open("body", data))
+        except ValueError as error:
+            raise Corrupt("the stored body has a field of another type") from error
+
+
+def _as_object(kind: EnvelopeKind, content: object) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise Corrupt(f"the stored {kind} is not a JSON object")
+    return cast("dict[str, Any]", content)
+
+
+def _by_name(transforms: object) -> dict[str, Transform]:
+    """Return transforms by their names, in order. Raises `ConfigurationError` for what are none."""
+    if not isinstance(transforms, (list, tuple)):
+        raise ConfigurationError(
+            f"transforms is a list of objects with name, encode and decode; not {type(transforms).__name__}"
+        )
+    found: dict[str, Transform] = {}
+    for transform in cast("Sequence[object]", transforms):
+        methods = (getattr(transform, "encode", None), getattr(transform, "decode", None))
+        name: object = getattr(transform, "name", None)
+        if isinstance(transform, type) or not (isinstance(name, str) and all(map(callable, methods))):
+            raise ConfigurationError(
+                "a transform is an object with name, encode and decode; "
+                f"not {'a class' if isinstance(transform, type) else type(transform).__name__}"
+            )
+        if not (name.isascii() and name.replace("-", "").isalnum()):
+            raise ConfigurationError(f"a transform's name is letters, digits and '-': {name!r}")
+        if name in found:
+            raise ConfigurationError(f"two transforms have the name {name!r}")
+        found[name] = cast("Transform", transform)
+    return found
+
+
+_BODY_FIELDS = (
+    "summary",
+    "health",
+    "attempts",
+    "next_attempt_at",
+    "folded",
+    "dropped",
+    "forgotten",
+)
+
+
+def dump_body(body: Body) -> dict[str, Any]:
+    """Return a conversation's body as JSON, with the fields of a newer version beside ours."""
+    return {
+        **body.extra,
+        "summary": body.summary,
+        "health": body.health.value,
+        "attempts": body.attempts,
+        "next_attempt_at": body.next_attempt_at,
+        "folded": body.folded,
+        "dropped": body.dropped,
+        "forgotten": dump_forgotten(body.forgotten),
+    }
+
+
+def load_body(content: Mapping[str, Any]) -> Body:
+    """Return the body that `dump_body` wrote, or an older version's. Raises `ValueError` if it is none."""
+    try:
+        return Body(
+            summary=str(content.get("summary", "")),
+            health=MemoryHealth(content.get("health", "healthy")),
+            attempts=int(content.get("attempts", 0)),
+            next_attempt_at=float(content.get("next_attempt_at", 0.0)),
+            folded=int(content.get("folded", 0)),
+            dropped=int(content.get("dropped", 0)),
+            forgotten=load_forgotten(content.get("forgotten", {})),
+            extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
+        )
+    except (TypeError, OverflowError) as error:
+        raise ValueError("a field of the body has another type") from error
+
+
+def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:
+    """Return the remembered ids as they stand in a body."""
+    return {"digests": forgotten.digests, "ages": [list(age) for age in forgotten.ages]}
+
+
+def load_forgotten(content: Any) -> Forgotten:
+    """Return the remembered ids of a body. Raises `ValueError` if these are none."""
+    try:
+        digests = str(content.get("digests", ","))
+        ages = tuple((float(when), int(count)) for when, count in content.get("ages", ()))
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError("the remembered ids are of another type") from error
+    if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
+        raise ValueError("the remembered ids do not match their ages")
+    return Forgotten(digests, ages)
+
+
+TURN_FIELDS: Final = (
+    "turn_id",
+    "user_message",
+    "assistant_response",
+    "trajectory_digest",
+    "artifacts_shown",
+    "artifacts_hidden_refs",
+    "ts",
+)
+"""The fields of a saved turn; others are of a newer version, or another library's."""
+
+
+def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
+    """Return a turn as it stands in a state, with its id beside PenguiFlow's fields and those of others.
+
+    `defaults=False` leaves out what is empty, to save bytes. Raises `InvalidState` for artifacts that
+    are not JSON.
+    """
+    turn_id, turn, extra = stored
+    if not isinstance(turn_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- ids come from callers
+        raise InvalidState(f"turn_id is {type(turn_id).__name__}, not a string")
+    optional: dict[str, Any] = {
+        "trajectory_digest": _dump_digest(turn.trajectory_digest),
+        "artifacts_shown": turn.artifacts_shown,
+        "artifacts_hidden_refs": turn.artifacts_hidden_refs,
+        "ts": turn.ts,
+    }
+    if not defaults:
+        optional = {name: value for name, value in optional.items() if value}
+    for name, value in optional.items():
+        require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN)
+    if defaults:
+        optional["artifacts_shown"] = dict(turn.artifacts_shown)
+        optional["artifacts_hidden_refs"] = list(turn.artifacts_hidden_refs)
+    return {
+        **extra,
+        "turn_id": turn_id,
+        "user_message": turn.user_message,
+        "assistant_response": turn.assistant_response,
+        **optional,
+    }
+
+
+def _dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
+    return (
+        None
+        if digest is None
+        else {
+            "tools_invoked": list(digest.tools_invoked),
+            "observations_summary": digest.observations_summary,
+            "reasoning_summary": digest.reasoning_summary,
+            "artifacts_refs": list(digest.artifacts_refs),
+        }
+    )
+
+
+def load_turn(payload: object) -> ConversationTurn:
+    """Return the turn of a state, ours or PenguiFlow's. Raises `ValueError` if it is none.
+
+    Accepts what PenguiFlow 3.11.2 accepts, with the same result: missing and null fields are empty.
+    """
+    if not isinstance(payload, (dict, Mapping)):
+        raise ValueError("Invalid turn payload")
+    fields = cast("Mapping[str, Any]", payload)
+    digest = fields.get("trajectory_digest")
+    if digest is not None and not isinstance(digest, (dict, Mapping)):
+        raise ValueError("Invalid trajectory_digest payload")
+    try:
+        return ConversationTurn(
+            user_message=str(fields.get("user_message") or ""),
+            assistant_response=str(fields.get("assistant_response") or ""),
+            trajectory_digest=None if digest is None else _load_digest(cast("Mapping[str, Any]", digest)),
+            artifacts_shown=dict(fields.get("artifacts_shown") or {}),
+            artifacts_hidden_refs=list(fields.get("artifacts_hidden_refs") or []),
+            ts=float(fields.get("ts") or 0.0),
+        )
+    except (TypeError, OverflowError) as error:
+        raise ValueError("Invalid turn payload") from error
+
+
+def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:
+    reasoning = fields.get("reasoning_summary")
+    return TrajectoryDigest(
+        tools_invoked=list(fields.get("tools_invoked") or []),
+        observations_summary=str(fields.get("observations_summary") or ""),
+        reasoning_summary=None if reasoning is None else str(reasoning),
+        artifacts_refs=list(fields.get("artifacts_refs") or []),
+    )
+
+
+def encode_json(content: object) -> bytes:
+    """Return compact UTF-8 JSON of a value that `require_json` has accepted."""
+    try:
+        text = _encode(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidState(f"not JSON: {error}") from error
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode_json(data: bytes) -> object:
+    """Return the value of one JSON document as `encode_json` wrote it. Raises `ValueError` otherwise."""
+    text = data.decode("utf-8", "surrogatepass")
+    content, end = _decode(text)
+    if end != len(text):
+        raise ValueError("there is something after the JSON document")
+    return content
+
+
+def _taken(value: object) -> object:
+    """Return a list of our own for a list or a tuple, and anything else as it is."""
+    return [*cast("Sequence[object]", value)] if isinstance(value, (list, tuple)) else value
+
+
+def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
+    """Do what `require_json` and `encode_json` do with an object, in steps: its long lists bit by bit."""
+    # A list that changes meanwhile is saved as it was.
+    members = [(name, _taken(value)) for name, value in content.items()]
+    pieces: list[bytes] = []
+    for name, value in members:
+        require_json({name: None}, path)
+        pieces += (b"," if pieces else b"{", encode_json(name), b":")
+        if not isinstance(value, list):
+            require_json(value, f"{path}.{name}", deepest=DEEPEST - 1)
+            pieces.append(encode_json(value))
+            continue
+        opening = b"["
+        items = cast("list[object]", value)
+        for start in range(0, len(items), STEP):
+            some = items[start : start + STEP]
+            for index, item in enumerate(some, start):
+                require_json(item, f"{path}.{name}[{index}]", deepest=DEEPEST - 2)
+            pieces += (opening, encode_json(some)[1:-1])
+            opening = b","
+            yield
+        pieces.append(b"]" if items else b"[]")
+    return b"".join((*pieces, b"}")) if pieces else b"{}"
+
+
+def _decode_steps(data: bytes) -> Steps[object]:
+    """Do what `decode_json` does, in steps if it is an object as `encode_json` writes it."""
+    text = data.decode("utf-8", "surrogatepass")
+    try:
+        return (yield from _members(text))
+    except (ValueError, IndexError):
+        return decode_json(data)
+
+
+def _members(text: str) -> Steps[dict[str, Any]]:
+    """Read an object without white space. Raises `ValueError` or `IndexError` for anything else."""
+    content: dict[str, Any] = {}
+    at, end = 0, "{"
+    while end != "}":
+        if text[at] != end:
+            raise ValueError("not where a member begins")
+        name, at = _decode(text, at + 1)
+        if not isinstance(name, str) or text[at] != ":":
+            raise ValueError("not a member")
+        if text.startswith("[{", at + 1):
+            value, at = yield from _items(text, at + 1)
+        else:
+            value, at = _decode(text, at + 1)
+        content[name] = value
+        end = text[at] if text[at] == "}" else ","
+    if at + 1 != len(text):
+        raise ValueError("there is something after the JSON document")
+    return content
+
+
+def _items(text: str, at: int) -> Steps[tuple[list[object], int]]:
+    """Read a list without white space that begins at an index; return it and where it ends."""
+    items: list[object] = []
+    while text[at] in "[,":
+        item, at = _decode(text, at + 1)
+        items.append(item)
+        if len(items) % STEP == 0:
+            yield
+    if text[at] != "]":
+        raise ValueError("not the end of a list")
+    return items, at + 1
+
+
+# Made once: the functions of the json module make an encoder a call, and look for white space.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode
+
+
+_PRINTED_BITS = 14_000
+"""Integers of up to so many bits are printed under the interpreter's usual limit on digits."""
+
+
+DEEPEST: Final = 120
+"""How many lists and objects may lie within one another. The interpreter gives up at some depth that
+depends on how deep the caller is, so without a limit one caller could store what another cannot read."""
+
+DEEPEST_IN_TURN: Final = 100
+"""The same for what is in a turn, so that there is room for the state and the export around it."""
+
+
+def require_json(value: object, path: str, *, deepest: int = DEEPEST) -> None:
+    """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
+
+    Tuples pass (and come back as lists), and so do NaN, infinities, lone surrogates and integers of any
+    size that Python prints. A mapping whose keys are not strings does not: JSON would make strings of
+    them and two keys could become one. Neither does what is nested more than `deepest` levels deep.
+    """
+    try:
+        _require_json(value, path, deepest)
+    except RecursionError:
+        raise InvalidState("a value is nested too deeply to be looked at from this depth of calls") from None
+
+
+def _require_json(value: object, path: str, deepest: int) -> None:
+    if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
+        try:
+            str(value)
+        except ValueError:
+            raise InvalidState(f"{path} is an integer of more digits than Python prints") from None
+    if value is None or isinstance(value, (str, int, float)):
+        return
+    if not deepest and isinstance(value, (dict, list, tuple)):
+        raise InvalidState(f"{_shortened(path)} is nested too deeply to be stored, or contains itself")
+    if isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
+            _require_json(item, f"{path}.{key}", deepest - 1)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(cast("Sequence[object]", value)):
+            _require_json(item, f"{path}[{index}]", deepest - 1)
+    else:
+        raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 80 else f"{path[:60]}..."

@@ -1,0 +1,108 @@
+"""Which users a tenant has, so that a tenant's conversations can be listed and erased.
+
+A tenant's users have a record each, without a time to live, in a scope of the tenant's own. It is
+written before a user's first conversation and, because an erasure may come in between, again after one
+was born: whatever is stored belongs to somebody who is listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from stm_backends.drivers.contract import ABSENT, Driver, new_version
+from stm_backends.errors import OutcomeUnknown, StorageError
+from stm_backends.records import keys, operations
+from stm_backends.records.codec import Codec
+
+logger = logging.getLogger("stm_backends")
+
+REMEMBERED_USERS: Final = 10_000
+REMEMBERED_FOR_S: Final = 60.0
+"""How many users, and for how long, a process takes for listed without asking."""
+
+_T = TypeVar("_T")
+
+
+class Directory:
+    """The users of every tenant on one backend."""
+
+    def __init__(self, driver: Driver, codec: Codec, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._clock = clock
+        self._noted: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    async def note(self, tenant: str, user: str, *, fresh: bool = False) -> None:
+        """Make sure that a tenant's user is listed; costs nothing for one noted within a minute.
+
+        `fresh=True` asks the datastore whatever this process remembers.
+        """
+        owner = (tenant, user)
+        now = self._clock()
+        if not fresh and now - self._noted.get(owner, -REMEMBERED_FOR_S) < REMEMBERED_FOR_S:
+            return
+        # Whatever becomes of the write, cancelled or failed: only one that was answered is remembered.
+        self._noted.pop(owner, None)
+        key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
+        await operations.resent(
+            lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
+        )
+        self._noted[owner] = now
+        if len(self._noted) > REMEMBERED_USERS:
+            self._noted.popitem(last=False)
+
+    async def write_for(
+        self, owner: tuple[str, str], write: Callable[[], Awaitable[_T]], *, is_birth: Callable[[_T], bool]
+    ) -> _T:
+        """Carry out a write that may create a record of a tenant's user, and keep that user listed.
+
+        Listed before, so that whoever erases the tenant finds what is written even if we die here; and,
+        if what `write` answered may have been a record's birth, asked for once more after it, because
+        an erasure may have come in between. A write that is no birth needs no more: whoever erases finds
+        the record itself. After a write whose outcome nobody knows the next one asks again.
+        """
+        async with self.listed(owner):
+            answer = await write()
+        if is_birth(answer):
+            await self.note_birth(owner)
+        return answer
+
+    @asynccontextmanager
+    async def listed(self, owner: tuple[str, str]) -> AsyncGenerator[None]:
+        """List a user before what may create a record of theirs; the first half of `write_for`.
+
+        Whoever uses it calls `note_birth` after a write that may have been a record's birth. What ends with
+        an outcome that nobody knows may have been one, too: the next write asks again.
+        """
+        await self.note(*owner)
+        try:
+            yield
+        except (OutcomeUnknown, asyncio.CancelledError):
+            self._noted.pop(owner, None)
+            raise
+
+    async def note_birth(self, owner: tuple[str, str]) -> None:
+        """List a user again after a record of theirs was born; what was written stands even if this fails."""
+        try:
+            await self.note(*owner, fresh=True)
+        except StorageError as error:
+            logger.warning("a user was listed before a record was born, and not again after: %s", error)
+
+    async def users(self, tenant: str) -> AsyncIterator[str]:
+        """Yield the users of a tenant."""
+        async for name in operations.names(self._driver, keys.directory_scope(tenant)):
+            yield keys.unname(name)
+
+    async def forget(self, tenant: str, user: str) -> bool:
+        """Take a user off the list; returns whether they stood there."""
+        try:
+            return await self._driver.delete(keys.directory_key(tenant, user))
+        finally:
+            # Last, so that a note which was answered meanwhile is not remembered either.
+            self._noted.pop((tenant, user), None)

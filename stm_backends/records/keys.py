@@ -1,0 +1,192 @@
+"""From a conversation's key to a record's, and back; injective in both directions.
+
+```
+MemoryKey("acme", "u1", "chat")  <->  "acme:u1:chat"                          (composite)
+                                 <->  Key("acme:u1:memory", "chat")           (its conversation)
+                                 <->  Key("acme:u1:lease", "chat")            (who may summarize it)
+                                 <->  Key("acme:u1:langchain", "chat")        (a framework's items of it)
+```
+
+Beside them, under `acme:u1:part`, stand the parts of what is too large for a record (see `large`).
+
+A scope is `tenant:user:kind`, so that conversations, leases and saved states never share one, and so
+that an access rule on the beginning of a scope is an access rule on a tenant. Parts are escaped before
+they are joined, which makes the joint unambiguous: `%`, `:`, NUL and lone surrogates become `%XX` of
+their UTF-8 bytes, and empty text becomes a single `%`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, Literal, TypeAlias, get_args
+
+from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
+from stm_backends.errors import InvalidKey
+from stm_backends.types import MemoryKey
+
+LogKind: TypeAlias = Literal["openai-agents", "langchain"]
+"""Whose items a log holds. A framework's items are of its own shape, so each has its own logs."""
+
+Kind: TypeAlias = Literal["memory", "lease", "blob", "planner", "part"] | LogKind
+"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run, a log, or
+a part of what is too large for any of these."""
+
+LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
+KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS, "part")
+"""All of them. Parts come last: what is erased in this order leaves no pointer to parts that are gone."""
+
+OTHER_BLOBS: Final = "::blob"
+"""The scope of saved states whose key names no tenant and user. No tenant is empty, so it is nobody's."""
+
+PAUSED_RUNS: Final = "::planner"
+"""The scope of paused runs. A token names no tenant and user; a note in the user's scope does."""
+
+RESERVED_PREFIX: Final = "kv:v1:"
+
+_UNSAFE = re.compile("[%\0\ud800-\udfff]")
+_UNSAFE_IN_PART = re.compile("[%:\0\ud800-\udfff]")
+_ESCAPED = re.compile(rb"%([0-9A-F]{2})")
+
+
+def memory_key(key: MemoryKey) -> Key:
+    """Return where a conversation's record lives."""
+    return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
+
+
+def lease_key(key: MemoryKey) -> Key:
+    """Return where the lease on summarizing a conversation lives."""
+    return Key(scope(key.tenant_id, key.user_id, "lease"), name(_checked("session_id", key.session_id)))
+
+
+def log_key(key: MemoryKey, kind: LogKind) -> Key:
+    """Return where the items live that an agent framework keeps of a conversation."""
+    return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
+
+
+def parts_of(key: Key) -> Key:
+    """Return the scope of the parts that belong to a record, and what the names of all of them begin with.
+
+    It is a scope of the record's own owner. Raises `InvalidKey` for a record whose scope is too long for it.
+    """
+    owner, _, _ = key.scope.rpartition(":")
+    digest = hashlib.sha256(f"{key.scope}\0{key.name}".encode()).hexdigest()[:32]
+    return Key(_bounded(f"{owner or key.scope}:part"), f"{digest}:")
+
+
+def directory_key(tenant_id: str, user_id: str) -> Key:
+    """Return where it is written down that a tenant has this user."""
+    return Key(directory_scope(tenant_id), name(_checked("user_id", user_id)))
+
+
+def directory_scope(tenant_id: str) -> str:
+    """Return the scope whose names are the users of a tenant."""
+    return _bounded(f"{_escape(_checked('tenant_id', tenant_id), _UNSAFE_IN_PART)}::users")
+
+
+def scope(tenant_id: str, user_id: str, kind: Kind) -> str:
+    """Return the scope of one kind of record of one user."""
+    tenant = _escape(_checked("tenant_id", tenant_id), _UNSAFE_IN_PART)
+    user = _escape(_checked("user_id", user_id), _UNSAFE_IN_PART)
+    return _bounded(f"{tenant}:{user}:{kind}")
+
+
+def name(text: str) -> str:
+    """Escape arbitrary text to a record's name; `unname` is its inverse."""
+    return _bounded(_escape(text, _UNSAFE))
+
+
+def unname(escaped: str) -> str:
+    """Return the text that `name` escaped."""
+    if escaped == "%":
+        return ""
+    raw = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), escaped.encode())
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def blob_key(key: str) -> Key:
+    """Return where the saved state of any string key lives.
+
+    A composite, and a `kv:v1:tenant:user:...` key, belong to their own tenant and user, so that erasing
+    the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for what is none.
+    """
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+        raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
+    owner = blob_owner(key)
+    return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key))
+
+
+def planner_key(token: str) -> Key:
+    """Return where the paused run of a token lives."""
+    return Key(PAUSED_RUNS, name(token))
+
+
+def planner_note_key(tenant_id: str, user_id: str, token: str) -> Key:
+    """Return where it is written down that a paused run is this user's, so that erasing them finds it."""
+    return Key(scope(tenant_id, user_id, "planner"), name(token))
+
+
+def blob_owner(key: str) -> tuple[str, str] | None:
+    """Return the tenant and user that a saved state's key names, or `None` if it names none."""
+    if key.startswith(RESERVED_PREFIX):
+        parts = key.removeprefix(RESERVED_PREFIX).split(":")
+        if len(parts) > 2 and parts[0].strip() and parts[1].strip():
+            return parts[0], parts[1]
+        return None
+    try:
+        parsed = parse_composite(key)
+    except InvalidKey:
+        return None
+    return parsed.tenant_id, parsed.user_id
+
+
+def parse_composite(composite: str) -> MemoryKey:
+    """Return the key whose `composite()` this is.
+
+    Raises `InvalidKey` for every other string: for too few or too many parts, a blank part, and for an
+    encoding that `composite()` would not have written. The last keeps two tenants apart of whom one is
+    called `a` and the other, by somebody who does not encode, `%61`.
+    """
+    parts = composite.split(":")
+    if len(parts) != 3:
+        raise InvalidKey(
+            f"a conversation's key has three parts joined by ':' (tenant:user:session), this one has "
+            f"{len(parts)}; write ':' within a part as %3A and '%' as %25, as MemoryKey.composite() does"
+        )
+    try:
+        key = MemoryKey(*(_unquote(part) for part in parts))
+        canonical = key.composite() == composite
+    except ValueError:
+        canonical = False
+        key = None
+    if key is None or not canonical:
+        raise InvalidKey(
+            "a conversation's key has a blank part or a '%' that MemoryKey.composite() would not have "
+            "written; build keys with MemoryKey(tenant, user, session).composite()"
+        )
+    return key
+
+
+def _unquote(part: str) -> str:
+    return re.sub("%(25|3A|6B)", lambda match: chr(int(match[1], 16)), part)
+
+
+def _checked(which: str, part: object) -> str:
+    if not isinstance(part, str) or not part.strip():
+        raise InvalidKey(f"{which} must be a string that is not blank")
+    return part
+
+
+def _escape(text: str, unsafe: re.Pattern[str]) -> str:
+    if not text:
+        return "%"
+    return unsafe.sub(
+        lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass")), text
+    )
+
+
+def _bounded(text: str) -> str:
+    size = len(text.encode())
+    if size > MAX_KEY_BYTES:
+        raise InvalidKey(f"a part of the key takes {size:,} bytes once escaped; at most {MAX_KEY_BYTES:,} do")
+    return text

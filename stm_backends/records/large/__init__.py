@@ -1,0 +1,1 @@
+"""Values of any size on any driver."""

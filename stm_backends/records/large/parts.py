@@ -1,0 +1,199 @@
+"""The parts of large values beside their records: stored, read, listed, removed, and kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
+
+from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.records import keys, operations
+from stm_backends.records.large import pointers
+from stm_backends.records.large.pointers import HEADER, Life, Pointer
+
+PART: Final = 1024 * 1024
+"""The largest part, in bytes, so that each is stored well within a driver's deadline."""
+
+AT_ONCE: Final = 4
+"""How many parts one operation reads or writes at one time."""
+
+PATIENCE_S: Final = 60.0
+"""A value whose parts take longer to store than this many seconds is given up."""
+
+CACHED: Final = 32 * 1024 * 1024
+"""How many bytes of values that were read or written lately are kept; they never change."""
+
+REMEMBERED: Final = 500
+"""Of how many records, and of how many values, it is remembered what was seen of them last."""
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Parts:
+    """The parts of all values on one driver. `clock` is in epoch seconds, and `steady` never steps back."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], float], steady: Callable[[], float]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._steady = steady
+        self._size = min(PART, driver.traits.max_entry - HEADER)
+        self._lives: OrderedDict[str, Life] = OrderedDict()
+        self._cache: OrderedDict[str, bytes] = OrderedDict()
+        self._cached = 0
+
+    async def store(self, key: Key, value: bytes, operation: str, ttl: float | None) -> Pointer:
+        """Store the parts of a value; returns the pointer to them. Raises `StorageError` with none left.
+
+        That is never `OutcomeUnknown`: whatever became of the parts, nothing points to them.
+        """
+        began = self._steady()
+        digests = [b""] * -(-len(value) // self._size)
+        pointer = Pointer(pointers.new_id(self._clock()), len(value), "", len(digests), ttl)
+
+        async def put(index: int) -> None:
+            digests[index] = pointers.digest(await self._put(key, pointer, value, index))
+
+        try:
+            await at_once([partial(put, index) for index in range(len(digests))])
+            if self._steady() - began > PATIENCE_S:
+                raise Unavailable("storing a large value took too long, and nothing of it stands")
+        except StorageError as error:
+            with suppress(StorageError):  # what cannot be removed is garbage, and found as such
+                await self.remove(key, pointer.id)
+            error.backend, error.operation = self._driver.name, operation
+            if isinstance(error, OutcomeUnknown):
+                raise Unavailable(
+                    "the parts of a large value were not stored",
+                    backend=self._driver.name,
+                    operation=operation,
+                ) from error
+            raise
+        pointer = pointer.sealed_by(digests)
+        self._remember(pointer, value)
+        return pointer
+
+    async def complete(self, key: Key, pointer: Pointer, value: bytes, found: Iterable[str]) -> bool:
+        """Store parts that are not there; `found` are names that are. Returns whether any was missing."""
+        named = {part_key(key, pointer.id, index).name: index for index in range(pointer.parts)}
+        missing = named.keys() - found
+        if missing:
+            missing -= {name async for name in self.names(key, pointer.id)}
+        for name in missing:
+            await self._put(key, pointer, value, named[name])
+        return bool(missing)
+
+    async def _put(self, key: Key, pointer: Pointer, value: bytes, index: int) -> bytes:
+        """Store one part unless it is there; returns its share of the value."""
+        chunk = value[index * self._size : (index + 1) * self._size]
+        where, version = part_key(key, pointer.id, index), new_version()
+        data, ttl = pointers.seal_part(chunk, pointer.life), pointer.life.given
+        await operations.resent(
+            lambda: self._driver.replace(where, data, version=version, expect=ABSENT, ttl=ttl)
+        )
+        return chunk
+
+    async def read(self, key: Key, pointer: Pointer) -> bytes | None:
+        """Return a value; `None` if a part of it is not there. Raises `Corrupt` if it is another one."""
+        value = self._cache.get(pointer.id)
+        if value is not None:
+            self._cache.move_to_end(pointer.id)
+            return value
+        wheres = [part_key(key, pointer.id, index) for index in range(pointer.parts)]
+        found = await at_once([partial(self._driver.load, where) for where in wheres])
+        parts = [pointers.open_part(record.body) for record in found if record is not None]
+        if len(parts) < len(found):
+            return None
+        value = pointer.value([chunk for chunk, _ in parts])
+        keep(self._lives, pointer.id, min((life for _, life in parts), key=lambda life: life.at), REMEMBERED)
+        self._remember(pointer, value)
+        return value
+
+    def _remember(self, pointer: Pointer, value: bytes) -> None:
+        if len(value) <= CACHED // 2:
+            self._cached += len(value) - len(self._cache.pop(pointer.id, b""))
+            self._cache[pointer.id] = value
+            while self._cached > CACHED:
+                self._cached -= len(self._cache.popitem(last=False)[1])
+
+    async def names(self, key: Key, value_id: str) -> AsyncIterator[str]:
+        """Yield the names of the parts of one value."""
+        scope, prefix = keys.parts_of(key)
+        async for name in operations.names_of(self._driver, scope, f"{prefix}{value_id}:"):
+            yield name
+
+    async def oldest(self, key: Key) -> set[str]:
+        """Return the names of a record's oldest parts, at most a page of them, in one round trip."""
+        scope, prefix = keys.parts_of(key)
+        page = await self._driver.scan(scope, after=prefix, limit=operations.PAGE)
+        return {name for name in page.names if name.startswith(prefix)}
+
+    async def remove(self, key: Key, value_id: str) -> None:
+        """Remove the parts of one value."""
+        scope = keys.parts_of(key).scope
+        names = [name async for name in self.names(key, value_id)]
+        await at_once([partial(self._driver.delete, Key(scope, name)) for name in names])
+
+    async def keep_alive(self, key: Key, pointer: Pointer, ttl: float | None) -> None:
+        """See to it that parts outlive a record that lives for `ttl` seconds from now, and longer.
+
+        They are written again, if need be, the first of them last: it says of all whether that was done.
+        """
+        life, now = Life(ttl, self._clock()), self._clock()
+        if self._lives.get(pointer.id, pointer.life).covers(ttl, now=now):
+            return
+
+        async def renew(index: int) -> None:
+            where, version = part_key(key, pointer.id, index), new_version()
+            record = await self._driver.load(where)
+            if record is None:
+                return
+            chunk, found = pointers.open_part(record.body)
+            if found.covers(ttl, now=now):
+                return
+            if index == 0:
+                await at_once([partial(renew, other) for other in range(1, pointer.parts)])
+            data, expect = pointers.seal_part(chunk, life), record.version
+            await operations.resent(
+                lambda: self._driver.replace(where, data, version=version, expect=expect, ttl=life.given)
+            )
+
+        await renew(0)
+        keep(self._lives, pointer.id, life, REMEMBERED)
+
+
+def part_key(key: Key, value_id: str, index: int) -> Key:
+    """Return where one part of a value of a record is."""
+    scope, prefix = keys.parts_of(key)
+    return Key(scope, pointers.part_name(prefix, value_id, index))
+
+
+def keep(kept: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Remember a value as the newest, and forget the oldest beyond so many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
+
+
+async def at_once(jobs: Sequence[Callable[[], Awaitable[_V]]]) -> list[_V]:
+    """Do some jobs, `AT_ONCE` at one time; returns their answers in order. The first error ends them all."""
+    answers: dict[int, _V] = {}
+    waiting = iter(enumerate(jobs))
+
+    async def work() -> None:
+        for index, job in waiting:
+            answers[index] = await job()
+
+    workers = [asyncio.ensure_future(work()) for _ in range(min(AT_ONCE, len(jobs)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [answers[index] for index in range(len(jobs))]

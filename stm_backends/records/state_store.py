@@ -1,0 +1,206 @@
+"""Saved states under string keys (Layer 1), each read and replaced as a whole, and paused runs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, Record, new_version
+from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageError, located
+from stm_backends.records import keys, operations
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.steps import unhurried
+
+REMEMBERED_VERSIONS: Final = 10_000
+"""For how many states a store remembers the version that it has loaded or saved last."""
+
+PLANNER_STATE_TTL_S: Final = 3600.0
+"""How long a paused run waits to be resumed, in seconds."""
+
+
+class StateStore:
+    """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
+
+    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and
+    tuples become lists. However large a state is, other tasks go on while it is saved or loaded: what is
+    saved is not to be changed until it is. A key that names a tenant and a user (`MemoryKey.composite()`, or
+    `kv:v1:tenant:user:...`) is theirs: it is erased with the user.
+    """
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._versions: OrderedDict[str, str] = OrderedDict()
+
+    async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
+        """Replace what stands under a key, never merging; the last save wins.
+
+        Kept for ever, or for `ttl` seconds. Raises `InvalidState`, naming the path, for what is not JSON.
+
+        What stands there is not read, so even a state of a future version is replaced. Whoever must not do
+        that loads first and saves with `save_if`, as `DefaultShortTermMemory.persist` does.
+
+        One round trip if this store has loaded or saved that state before and nobody has saved it since.
+        Otherwise it may be a birth, so the owner that the key names is listed once more afterwards: no
+        state stands there for somebody whom `erase_tenant` would miss.
+        """
+        send = await self._writer(keys.blob_key(key), state, ttl=ttl)
+        owner, version = keys.blob_owner(key), new_version()
+
+        async def write(known: str | None) -> bool:
+            """Save; returns whether this may have been a birth."""
+            if known is not None and await operations.resent(lambda: send(version, known)):
+                return False
+            return await operations.resent(lambda: send(version, ANY))
+
+        if owner is None:
+            await write(None)
+        else:
+            known = self._versions.get(key)
+            await self._directory.write_for(owner, lambda: write(known), is_birth=bool)
+            self._remember(key, version)
+
+    async def load_memory_state(self, key: str) -> dict[str, Any] | None:
+        """Return what stands under a key, the caller's to keep; `None` only if nothing does."""
+        state, _ = await self.load_versioned(key)
+        return state
+
+    async def load_versioned(self, key: str) -> tuple[dict[str, Any] | None, str | None]:
+        """Return what stands under a key and the version to hand to `save_if`; two `None` if nothing does."""
+        record = await self._driver.load(keys.blob_key(key))
+        if record is None:
+            return None, None
+        state = await self._read(record, "load_memory_state")
+        self._remember(key, record.version)
+        return state, record.version
+
+    async def save_if(
+        self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
+    ) -> bool:
+        """Save only if the version that was loaded still stands (`None`: if nothing does).
+
+        `False` is a lost race and changed nothing. Raises `OutcomeUnknown` only if the datastore cannot
+        be asked what became of the write.
+        """
+        send = await self._writer(keys.blob_key(key), state, ttl=ttl)
+        owner, version = keys.blob_owner(key), new_version()
+
+        async def write() -> bool:
+            condition = ABSENT if expect is None else expect
+            return await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
+
+        if owner is None:
+            return await write()
+        saved = await self._directory.write_for(owner, write, is_birth=lambda saved: saved and expect is None)
+        if saved:
+            self._remember(key, version)
+        return saved
+
+    async def _settled(
+        self, key: str, write: Callable[[], Awaitable[bool]], *, version: str, expect: str | None
+    ) -> bool:
+        """Send a conditional write; if its outcome is unknown, look what stands there."""
+        try:
+            return await write()
+        except OutcomeUnknown as unknown:
+            try:
+                record = await self._driver.load(keys.blob_key(key))
+            except StorageError:
+                raise unknown from unknown.__cause__
+        found = None if record is None else record.version
+        if found == expect:
+            return await write()
+        # A third version may stand on top of ours, which nobody can tell; to the caller that is lost.
+        return found == version
+
+    async def delete_memory_state(self, key: str) -> bool:
+        """Erase what stands under a key; returns whether anything did."""
+        return await operations.erase(self._driver, keys.blob_key(key))
+
+    # Paused runs of a planner
+
+    async def save_planner_state(self, token: str, payload: dict[str, Any]) -> None:
+        """Keep a paused run under the token that resumes it, for an hour, in any process.
+
+        If its `tool_context` names a `tenant_id` and a `user_id`, it is erased with that user. Raises
+        `InvalidState`, naming the path, for what is not JSON.
+        """
+        send = await self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S)
+        owner = _owner(payload)
+
+        async def write() -> None:
+            version = new_version()
+            await operations.resent(lambda: send(version, ANY))
+            if owner is not None:
+                # After the run itself: whoever erases the user later finds both.
+                note = await self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
+                await operations.resent(lambda: note(version, ANY))
+
+        if owner is None:
+            await write()
+        else:
+            await self._directory.write_for(owner, write, is_birth=lambda _: True)
+
+    async def load_planner_state(self, token: str) -> dict[str, Any] | None:
+        """Hand out a paused run and forget it: to one caller, however many ask, and to nobody again.
+
+        `None` if nothing waits under the token: it was never saved, its hour is over, or somebody has it.
+        Two round trips. Raises `OutcomeUnknown` if nobody can tell who has it; then it is lost, because
+        a run that is resumed twice does everything twice.
+        """
+        where = keys.planner_key(token)
+        record = await self._driver.load(where)
+        if record is None:
+            return None
+        payload = await self._read(record, "load_planner_state")
+        return payload if await self._taken(where, record.version) else None
+
+    async def _taken(self, where: Key, version: str) -> bool:
+        """Delete what was loaded; returns whether it was us who did, and not another."""
+        try:
+            return await self._driver.delete(where, expect=version)
+        except OutcomeUnknown:
+            # If it is still there, the first attempt did nothing. If not, either may have taken it.
+            with suppress(StorageError):
+                if await self._driver.delete(where, expect=version):
+                    return True
+            raise
+
+    # States as records
+
+    async def _read(self, record: Record, operation: str) -> dict[str, Any]:
+        with located(self._driver.name, operation):
+            if record.body is None or record.tail:
+                raise Corrupt("the record under this key is not a saved state")
+            return await unhurried(self._codec.open_steps("state", record.body))
+
+    async def _writer(
+        self, where: Key, state: dict[str, Any], *, ttl: float | None
+    ) -> Callable[[str, str | AbsentType | AnyType], Awaitable[bool]]:
+        """Check and seal a state; returns what sends it as a version, on a condition."""
+        if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
+            raise InvalidState(f"a state is a dict, not {type(state).__name__}")
+        body = await unhurried(self._codec.seal_steps("state", state))
+        return lambda version, expect: self._driver.replace(
+            where, body, version=version, expect=expect, ttl=ttl
+        )
+
+    def _remember(self, key: str, version: str) -> None:
+        self._versions[key] = version
+        self._versions.move_to_end(key)
+        if len(self._versions) > REMEMBERED_VERSIONS:
+            self._versions.popitem(last=False)
+
+
+def _owner(payload: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the tenant and user that a paused run's tool context names, or `None` if it names none."""
+    context: object = payload.get("tool_context")
+    if not isinstance(context, dict):
+        return None
+    named = cast("dict[str, object]", context)
+    tenant, user = (str(named.get(name) or "").strip() for name in ("tenant_id", "user_id"))
+    return (tenant, user) if tenant and user else None

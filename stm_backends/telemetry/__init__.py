@@ -1,0 +1,1 @@
+"""What memories and drivers report."""

@@ -1,0 +1,213 @@
+"""OpenTelemetry: a span and a duration for each operation of the datastore, and what the memories count.
+
+```python
+from stm_backends.telemetry.opentelemetry import Telemetry
+
+async with open_backend("sqlite:///memory.db", observer=Telemetry()) as backend: ...
+```
+
+Needs the API package alone (extra `otel`), which does nothing until your program sets up an SDK. Names and
+attributes are in `docs/telemetry.md`; those of the datastore's operations are the semantic conventions'.
+No text of a conversation, no id, no key and no message of an error ever gets into a span or a metric: of an
+error, the name of its class.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib.metadata import version
+from typing import Any, Final
+
+from stm_backends.drivers.contract import (
+    ANY,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+)
+from stm_backends.extras import missing_extra
+from stm_backends.telemetry.observer import KeyPart, Observer, TurnEvent
+from stm_backends.types import MemoryHealth
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode, TracerProvider
+except ModuleNotFoundError as error:
+    raise missing_extra("otel", error) from error
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+
+SYSTEMS: Final = {"postgres": "postgresql", "mongo": "mongodb", "dynamo": "aws.dynamodb"}
+"""What the semantic conventions call a datastore, if not as its driver does."""
+
+SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
+"""The buckets that the semantic conventions advise for `db.client.operation.duration`."""
+
+
+class Telemetry(Observer):
+    """Tells OpenTelemetry what backends and memories do; one may serve them all.
+
+    Uses the program's global providers unless others are given.
+    """
+
+    def __init__(
+        self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self._tracer = trace.get_tracer("stm_backends", version("stm-backends"), tracer_provider, SCHEMA_URL)
+        meter = metrics.get_meter("stm_backends", version("stm-backends"), meter_provider, SCHEMA_URL)
+        self._duration = meter.create_histogram(
+            "db.client.operation.duration",
+            "s",
+            "Duration of database client operations.",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._turns = {
+            "appended": meter.create_counter("stm.turns.appended", "{turn}", "Turns that were stored."),
+            "folded": meter.create_counter("stm.turns.folded", "{turn}", "Turns that a summary covers now."),
+            "dropped": meter.create_counter(
+                "stm.turns.dropped", "{turn}", "Turns let go without a summary: beyond the recovery backlog."
+            ),
+        }
+        self._lost_races = meter.create_counter(
+            "stm.summary.lost_races",
+            "{race}",
+            "Summaries and trims that somebody else's write had forestalled.",
+        )
+        self._summarizer_errors = meter.create_counter(
+            "stm.summarizer.errors", "{error}", "Summarizer calls that failed."
+        )
+        self._transitions = meter.create_counter(
+            "stm.health.transitions", "{transition}", "Changes of a conversation's health."
+        )
+        self._unresolved = meter.create_counter(
+            "stm.key_resolution.failures", "{failure}", "Calls without a memory, for want of a usable id."
+        )
+        self._tokens = meter.create_gauge(
+            "stm.context.tokens", "{token}", "Estimated tokens of the context that was shown last."
+        )
+
+    def driver(self, driver: Driver) -> Driver:
+        return ObservedDriver(driver, self)
+
+    @contextmanager
+    def operation(self, name: str, system: str) -> Generator[None]:
+        """Trace and time one operation of a datastore."""
+        attributes = {"db.system.name": system, "db.operation.name": name}
+        began = time.perf_counter()
+        try:
+            with self._span(name, kind=SpanKind.CLIENT, attributes=attributes):
+                yield
+        except BaseException as error:
+            attributes["error.type"] = _kind(error)
+            raise
+        finally:
+            self._duration.record(time.perf_counter() - began, attributes)
+
+    def call(self, name: str) -> AbstractContextManager[object]:
+        return self._span(f"stm.{name}")
+
+    def background(self) -> AbstractContextManager[object]:
+        # The call that started it is long over, and its trace with it: a trace of its own, linked to that.
+        starter = trace.get_current_span().get_span_context()
+        return self._span(
+            "stm.background", context=Context(), links=[Link(starter)] if starter.is_valid else None
+        )
+
+    def turns(self, event: TurnEvent, count: int) -> None:
+        self._turns[event].add(count)
+
+    def race_lost(self) -> None:
+        self._lost_races.add(1)
+
+    def summarizer_failed(self, error: Exception) -> None:
+        self._summarizer_errors.add(1, {"error.type": _kind(error)})
+
+    def health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
+        self._transitions.add(1, {"stm.health.from": old.value, "stm.health.to": new.value})
+
+    def context_shown(self, tokens: Callable[[], int]) -> None:
+        # A user's token estimator may raise, which is no reason to fail the call.
+        with suppress(Exception):
+            self._tokens.set(tokens())
+
+    def key_unresolved(self, part: KeyPart) -> None:
+        self._unresolved.add(1, {"stm.key.part": part})
+
+    @contextmanager
+    def _span(self, name: str, **options: Any) -> Generator[Span]:
+        # What the SDK would record of an exception is its message and its stack trace.
+        with self._tracer.start_as_current_span(
+            name, record_exception=False, set_status_on_exception=False, **options
+        ) as span:
+            try:
+                yield span
+            except BaseException as error:
+                span.set_attribute("error.type", _kind(error))
+                if isinstance(error, Exception):
+                    # Whoever was cancelled has not failed.
+                    span.set_status(StatusCode.ERROR)
+                raise
+
+
+class ObservedDriver:
+    """A driver around a driver: the same answers, and each operation traced and timed."""
+
+    def __init__(self, driver: Driver, telemetry: Telemetry) -> None:
+        self.wrapped = driver
+        self._telemetry = telemetry
+        self._system = SYSTEMS.get(driver.name, driver.name)
+
+    @property
+    def name(self) -> str:
+        return self.wrapped.name
+
+    @property
+    def traits(self) -> Traits:
+        return self.wrapped.traits
+
+    async def open(self) -> None:
+        await self.wrapped.open()
+
+    async def close(self) -> None:
+        await self.wrapped.close()
+
+    async def load(self, key: Key) -> Record | None:
+        with self._telemetry.operation("load", self._system):
+            return await self.wrapped.load(key)
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._telemetry.operation("append", self._system):
+            return await self.wrapped.append(key, entry, birth=birth, ttl=ttl)
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        with self._telemetry.operation("replace", self._system):
+            return await self.wrapped.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        with self._telemetry.operation("delete", self._system):
+            return await self.wrapped.delete(key, expect=expect)
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        with self._telemetry.operation("scan", self._system):
+            return await self.wrapped.scan(scope, after=after, limit=limit)
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__qualname__

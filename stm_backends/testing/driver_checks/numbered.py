@@ -1,0 +1,81 @@
+"""A record that tells a load of one moment from a mixture of two.
+
+One writer appends the numbers 0, 1, 2 ... and folds the oldest of them. The version and the body say how
+many have been folded, and the tail goes on from there. Nothing else was there at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+from stm_backends.drivers.contract import KEEP, Driver, Key, Record
+
+_COPIES: Final = 4
+"""How often a value says its number, so that a part of it, or parts of two, can be told from it."""
+
+_LONGEST_TAIL: Final = 4
+_LEAST: Final = 40
+"""How many numbers are written at least, however slow the datastore is."""
+
+
+async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
+    """Append numbers and fold the oldest for so many seconds; the record must be nobody else's."""
+    clock = asyncio.get_running_loop().time
+    end, folded = clock() + seconds, 0
+    for number in itertools.count():
+        if number >= _LEAST and clock() >= end:
+            return
+        length = await driver.append(key, _value(number), birth=_version(0), ttl=None)
+        if length >= _LONGEST_TAIL:
+            drop = 1 + number % _LONGEST_TAIL
+            version, expect = _version(folded + drop), _version(folded)
+            body = _value(folded + drop)
+            won = await driver.replace(key, body, version=version, expect=expect, drop=drop, ttl=KEEP)
+            assert won, "a fold was refused, and nobody else had written to the record"
+            folded += drop
+        await asyncio.sleep(0)
+
+
+async def watch_numbers(driver: Driver, key: Key, writing: asyncio.Future[None]) -> None:
+    """Load as long as somebody writes; fail if what is loaded was never there, or is older than before."""
+    folded, appended = 0, 0
+    while not writing.done():
+        before = folded, appended
+        folded, appended = _moment(await driver.load(key))
+        assert before[0] <= folded, f"{before[0]} entries were folded, and a later load says {folded}"
+        assert before[1] <= appended, f"{before[1]} entries were there, and a later load has only {appended}"
+        # A writer that is only starting needs the machine more than its reader does.
+        await asyncio.sleep(0 if appended else 0.01)
+    assert folded > 0, "loads must see the folds of another writer"
+
+
+def _moment(record: Record | None) -> tuple[int, int]:
+    """Return how many numbers had been folded and appended when a record was loaded."""
+    if record is None:
+        return 0, 0
+    folded = 0 if record.body is None else _number(record.body)
+    assert record.version == _version(folded), (
+        f"a load mixes two moments: version {record.version!r} has come with the body of {_version(folded)!r}"
+    )
+    numbers = [_number(entry) for entry in record.tail]
+    assert numbers == list(range(folded, folded + len(numbers))), (
+        f"a load mixes two moments: entries 0 to {folded - 1} are folded, and the tail is {numbers}"
+    )
+    return folded, folded + len(numbers)
+
+
+def _version(folded: int) -> str:
+    return f"v{folded}"
+
+
+def _value(number: int) -> bytes:
+    return b" ".join([b"%d" % number] * _COPIES)
+
+
+def _number(value: bytes) -> int:
+    first = value.partition(b" ")[0]
+    assert first.isdigit(), "a load has a value that was never stored"
+    assert value == _value(int(first)), "a load has a value that is part of one that was stored, or of two"
+    return int(first)

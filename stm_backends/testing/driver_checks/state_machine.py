@@ -1,0 +1,292 @@
+"""Any sequence of operations, on a driver and on a model of a few lines, with the same answers.
+
+Needs hypothesis. `driver_machine(...)` returns a state machine whose `TestCase` pytest runs, or that
+`hypothesis.stateful.run_state_machine_as_test` does; a failure is shrunk to the shortest history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stm_backends.drivers.contract import (
+    ABSENT,
+    ANY,
+    KEEP,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Record,
+)
+from stm_backends.testing.workbench.drivers import Datastore, names_in
+from stm_backends.testing.workbench.expectations import must_be
+
+T = TypeVar("T")
+
+# Histories are short, so most of one is about the same record.
+NAMES: Final = st.sampled_from(["a", "a", "a", "a:", "\U0001f600"])
+SCOPES: Final = st.sampled_from([0, 0, 0, 1])
+VALUES: Final = st.binary(max_size=4)
+TICKS: Final = (1.0, 2.0, 3.0)
+TTLS: Final = st.none() | st.sampled_from(TICKS)
+WHICH: Final = st.integers(0, 1)
+
+EARLY: Final = 0.2
+"""How far, in ticks, a real clock may have run ahead of the model when an operation begins."""
+LATE: Final = 0.45
+"""How far when it ends. Lives end half a tick after a whole one, so that until then there is no doubt."""
+
+
+@dataclass
+class Modelled:
+    """A record as the contract describes it; times are ticks."""
+
+    version: str
+    body: bytes | None = None
+    tail: list[bytes] = field(default_factory=list[bytes])
+    expires: float | None = None
+
+
+class DriverMachine(RuleBasedStateMachine):
+    """Two instances of a driver on one datastore, beside a dictionary.
+
+    The model's time passes in whole ticks, in a rule of its own. A real clock runs on during operations
+    too: before it has run away from the model, the two meet again at the next whole tick. An operation
+    that takes longer than that leaves it open what expired meanwhile, and is not judged.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    datastore: Datastore
+    times: tuple[float, ...] = TICKS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.datastore = self.make_datastore()
+        self.drivers: list[Driver] = [self.run(_open(self.datastore)) for _ in range(2)]
+        self.scopes = [f"machine:{uuid.uuid4().hex}:{number}" for number in range(2)]
+        self.model: dict[Key, Modelled] = {}
+        self.now = 0.0
+        self.began = time.monotonic()
+        self.versions = 0
+
+    def make_datastore(self) -> Datastore:
+        """Return the datastore of one history."""
+        raise NotImplementedError
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Run one operation to its end."""
+        return self.loop.run_until_complete(work)
+
+    def teardown(self) -> None:
+        """Remove what the machine stored, and close what it opened."""
+        for scope in self.scopes:
+            for name in self.run(names_in(self.drivers[0], scope)):
+                self.run(self.drivers[0].delete(Key(scope, name)))
+        for driver in self.drivers:
+            self.run(driver.close())
+        self.loop.close()
+
+    def ahead(self) -> float:
+        """Return by how many ticks a real clock has run ahead of the model."""
+        if not self.datastore.waits:
+            return 0.0
+        return (time.monotonic() - self.began) / self.datastore.tick - self.now
+
+    def catch_up(self) -> None:
+        """Let the model meet a real clock at the next whole tick, if operations have taken their time."""
+        if (ahead := self.ahead()) > EARLY:
+            ticks = math.ceil(ahead)
+            self.now += ticks
+            self.run(self.datastore.pass_time((ticks - ahead) * self.datastore.tick))
+
+    def ended_in_time(self, key: Key) -> bool:
+        """Return whether an operation that wrote has ended in time; if not, have no record there at all."""
+        if self.ahead() < LATE:
+            return True
+        self.run(self.drivers[0].delete(key))
+        self.model.pop(key, None)
+        return False
+
+    def find(self, key: Key) -> Modelled | None:
+        """Return the model of a record that has not expired."""
+        found = self.model.get(key)
+        if found and found.expires is not None and found.expires <= self.now:
+            del self.model[key]
+            return None
+        return found
+
+    def mint(self) -> str:
+        """Return a version that was never used."""
+        self.versions += 1
+        return f"v{self.versions}"
+
+    def lasting(self, ttl: float | None) -> tuple[float | None, float | None]:
+        """Return a time to live as the driver and as the model take it."""
+        # Half a tick keeps the two from meeting the end of a life at different sides of it.
+        return (None, None) if ttl is None else ((ttl - 0.5) * self.datastore.tick, self.now + ttl - 0.5)
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, entry=VALUES, ttl=TTLS)
+    def append(self, which: int, scope: int, name: str, entry: bytes, ttl: float | None) -> None:
+        """Append an entry."""
+        self.catch_up()
+        key, birth = Key(self.scopes[scope], name), self.mint()
+        seconds, expires = self.lasting(ttl)
+        found = self.find(key) or Modelled(birth)
+        found.tail.append(entry)
+        found.expires = expires
+        self.model[key] = found
+        length = self.run(self.drivers[which].append(key, entry, birth=birth, ttl=seconds))
+        if self.ended_in_time(key):
+            must_be(length, len(found.tail), "an append returns the new length of the tail")
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, body=VALUES, ttl=TTLS, expect=st.sampled_from([ABSENT, ANY]))
+    def save(
+        self, which: int, scope: int, name: str, body: bytes, ttl: float | None, expect: AbsentType | AnyType
+    ) -> None:
+        """Replace whatever is there, or nothing."""
+        self._replace(which, Key(self.scopes[scope], name), body, self.mint(), expect, 0, ttl)
+
+    @rule(
+        which=WHICH,
+        scope=SCOPES,
+        name=NAMES,
+        body=VALUES,
+        drop=st.integers(0, 4),
+        ttl=TTLS | st.just(KEEP),
+        stale=st.booleans(),
+        twice=st.booleans(),
+    )
+    def fold(
+        self,
+        which: int,
+        scope: int,
+        name: str,
+        body: bytes,
+        drop: int,
+        ttl: float | None | KeepType,
+        stale: bool,
+        twice: bool,
+    ) -> None:
+        """Replace a version, perhaps one that is no more, perhaps sent twice."""
+        key = Key(self.scopes[scope], name)
+        found = self.find(key)
+        expect = "stale" if stale or found is None else found.version
+        version = self.mint()
+        for _ in range(1 + twice):
+            self._replace(which, key, body, version, expect, drop, ttl)
+
+    @rule(which=WHICH, scope=SCOPES, name=NAMES, stale=st.booleans(), any_=st.booleans())
+    def delete(self, which: int, scope: int, name: str, stale: bool, any_: bool) -> None:
+        """Delete a record, or one version of it."""
+        self.catch_up()
+        key = Key(self.scopes[scope], name)
+        found = self.find(key)
+        expect = ANY if any_ else "stale" if stale or found is None else found.version
+        expected = found is not None and expect in (ANY, found.version)
+        if expected:
+            del self.model[key]
+        answer = self.run(self.drivers[which].delete(key, expect=expect))
+        if self.ended_in_time(key):
+            must_be(answer, expected, "a delete answers whether the record was there and as expected")
+
+    @precondition(lambda self: bool(self.times))
+    @rule(pick=st.integers(0, 2))
+    def pass_time(self, pick: int) -> None:
+        """Let time go by."""
+        ticks = self.times[pick % len(self.times)]
+        self.now += ticks
+        self.run(self.datastore.pass_time(ticks * self.datastore.tick))
+
+    @rule(which=WHICH, scope=SCOPES, limit=st.integers(1, 5))
+    def scan(self, which: int, scope: int, limit: int) -> None:
+        """List a scope in pages."""
+        self.catch_up()
+        names = [key.name for key in list(self.model) if key.scope == self.scopes[scope] and self.find(key)]
+        listed = self.run(names_in(self.drivers[which], self.scopes[scope], limit=limit))
+        if self.ahead() < LATE:
+            must_be(listed, sorted(names, key=str.encode), "these names have a record that has not expired")
+
+    @rule(which=WHICH)
+    def reopen(self, which: int) -> None:
+        """Close an instance and open another in its place."""
+        self.run(self.drivers[which].close())
+        self.drivers[which] = self.run(_open(self.datastore))
+
+    @precondition(lambda self: bool(self.model))
+    @invariant()
+    def records_are_as_modelled(self) -> None:
+        """Load every record through both instances."""
+        for key in list(self.model):
+            for driver in self.drivers:
+                self.catch_up()
+                found = self.find(key)
+                expected = found and Record(found.version, found.body, tuple(found.tail))
+                loaded = self.run(driver.load(key))
+                if self.ahead() < LATE:
+                    must_be(loaded, expected, "this is what the operations before it leave")
+
+    def _replace(
+        self,
+        which: int,
+        key: Key,
+        body: bytes,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int,
+        ttl: float | None | KeepType,
+    ) -> None:
+        self.catch_up()
+        found = self.find(key)
+        seconds: float | None | KeepType = KEEP
+        expires = found.expires if found else None
+        if ttl is not KEEP:
+            seconds, expires = self.lasting(ttl)
+        if found and found.version == version:
+            expected = True
+        else:
+            expected = (
+                expect is ANY
+                or (expect is ABSENT and found is None)
+                or (found is not None and found.version == expect and drop <= len(found.tail))
+            )
+            if expected:
+                tail = found.tail[drop:] if found and isinstance(expect, str) else []
+                self.model[key] = Modelled(version, body, tail, expires)
+        answer = self.run(
+            self.drivers[which].replace(key, body, version=version, expect=expect, drop=drop, ttl=seconds)
+        )
+        if self.ended_in_time(key):
+            must_be(answer, expected, "a replace answers whether the record carries its version through it")
+
+
+async def _open(datastore: Datastore) -> Driver:
+    return await datastore.open()
+
+
+def driver_machine(
+    make_datastore: Callable[[], Datastore], *, times: tuple[float, ...] = TICKS
+) -> type[DriverMachine]:
+    """Return a state machine for the drivers of a datastore, which is asked for anew for each history.
+
+    `times` are the numbers of ticks that may go by at once; without any, time stands still.
+    """
+    which_times = times
+
+    class Machine(DriverMachine):
+        times = which_times
+
+        def make_datastore(self) -> Datastore:
+            return make_datastore()
+
+    return Machine

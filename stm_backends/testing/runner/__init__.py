@@ -1,0 +1,1 @@
+"""Run the checks by pytest, and report what they found."""

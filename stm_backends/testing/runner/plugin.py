@@ -1,0 +1,347 @@
+"""The pytest plugin: options for a backend that is installed, and a report per clause.
+
+It does nothing in runs that have no checks of a contract and are given none of its options.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    from stm_backends.testing.runner.results import Outcome, Run
+    from stm_backends.testing.runner.selection import Selection
+    from stm_backends.testing.runner.terminal import Line
+    from stm_backends.testing.workbench.check import Check
+    from stm_backends.testing.workbench.drivers import Datastore
+
+_GROUP: Final = "stm-backends"
+_ATTRIBUTE: Final = "__stm_check__"
+_SUITE_PROPERTIES: Final = "stm_suite_properties"
+
+# Whatever a report is made of travels in pytest's reports, which reach it from other processes, too.
+_RESULT: Final = "stm_check"
+_PLANNED: Final = "stm_planned"
+_UNFIT: Final = "stm_unfit"
+
+_SELECTION: Final = pytest.StashKey["Selection"]()
+_TOLD: Final = pytest.StashKey[bool]()
+
+QUICK_TICK_S: Final = 0.15
+TICK_S: Final = 0.5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer the options."""
+    group = parser.getgroup(_GROUP, "conformance of storage backends (stm-backends)")
+    group.addoption(
+        "--stm-backend",
+        metavar="NAME",
+        help="The installed backend that `--pyargs stm_backends.testing` puts to the test.",
+    )
+    group.addoption("--stm-url", metavar="URL", help="Where its datastore is.")
+    group.addoption(
+        "--stm-profile",
+        action="append",
+        choices=["driver", "store", "memory", "all"],
+        help="What is checked: the driver (the default, which earns the rest), or what is built on it.",
+    )
+    group.addoption(
+        "--stm-clause",
+        action="append",
+        metavar="NAME",
+        help="Carry out the checks of this clause only, such as driver.fold; may be given again.",
+    )
+    group.addoption(
+        "--stm-quick",
+        action="store_true",
+        help="Leave out the slow checks: under 10 s on an embedded datastore.",
+    )
+    group.addoption(
+        "--stm-tick",
+        type=float,
+        metavar="SECONDS",
+        help=f"A time to live that no single operation outlasts (default: {TICK_S}, quick: {QUICK_TICK_S}; "
+        "at least what the driver honours).",
+    )
+    group.addoption(
+        "--stm-create", action="store_true", help="Set up what the datastore needs first, such as tables."
+    )
+    group.addoption("--stm-server", metavar="TEXT", default="", help="The server's version, for the report.")
+    group.addoption("--stm-json", metavar="FILE", help="Write the report as JSON.")
+    group.addoption("--stm-html", metavar="FILE", help="Write the report as a page.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Be ready to collect results, and refuse a clause that there is not."""
+    if names := config.getoption("stm_clause"):
+        from stm_backends.errors import ConfigurationError  # noqa: PLC0415 -- only who asks for it pays for it
+        from stm_backends.testing.workbench.clauses import require_clauses  # noqa: PLC0415 -- as above
+
+        try:
+            require_clauses(names)
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reporter(config), Reporter.NAME)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Note every check of a class, before anything selects some of them."""
+    report = yield
+    if isinstance(collector, pytest.Class) and report.passed:
+        for item in report.result:
+            if isinstance(item, pytest.Item) and (check := _check_of(item)) is not None:
+                _selection(item.config).note(item, check)
+    return report
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the checks that our options do not select."""
+    only_checks = bool(config.getoption("stm_clause"))
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        check = _check_of(item)
+        if check is None:
+            (left_out if only_checks else kept).append(item)
+            continue
+        from stm_backends.testing.runner.selection import profile_of  # noqa: PLC0415 -- as above
+
+        if profile_of(item) and not config.getoption("stm_backend"):
+            raise pytest.UsageError("say which backend is to be tested: --stm-backend=NAME --stm-url=URL")
+        (kept if _selection(config).keeps(item, check) else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note what will be carried out, and have a JUnit report say what will not."""
+    if _SELECTION in session.config.stash:
+        _selection(session.config).begin(session.items)
+        for item in session.items:
+            if isinstance(item, pytest.Function) and _check_of(item) is not None:
+                item.fixturenames.append(_SUITE_PROPERTIES)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what is known of a check into its report, from which every kind of report is made."""
+    report = yield
+    check = _check_of(item)
+    if check is None:
+        return report
+    if call.when == "setup":
+        # Of the item, so that they are in a JUnit report as well.
+        item.user_properties += [("clause", check.clause.id), ("expected", check.sentence)]
+    if not item.config.stash.get(_TOLD, False):
+        item.config.stash[_TOLD] = True
+        report.user_properties += [(_PLANNED, dict(_selection(item.config).left_out))]
+    if call.when == "call" or report.outcome != "passed":
+        report.user_properties += _found(item, check, call, report)
+    return report
+
+
+@pytest.fixture(scope="session")
+def stm_suite_properties(
+    request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Have a JUnit report say how much of the contract is looked at, and what is left out."""
+    from stm_backends.testing.runner.results import Result, Run  # noqa: PLC0415 -- as above
+    from stm_backends.testing.runner.selection import UNREACHED  # noqa: PLC0415 -- as above
+
+    planned = {key: Result(**fields) for key, fields in _selection(request.config).left_out.items()}
+    # As it will be when all that was selected has been carried out.
+    done = [result for result in planned.values() if result.reason == UNREACHED]
+    run = Run(quick=bool(request.config.getoption("stm_quick")), planned=planned, results=done)
+    record_testsuite_property("extent", run.extent())
+    for result in run.left_out:
+        record_testsuite_property("left out", f"{result.id}: {result.reason}")
+
+
+@pytest.fixture
+def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
+    """The datastore that the options name."""
+    from stm_backends.drivers.plugins import open_driver  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.drivers import Datastore, open_at  # noqa: PLC0415 -- as above
+
+    config = request.config
+    quick = bool(config.getoption("stm_quick"))
+    backend: Any = config.getoption("stm_backend")
+    options: dict[str, Any] = {"url": config.getoption("stm_url")}
+    if config.getoption("stm_create"):
+        options["create"] = True
+    # A shorter time to live than the driver honours would show nothing but that.
+    shortest = open_driver(backend, **options).traits.min_ttl
+    return Datastore(
+        open=functools.partial(open_at, backend, **options),
+        tick=config.getoption("stm_tick") or max(QUICK_TICK_S if quick else TICK_S, shortest),
+        server=config.getoption("stm_server") or "",
+    )
+
+
+class Reporter:
+    """Gathers the results of a run, if it has any of ours, and writes them where the options say."""
+
+    NAME: Final = "stm-backends-reporter"
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._start = time.monotonic()
+        self._asked = any(config.getoption(name) for name in ("stm_backend", "stm_json", "stm_html"))
+
+    @functools.cached_property
+    def run(self) -> Run:
+        """What was found so far."""
+        from stm_backends.testing.runner.results import Run  # noqa: PLC0415 -- only a run that reports needs it
+
+        return Run(
+            backend=self._config.getoption("stm_backend") or "",
+            server=self._config.getoption("stm_server") or "",
+            quick=bool(self._config.getoption("stm_quick")),
+            distribution=_distribution(self._config.getoption("stm_backend")),
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what became of a check."""
+        for name, value in report.user_properties:
+            if name in (_RESULT, _PLANNED, _UNFIT):
+                self._note(name, cast("dict[str, Any]", value))
+
+    def _note(self, name: str, facts: dict[str, Any]) -> None:
+        from stm_backends.testing.runner.results import Result  # noqa: PLC0415 -- as above
+
+        if name == _PLANNED:
+            self.run.planned |= {key: Result(**fields) for key, fields in facts.items()}
+        elif name == _UNFIT:
+            self.run.broken.append(facts["message"])
+        else:
+            facts = dict(facts)
+            self.run.traits = facts.pop("traits") or self.run.traits
+            self.run.server = facts.pop("server") or self.run.server
+            self.run.results.append(Result(**facts))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a class that could not be made, such as one that overrides a check."""
+        if report.failed and self._asked:
+            self.run.broken.append(str(report.longrepr).strip().splitlines()[-1].removeprefix("E   ").strip())
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """Write the reports."""
+        if not self._asked:
+            return
+        self.run.seconds = time.monotonic() - self._start
+        if path := self._config.getoption("stm_json"):
+            import json  # noqa: PLC0415 -- as above
+
+            Path(path).write_text(json.dumps(self.run.as_json(), indent=2, default=str), "utf-8")
+        if path := self._config.getoption("stm_html"):
+            from stm_backends.testing.runner.page import page  # noqa: PLC0415 -- as above
+
+            Path(path).write_text(page(self.run), "utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the report per clause; of classes in somebody's own tests, a short one."""
+        if "run" not in vars(self):
+            return
+        from stm_backends.testing.runner.terminal import summary  # noqa: PLC0415 -- as above
+
+        named = self._config.getoption("stm_backend")
+        if named or self.run.planned:
+            terminalreporter.section(f"conformance of {named}" if named else "conformance")
+            for text, colour in self.lines() if named else summary(self.run):
+                terminalreporter.write_line(text, **({colour: True} if colour else {}))
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the report per clause."""
+        from stm_backends.testing.runner.terminal import lines  # noqa: PLC0415 -- as above
+
+        return lines(self.run)
+
+
+def _check_of(item: pytest.Item) -> Check | None:
+    return getattr(getattr(item, "function", None), _ATTRIBUTE, None)
+
+
+def _selection(config: pytest.Config) -> Selection:
+    from stm_backends.testing.runner.selection import Selection  # noqa: PLC0415 -- as above
+
+    if _SELECTION not in config.stash:
+        config.stash[_SELECTION] = Selection(config)
+    return config.stash[_SELECTION]
+
+
+def _found(
+    item: pytest.Item, check: Check, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return what a report is told of a check: its result, or that none of its class can be carried out."""
+    from stm_backends.testing.runner.selection import facts_of, profile_of  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.check import NotReached, Unfit  # noqa: PLC0415 -- as above
+
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, NotReached):
+        return []
+    if isinstance(error, Unfit):
+        # What options have chosen is called by its name already.
+        whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
+        return [(_UNFIT, {"message": f"{whose}{error}"})]
+    return [(_RESULT, _facts(item, check, call, report))]
+
+
+def _facts(
+    item: pytest.Item, check: Check, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> dict[str, Any]:
+    """Return the fields of a `Result`, with the traits and the server as the check has seen them."""
+    from dataclasses import asdict  # noqa: PLC0415 -- as above
+
+    from stm_backends.testing.runner.selection import facts_of  # noqa: PLC0415 -- as above
+
+    arguments: dict[str, Any] = getattr(item, "funcargs", {})
+    bench, datastore = arguments.get("bench"), arguments.get("datastore")
+    traits = getattr(bench, "traits", None)
+    error = call.excinfo.value if call.excinfo is not None else None
+    reason = str(error) if report.skipped and error is not None else ""
+    outcome: Outcome = "passed"
+    if report.failed:
+        outcome = "failed"
+    elif report.skipped:
+        outcome = "opted out" if reason.startswith("opted out: ") else "not asked"
+    notes: list[str] = list(getattr(error, "__notes__", ())) if report.failed else []
+    return {
+        **facts_of(item, check),
+        "outcome": outcome,
+        "seconds": round(call.duration, 4),
+        "reason": reason.removeprefix("opted out: "),
+        "message": _message(error) if report.failed else "",
+        "explanation": "\n".join(notes),
+        "traits": asdict(traits) if traits is not None else {},
+        "server": getattr(datastore, "server", ""),
+    }
+
+
+def _message(error: BaseException | None) -> str:
+    """Return what was found, and of a group the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return f"{type(error).__name__}: {error}".removeprefix("AssertionError: ")
+
+
+def _distribution(name: str | None) -> str:
+    from stm_backends.drivers import plugins  # noqa: PLC0415 -- as above
+
+    for one in plugins.diagnose() if name else ():
+        if one.name == name:
+            return f"{one.distribution} {one.version}".strip()
+    return ""

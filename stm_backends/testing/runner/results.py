@@ -1,0 +1,187 @@
+"""What a run of the suite has found, per clause: the numbers behind every kind of report."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import stm_backends
+from stm_backends.testing.runner.selection import SLOW, UNREACHED
+from stm_backends.testing.workbench.clauses import CLAUSES, Clause
+
+Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
+"""What became of a check. One that is left out was not carried out at all."""
+
+Standing: TypeAlias = Outcome | Literal["partly"]
+"""How a clause stands; `partly` is one that was kept as far as it was asked, which is not wholly."""
+
+OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "failed")
+"""Of checks that were carried out, in the order in which they are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of one check. `subject` is the class that it was asked of, `id` runs it again.
+
+    `reason` says why it was not asked; `message` and `explanation` what a failure found.
+    """
+
+    id: str
+    subject: str
+    clause: str
+    name: str
+    sentence: str
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+    message: str = ""
+    explanation: str = ""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run of the suite, and on what.
+
+    `planned` are all checks of the contracts that it is about, as they are reported if they were not
+    carried out; `broken` says what kept whole classes from being put to the test.
+    """
+
+    backend: str = ""
+    distribution: str = ""
+    server: str = ""
+    quick: bool = False
+    traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    results: list[Result] = field(default_factory=list[Result])
+    planned: dict[str, Result] = field(default_factory=dict[str, Result])
+    seconds: float = 0.0
+    broken: list[str] = field(default_factory=list[str])
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was asked was kept, and anything was asked at all."""
+        return bool(self.of("passed")) and not self.broken and not self.of("failed")
+
+    @property
+    def left_out(self) -> list[Result]:
+        """The checks that were not carried out."""
+        done = {result.id for result in self.results}
+        return [result for name, result in self.planned.items() if name not in done]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every check was carried out, and in full."""
+        return not self.quick and not self.left_out
+
+    @property
+    def checks(self) -> int:
+        """How many checks there are, those that were left out among them."""
+        return len({result.id for result in self.results} | self.planned.keys())
+
+    def of(self, outcome: Outcome) -> list[Result]:
+        """Return the results of one kind."""
+        return [result for result in (*self.results, *self.left_out) if result.outcome == outcome]
+
+    def by_clause(self) -> Iterator[tuple[Clause, list[Result]]]:
+        """Yield each clause that has checks with its results, in the order of the contract."""
+        everything = [*self.results, *self.left_out]
+        for clause in CLAUSES.values():
+            found = [result for result in everything if result.clause == clause.id]
+            if found:
+                yield clause, found
+
+    def by_subject(self) -> Iterator[Run]:
+        """Yield what was found of each class of checks, named after it, as a run of its own."""
+        classes = {_class_of(result): result.subject for result in self.results}
+        for name, subject in classes.items():
+            results = [result for result in self.results if _class_of(result) == name]
+            yield replace(
+                self,
+                backend=subject,
+                results=results,
+                planned={key: result for key, result in self.planned.items() if _class_of(result) == name},
+                seconds=sum(result.seconds for result in results),
+                broken=[],
+            )
+
+    def versions(self) -> dict[str, str]:
+        """Return what was run with what."""
+        versions = {
+            "suite": f"stm-backends {stm_backends.__version__}",
+            "driver": self.distribution,
+            "server": self.server,
+            "Python": f"{platform.python_version()} on {platform.system()}",
+        }
+        return {name: version for name, version in versions.items() if version}
+
+    def extent(self) -> str:
+        """Return how much of the contract was looked at."""
+        left_out, checks = self.left_out, self.checks
+        reasons = {result.reason for result in left_out}
+        if reasons and reasons <= {SLOW}:
+            return f"a quick run, which left out {len(left_out)} of {checks} checks"
+        if UNREACHED in reasons:
+            return f"a run that ended after {checks - len(left_out)} of {checks} checks"
+        if reasons:
+            return f"a selection of {checks - len(left_out)} of {checks} checks"
+        return "a quick run" if self.quick else "a full run"
+
+    def verdict(self) -> str:
+        """Return the outcome as a sentence, which claims no more than was looked at."""
+        counts = ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in OUTCOMES)
+        who = self.backend or ", ".join(run.backend for run in self.by_subject()) or "what was tested"
+        took = f"{self.seconds:.1f} s"
+        if not self.results:
+            return f"No check was carried out on {who}."
+        if self.of("failed") or self.broken:
+            return f"{who} does not keep the contract: {counts} ({self.extent()}, {took})."
+        if not self.ok:
+            return f"Nothing is known of {who}: {counts} ({self.extent()}, {took})."
+        if not self.complete:
+            return f"Nothing is broken on {who} in {self.extent()}: {counts} ({took})."
+        but = ", except where it opts out" if self.of("opted out") else ""
+        asked = " in all that it was asked" if self.of("not asked") else ""
+        return f"{who} keeps the contract{asked}{but}: {counts} ({self.extent()}, {took})."
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON objects."""
+        return {
+            "format": 1,
+            "ok": self.ok,
+            "verdict": self.verdict(),
+            "backend": self.backend,
+            "versions": self.versions(),
+            "traits": dict(self.traits),
+            "quick": self.quick,
+            "extent": self.extent(),
+            "complete": self.complete,
+            "checks": self.checks,
+            "left_out": [result.id for result in self.left_out],
+            "seconds": round(self.seconds, 3),
+            "broken": self.broken,
+            "clauses": [
+                {
+                    "id": clause.id,
+                    "promise": clause.promise,
+                    "outcome": standing(results),
+                    "checks": [asdict(result) for result in results],
+                }
+                for clause, results in self.by_clause()
+            ],
+        }
+
+
+def standing(results: Sequence[Result]) -> Standing:
+    """Return how a clause stands: kept only if every check of it was, and broken if a single one is."""
+    outcomes = {result.outcome for result in results}
+    for outcome in ("failed", "opted out"):
+        if outcome in outcomes:
+            return outcome
+    if "passed" in outcomes:
+        return "passed" if outcomes == {"passed"} else "partly"
+    return "not asked" if "not asked" in outcomes else "left out"
+
+
+def _class_of(result: Result) -> str:
+    return result.id.partition("[")[0].rpartition("::")[0]

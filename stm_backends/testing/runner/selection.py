@@ -1,0 +1,81 @@
+"""Which checks a run carries out, and what becomes of the others: they are told in its report."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from stm_backends.testing.workbench.check import Check
+from stm_backends.testing.workbench.clauses import CLAUSES
+
+SLOW: Final = "slow, and this is a quick run"
+UNSELECTED: Final = "not selected"
+UNREACHED: Final = "the run ended before it"
+
+
+class Selection:
+    """The checks of the contracts that a run is about, by their ids, as far as they are left out.
+
+    `left_out` holds the fields of a `Result` for each, with the reason. A check that is to be carried
+    out is in it too, because a run may end before it: whoever reports leaves out those with a result.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._quick = bool(config.getoption("stm_quick"))
+        self._clauses: frozenset[str] = frozenset(config.getoption("stm_clause") or ())
+        # A clause says which profile is meant.
+        of_clauses = {CLAUSES[name].profile for name in self._clauses}
+        self._profiles = frozenset[str](config.getoption("stm_profile") or of_clauses or ["driver"])
+        self.left_out: dict[str, dict[str, Any]] = {}
+
+    def note(self, item: pytest.Item, check: Check) -> None:
+        """Note that there is a check, if its profile was asked for."""
+        if self._concerns(item):
+            self.left_out[id_of(item)] = {
+                **facts_of(item, check),
+                "outcome": "left out",
+                "seconds": 0.0,
+                "reason": UNSELECTED,
+            }
+
+    def keeps(self, item: pytest.Item, check: Check) -> bool:
+        """Whether a check is to be carried out, as far as our own options say."""
+        if not self._concerns(item) or (self._clauses and check.clause.id not in self._clauses):
+            return False
+        if check.slow and self._quick:
+            self.left_out[id_of(item)]["reason"] = SLOW
+            return False
+        return True
+
+    def _concerns(self, item: pytest.Item) -> bool:
+        profile = profile_of(item)
+        return not profile or bool({profile, "all"} & self._profiles)
+
+    def begin(self, items: list[pytest.Item]) -> None:
+        """Note which checks are to be carried out, after everybody's options had their say."""
+        for item in items:
+            if id_of(item) in self.left_out:
+                self.left_out[id_of(item)]["reason"] = UNREACHED
+
+
+def profile_of(item: pytest.Item) -> str:
+    """Return the profile of a check in `test_installed`, whose subject options choose; `""` of others."""
+    return getattr(getattr(item, "cls", None), "profile", "")
+
+
+def id_of(item: pytest.Item) -> str:
+    """Return the id by which a check can be run again; with `--pyargs` for one that is installed."""
+    module, name = getattr(item, "module", None), item.nodeid.partition("::")[2]
+    return f"{module.__name__}::{name}" if module and profile_of(item) else item.nodeid
+
+
+def facts_of(item: pytest.Item, check: Check) -> dict[str, Any]:
+    """Return those fields of a `Result` that are known before a check is carried out."""
+    return {
+        "id": id_of(item),
+        "subject": item.parent.name if item.parent is not None else "",
+        "clause": check.clause.id,
+        "name": item.name,
+        "sentence": check.sentence,
+    }

@@ -1,0 +1,101 @@
+"""The report on a terminal: a line per clause, and below it what is broken, or was not asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from stm_backends.testing.runner.results import Outcome, Result, Run, Standing, standing
+
+_MARKS: Final[Mapping[Standing, str]] = {
+    "passed": "+",
+    "partly": "~",
+    "failed": "x",
+    "not asked": "-",
+    "left out": "-",
+    "opted out": "o",
+}
+_COLOURS: Final[Mapping[Standing, str]] = {"passed": "green", "failed": "red"}
+
+_LONGEST_MESSAGE: Final = 8
+"""How many lines of a failure's message are shown."""
+
+Line: TypeAlias = tuple[str, str]
+"""A line of text, and its colour or `""`."""
+
+
+def lines(run: Run) -> Iterator[Line]:
+    """Yield the whole report."""
+    said: set[str] = set()
+    for clause, results in run.by_clause():
+        stands = standing(results)
+        if stands == "left out":
+            continue
+        passed = sum(result.outcome == "passed" for result in results)
+        count = f"{passed:>3}/{len(results):<3}"
+        yield f"{_MARKS[stands]} {clause.id:<20} {count} {clause.promise}", _COLOURS.get(stands, "yellow")
+        for result in results:
+            if result.outcome == "failed":
+                yield from _failure(result, said)
+        yield from _unasked(results, "opted out")
+        yield from _unasked(results, "not asked")
+        if left_out := sum(result.outcome == "left out" for result in results):
+            yield f"    left out: {_checks(left_out)}", "yellow"
+    for text in dict.fromkeys(run.broken):
+        yield f"could not be run: {text}", "red"
+    if run.of("failed"):
+        again = f"--stm-backend={run.backend} --stm-url=URL --pyargs " if run.backend else ""
+        yield f"to run one check again: pytest {again}TEST, with the id below its name", ""
+    if run.traits:
+        yield "traits: " + ", ".join(f"{name}={value}" for name, value in run.traits.items()), ""
+    yield "versions: " + ", ".join(f"{name} {version}" for name, version in run.versions().items()), ""
+    if run.left_out:
+        yield f"left out: {_checks(len(run.left_out))}; the JSON and the HTML report list them", "yellow"
+    yield run.verdict(), _colour(run)
+
+
+def summary(run: Run) -> Iterator[Line]:
+    """Yield a few lines for each class, for a run in which pytest has shown what failed."""
+    for each in run.by_subject():
+        yield each.verdict(), _colour(each)
+        for outcome in ("failed", "opted out", "not asked", "left out"):
+            clauses = dict.fromkeys(result.clause for result in each.of(outcome))
+            if clauses and (outcome != "left out" or each.quick):
+                yield f"  {outcome}: {', '.join(clauses)}", "red" if outcome == "failed" else "yellow"
+    for text in dict.fromkeys(run.broken):
+        yield f"could not be run: {text}", "red"
+    yield "--stm-json=FILE and --stm-html=FILE write the whole report", ""
+
+
+def _failure(result: Result, said: set[str]) -> Iterator[Line]:
+    yield f"    broken: {result.sentence}", "red"
+    yield f"      {result.id}", ""
+    message = [line for line in result.message.splitlines() if line.strip()]
+    if result.message in said and len(message) > 1:
+        message = [message[0], "(as above)"]
+    said.add(result.message)
+    # The lines above say already which clause it is and what is expected.
+    told = ("Clause ", "Expected: ")
+    history = [line for line in result.explanation.splitlines() if not line.startswith(told)]
+    for line in (*message[:_LONGEST_MESSAGE], *history):
+        yield f"      {line}", ""
+
+
+def _unasked(results: Sequence[Result], outcome: Outcome) -> Iterator[Line]:
+    """Yield each reason once, and below it the checks that it kept from being asked."""
+    reasons: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.outcome == outcome:
+            reasons.setdefault(result.reason, {})[result.sentence] = None
+    for reason, sentences in reasons.items():
+        yield f"    {outcome}: {reason}", "yellow"
+        for sentence in sentences:
+            yield f"      {sentence}", ""
+
+
+def _checks(count: int) -> str:
+    return f"{count} check{'' if count == 1 else 's'}"
+
+
+def _colour(run: Run) -> str:
+    return ("green" if run.complete else "yellow") if run.ok else "red"

@@ -1,0 +1,49 @@
+"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs: no code has to be written."""
+
+from __future__ import annotations
+
+import pytest
+
+from stm_backends.testing import (
+    Datastore,
+    DriverContract,
+    Memories,
+    PodsContract,
+    StoreContract,
+    Stores,
+    memories_on,
+    stores_on,
+)
+from stm_backends.testing.driver_checks.first_look import look
+
+
+class TestDriver(DriverContract):
+    """The driver of the backend that the options name."""
+
+    profile = "driver"
+
+    @pytest.fixture
+    def datastore(self, stm_datastore: Datastore) -> Datastore:
+        return stm_datastore
+
+
+class TestStore(StoreContract):
+    """The store of states that this library builds on that driver."""
+
+    profile = "store"
+
+    @pytest.fixture
+    def stores(self, request: pytest.FixtureRequest, stm_datastore: Datastore) -> Stores:
+        look(request, stm_datastore)
+        return stores_on(stm_datastore)
+
+
+class TestMemory(PodsContract):
+    """The distributed memory that this library builds on that driver."""
+
+    profile = "memory"
+
+    @pytest.fixture
+    def memories(self, request: pytest.FixtureRequest, stm_datastore: Datastore) -> Memories:
+        look(request, stm_datastore)
+        return memories_on(stm_datastore)

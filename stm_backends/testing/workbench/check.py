@@ -1,0 +1,152 @@
+"""What a check is: a coroutine that knows its clause, and explains itself when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
+
+import pytest
+
+from stm_backends.testing.workbench.clauses import CLAUSES, Clause
+from stm_backends.testing.workbench.history import History
+
+LONGEST_CHECK_S: Final = 120.0
+
+_ATTRIBUTE: Final = "__stm_check__"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a report says about a check. `usual_cause` is how real implementations come to fail it."""
+
+    name: str
+    clause: Clause
+    usual_cause: str
+    slow: bool
+
+    @property
+    def sentence(self) -> str:
+        """What is expected: the check's name, as a sentence."""
+        return f"{self.name.removeprefix('test_').replace('_', ' ').capitalize()}."
+
+    def explain(self, history: History) -> str:
+        """Return what a failure means: the clause, the expectation and what was done."""
+        parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
+        if self.usual_cause:
+            parts.append(f"Usual cause: {self.usual_cause}")
+        if lines := history.lines():
+            parts += ["History:", *(f"  {line}" for line in lines)]
+        return "\n".join(parts)
+
+
+class Workplace(Protocol):
+    """Where one check works: it is entered before the check and left after it."""
+
+    history: History
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class OptedOut(pytest.skip.Exception):
+    """A check that the subject says it does not keep, with the reason."""
+
+
+class NotAsked(pytest.skip.Exception):
+    """A check that the subject gave no means to carry out, with what would be needed."""
+
+
+class Unfit(pytest.fail.Exception):
+    """What was handed to the suite cannot be put to the test at all; said once for a class of checks."""
+
+
+class NotReached(pytest.skip.Exception):
+    """A check of a class that is unfit, which has been said already."""
+
+
+def not_asked(reason: str) -> NoReturn:
+    """End a check that cannot be carried out here; the report says why."""
+    raise NotAsked(reason, _use_item_location=True)
+
+
+def check(clause: str, *, slow: bool = False) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a coroutine method a check of a clause; its docstring is the usual cause of a failure.
+
+    It becomes a plain function with an event loop of its own, so that it runs alike under any plugin
+    for asynchronous tests, and under none. `slow` checks are left out of a quick run.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        known = Check(body.__name__, CLAUSES[clause], inspect.cleandoc(body.__doc__ or ""), slow)
+
+        @functools.wraps(body)
+        def run(self: Contract, bench: Workplace, **given: Any) -> None:
+            reason = self.opted_out.get(known.name)
+            if reason is not None:
+                raise OptedOut(f"opted out: {reason}", _use_item_location=True)
+            try:
+                answer = body(self, bench, **given)
+                if inspect.iscoroutine(answer):
+                    asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
+            except (Exception, pytest.fail.Exception) as error:
+                error.add_note(known.explain(bench.history))
+                raise
+
+        setattr(run, _ATTRIBUTE, known)
+        return run
+
+    return decorate
+
+
+async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
+    try:
+        async with asyncio.timeout(LONGEST_CHECK_S), bench:
+            await body
+    finally:
+        body.close()
+
+
+def check_of(function: object) -> Check | None:
+    """Return what a function checks; `None` if it is no check."""
+    return getattr(function, _ATTRIBUTE, None)
+
+
+class Contract:
+    """A class of checks, to be subclassed with whatever is under test.
+
+    `opted_out` names the checks that the subject does not keep, each with the reason, which the report
+    prints. A check that is overridden, or removed, is no check: such a class cannot be made.
+    """
+
+    opted_out: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        checks = cls.checks()
+        for name, original in checks.items():
+            if inspect.getattr_static(cls, name) is not original:
+                raise TypeError(
+                    f"{cls.__name__} overrides the check {name}; a check that cannot be kept is named in "
+                    f"`opted_out`, with the reason"
+                )
+        for name, reason in cls.opted_out.items():
+            if name not in checks:
+                raise TypeError(f"{cls.__name__} opts out of {name}, which is no check")
+            if not reason.strip():
+                raise TypeError(f"{cls.__name__} opts out of {name} without a reason")
+
+    @classmethod
+    def checks(cls) -> dict[str, Callable[..., None]]:
+        """Return the checks as the contract has them, by name."""
+        found: dict[str, Callable[..., None]] = {}
+        for base in cls.__mro__:
+            found |= {name: member for name, member in vars(base).items() if check_of(member)}
+        return found

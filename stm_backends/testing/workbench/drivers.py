@@ -1,0 +1,169 @@
+"""What a check works with: a datastore, open drivers on it, fresh keys, and the passing of time."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, cast
+
+from stm_backends.drivers.contract import Driver, Key, Record, Traits
+from stm_backends.drivers.plugins import open_driver
+from stm_backends.testing.workbench.history import History, Recorded
+
+QUICK_HISTORIES: Final = 3
+"""How many random histories a quick run tries; making one that fails shorter takes longer than all else."""
+
+OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandedIn:
+    """An open driver on a client that is not its own, and how that client is asked whether it is open."""
+
+    driver: Driver
+    is_open: Callable[[], Awaitable[bool]]
+    close: Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datastore:
+    """How a suite reaches one datastore.
+
+    `open` returns an open driver, each time another instance on the same data. Where the driver's reach
+    goes beyond the process it is called in other processes too, so it must pickle: a function at the top
+    of an importable module, or a `functools.partial` of one.
+
+    `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
+    a time to live in seconds that no single operation outlasts, and that `pass_time` can wait for.
+    `histories` is how many random histories of operations are tried; a quick run tries fewer.
+
+    The rest is optional; a check that needs what is missing is reported as not asked:
+
+    - `damage(key)` makes the record's stored bytes unreadable, past the driver.
+    - `peek(key)` returns the record as the datastore has it, past the driver.
+    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already.
+    - `handed_in()` returns a driver on a client of the caller's.
+    - `round_trips()` returns how many requests the datastore has been sent so far.
+    - `server` is the datastore's version, for the report.
+    """
+
+    open: Callable[[], Awaitable[Driver]]
+    pass_time: Callable[[float], Awaitable[None]] = asyncio.sleep
+    tick: float = 0.5
+    histories: int = 30
+    damage: Callable[[Key], Awaitable[None]] | None = None
+    peek: Callable[[Key], Awaitable[Record | None]] | None = None
+    outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    handed_in: Callable[[], Awaitable[HandedIn]] | None = None
+    round_trips: Callable[[], int] | None = None
+    server: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether time has to be waited for."""
+        return self.pass_time is asyncio.sleep
+
+
+@dataclass
+class FakeClock:
+    """A clock that stands still until it is told to move; for drivers that accept a `clock`."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def pass_time(self, seconds: float) -> None:
+        """Move the clock."""
+        self.now += seconds
+
+
+async def open_at(name_or_url: str, **options: Any) -> Driver:
+    """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles."""
+    driver = open_driver(name_or_url, **options)
+    await driver.open()
+    return driver
+
+
+class Bench:
+    """One check's place of work; leaving it removes what the check stored and closes its drivers."""
+
+    def __init__(self, datastore: Datastore) -> None:
+        self.datastore = datastore
+        self.tick = datastore.tick
+        self.history = History()
+        self.traits: Traits | None = None
+        self._drivers: list[Driver] = []
+        self._scopes: list[str] = []
+
+    async def driver(self) -> Driver:
+        """Return an open driver of one's own on the datastore."""
+        return self.adopt(await self.datastore.open())
+
+    def adopt(self, driver: Driver) -> Driver:
+        """Record what an open driver does from now on, and close it in the end."""
+        self._drivers.append(driver)
+        self.traits = driver.traits
+        who = f"driver{len(self._drivers)}"
+        return cast("Driver", Recorded(driver, self.history, who, (*OPERATIONS, "open", "close")))
+
+    def scope(self) -> str:
+        """Return a scope that nobody has ever used."""
+        scope = f"check:{uuid.uuid4().hex}:memory"
+        self.clean(scope)
+        return scope
+
+    def key(self) -> Key:
+        """Return a key that nobody has ever used."""
+        return Key(self.scope(), "record")
+
+    def clean(self, scope: str) -> None:
+        """Remember to remove everything in `scope` in the end."""
+        self._scopes.append(scope)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let seconds go by on the clock that judges expiry."""
+        self.history.say(f"{seconds:g} s pass")
+        await self.datastore.pass_time(seconds)
+
+    async def __aenter__(self) -> Bench:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._remove_all()
+        except Exception as failure:
+            # What the check has found matters more than what tidying up after it meets.
+            if error is None:
+                raise
+            error.add_note(f"Removing what the check had stored failed, too: {failure}")
+        finally:
+            for driver in self._drivers:
+                await driver.close()
+
+    async def _remove_all(self) -> None:
+        # One of the check's own drivers may be closed by now, so this one is new.
+        driver = await self.datastore.open()
+        try:
+            for scope in self._scopes:
+                for name in await names_in(driver, scope):
+                    await driver.delete(Key(scope, name))
+        finally:
+            await driver.close()
+
+
+async def names_in(driver: Driver, scope: str, *, limit: int = 100) -> list[str]:
+    """Return every name of a scope, as a listing in pages gives them."""
+    names: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = await driver.scan(scope, after=after, limit=limit)
+        names += page.names
+        after = page.after
+    return names

@@ -1,0 +1,115 @@
+"""The reference driver on a store that can be damaged, cut off, counted and handed in.
+
+It shows that every check can be asked, and it is what the mutants are variations of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from stm_backends.drivers.contract import DEFAULT_DEADLINE_S, Driver, Key, Record
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.errors import Corrupt, Unavailable
+from stm_backends.testing.workbench.drivers import Datastore, FakeClock, HandedIn
+
+SMALL: dict[str, int] = {"max_entry_bytes": 12_000, "max_record_bytes": 50_000}
+"""Limits that a check reaches quickly."""
+
+
+class FaultyStore(MemoryStore):
+    """A store that a test can damage, cut off and close, and that counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = False
+        self.closed = False
+        self.damaged: set[str] = set()
+        self.asked = 0
+
+    @asynccontextmanager
+    async def outage(self) -> AsyncGenerator[None]:
+        """Cut the store off for as long as the context lasts."""
+        self.down = True
+        try:
+            yield
+        finally:
+            self.down = False
+
+
+class FaultyDriver(MemoryDriver):
+    """The reference driver, on a store that may fail. `own=True`: it made the store, and closes it."""
+
+    def __init__(self, store: FaultyStore, *, own: bool = False, **options: Any) -> None:
+        super().__init__(store, **options)
+        self.store = store
+        self._own = own
+
+    async def close(self) -> None:
+        await super().close()
+        if self._own:
+            self.store.closed = True
+
+    @contextmanager
+    def _scope(self, name: str, operation: str) -> Generator[tuple[Any, float]]:
+        with super()._scope(name, operation) as found:
+            self.store.asked += 1
+            if self.store.down or self.store.closed:
+                raise Unavailable("the store is down", backend=self.name, operation=operation)
+            if name in self.store.damaged and operation in ("load", "append", "replace"):
+                raise Corrupt("a part of the record is missing", backend=self.name, operation=operation)
+            yield found
+
+
+def faulty_datastore(
+    driver_class: Callable[..., MemoryDriver] = FaultyDriver,
+    *,
+    clock: FakeClock | None = None,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    **limits: int,
+) -> Datastore:
+    """Return a datastore of drivers of a class, with every means that a check may ask for.
+
+    Without a `clock` time has to be waited for.
+    """
+    store = FaultyStore()
+    options: dict[str, Any] = {"deadline_s": deadline_s, **limits} | ({"clock": clock} if clock else {})
+
+    async def open_one() -> Driver:
+        driver = driver_class(store, **options)
+        await driver.open()
+        return driver
+
+    async def damage(key: Key) -> None:
+        store.damaged.add(key.scope)
+
+    async def peek(key: Key) -> Record | None:
+        truth = MemoryDriver(store, **options)
+        await truth.open()
+        return await truth.load(key)
+
+    async def handed_in() -> HandedIn:
+        client = FaultyStore()
+        driver = driver_class(client, **options)
+        await driver.open()
+
+        async def is_open() -> bool:
+            return not client.closed
+
+        async def close() -> None:
+            client.closed = True
+
+        return HandedIn(driver=driver, is_open=is_open, close=close)
+
+    means: dict[str, Any] = {"pass_time": clock.pass_time, "tick": 60.0} if clock else {"tick": 0.1}
+    return Datastore(
+        open=open_one,
+        damage=damage,
+        peek=peek,
+        outage=store.outage,
+        handed_in=handed_in,
+        round_trips=lambda: store.asked,
+        server="a dictionary",
+        **means,
+    )

@@ -1,0 +1,157 @@
+"""What a check did and what it was answered, to be shown when the check fails."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+from stm_backends.drivers.contract import Expect, Key, Record, Ttl
+
+SHOWN: Final = 16
+"""How many operations a failing check shows; races make more than anybody reads."""
+
+SHOWN_OF_LISTINGS: Final = 64
+"""How many if it has listed a scope: what a page should hold is told by all that was written there."""
+
+_LONGEST_VALUE: Final = 48
+_LONGEST_TAIL: Final = 12
+_LONGEST_TEXT: Final = 200
+_LONGEST_ERROR: Final = 120
+
+
+@dataclass(slots=True)
+class Event:
+    """One operation. `place` is what it was about; `ended` orders ends among begins."""
+
+    who: str
+    call: str
+    place: object
+    began: int
+    ended: int | None = None
+    outcome: str = "(no answer yet)"
+
+
+class History:
+    """The operations of one check, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._instants = itertools.count()
+        self._scopes: dict[str, str] = {}
+
+    def begin(self, who: str, call: str, place: object) -> Event:
+        """Note that an operation begins."""
+        event = Event(who, call, place, next(self._instants))
+        self.events.append(event)
+        return event
+
+    def end(self, event: Event, outcome: str) -> None:
+        """Note how an operation ended."""
+        event.ended, event.outcome = next(self._instants), outcome
+
+    def say(self, text: str) -> None:
+        """Note something that is no operation, such as time that passed."""
+        event = self.begin("", text, None)
+        self.end(event, "")
+
+    def lines(self) -> list[str]:
+        """Return the last operations in the scope of the last one, oldest first.
+
+        Where there is no room for all, those on the same record stay before those on its neighbours.
+        """
+        places = [event.place for event in self.events if event.place is not None]
+        last = places[-1] if places else None
+        scope = _scope_of(last)
+        about = [event for event in self.events if event.place is None or _scope_of(event.place) == scope]
+        listed = {Key, str} <= {type(event.place) for event in about}
+        # The sort is stable, so that of equals the latest are kept.
+        first = about if listed else sorted(about, key=lambda event: event.place in (None, last))
+        shown = sorted(first[-(SHOWN_OF_LISTINGS if listed else SHOWN) :], key=lambda event: event.began)
+        lines = [self._line(event, after) for event, after in zip_longest(shown, shown[1:]) if event]
+        lines = [_times(line, len(list(same))) for line, same in itertools.groupby(lines)]
+        if len(about) > len(shown):
+            lines.insert(0, f"... {len(about) - len(shown)} earlier operations")
+        return lines
+
+    @staticmethod
+    def _line(event: Event, after: Event | None) -> str:
+        overlaps = after is not None and (event.ended is None or event.ended > after.began)
+        line = f"{event.who}.{event.call} -> {event.outcome}" if event.who else f"-- {event.call}"
+        return f"{line}   (while the next began)" if overlaps else line
+
+    def shown(self, value: object) -> str:
+        """Return a short text for an argument or an answer."""
+        if isinstance(value, (Expect, Ttl)):
+            return value.name
+        if isinstance(value, Key):
+            return f"Key({self._scope(value.scope)}, {self.shown(value.name)})"
+        if isinstance(value, str) and value in self._scopes:
+            return self._scopes[value]
+        if hasattr(value, "user_message"):
+            return f"turn {value.user_message!r}"  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if isinstance(value, str | bytes) and len(value) > _LONGEST_VALUE:
+            return f"{value[:_LONGEST_VALUE]!r}... ({len(value):,} long)"
+        if isinstance(value, Record):
+            tail = [self.shown(entry) for entry in value.tail[:_LONGEST_TAIL]]
+            tail += [f"... ({len(value.tail)} long)"] * (len(value.tail) > _LONGEST_TAIL)
+            return f"Record({value.version!r}, {self.shown(value.body)}, [{', '.join(tail)}])"
+        return _cut(repr(value), _LONGEST_TEXT)
+
+    def _scope(self, scope: str) -> str:
+        # A scope of a check is a random word; a number is easier to follow.
+        return self._scopes.setdefault(scope, f"scope{len(self._scopes) + 1}")
+
+
+def _scope_of(place: object) -> object:
+    return place.scope if isinstance(place, Key) else place
+
+
+def _times(line: str, count: int) -> str:
+    return line if count == 1 else f"{line}   ({count} times)"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+class Recorded:
+    """Passes everything on to `inner`, and notes the calls of the methods in `recorded`."""
+
+    def __init__(self, inner: Any, history: History, who: str, recorded: Collection[str]) -> None:
+        self.inner = inner
+        self._history = history
+        self._who = who
+        self._recorded = recorded
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.inner, name)
+        if name in self._recorded and inspect.iscoroutinefunction(attribute):
+            return self._noted(name, attribute)
+        return attribute
+
+    def _noted(self, name: str, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(method)
+        async def call(*arguments: Any, **named: Any) -> Any:
+            history = self._history
+            given = [history.shown(value) for value in arguments]
+            given += [f"{key}={history.shown(value)}" for key, value in named.items()]
+            place: object = arguments[0] if arguments and isinstance(arguments[0], (str, Key)) else self._who
+            event = history.begin(self._who, f"{name}({', '.join(given)})", place)
+            try:
+                answer = await method(*arguments, **named)
+            except asyncio.CancelledError:
+                history.end(event, "(cancelled)")
+                raise
+            except BaseException as error:
+                history.end(event, _cut(f"raised {type(error).__name__}: {error}", _LONGEST_ERROR))
+                raise
+            history.end(event, history.shown(answer))
+            return answer
+
+        return call

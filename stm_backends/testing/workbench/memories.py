@@ -1,0 +1,193 @@
+"""What a check of a memory works with: fresh conversations, memories of them, and what these show."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Protocol, cast
+
+from stm_backends.testing.workbench.check import not_asked
+from stm_backends.testing.workbench.history import History, Recorded
+from stm_backends.testing.workbench.summarizers import covered
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryBudget,
+    MemoryHealth,
+    MemoryKey,
+    ShortTermMemoryConfig,
+)
+
+
+class Memory(Protocol):
+    """What the checks call: `ShortTermMemory`, and what a memory may have beyond it."""
+
+    @property
+    def health(self) -> MemoryHealth: ...
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None: ...
+    async def get_llm_context(self) -> Mapping[str, Any]: ...
+    async def turns(self) -> list[ConversationTurn]: ...
+    def estimate_tokens(self) -> int: ...
+    async def flush(self, timeout: float | None = None) -> None: ...
+
+
+BEYOND_THE_PROTOCOL: Final = ("turns", "turn_id", "timeout", "fold_batch_turns", "their_classes")
+"""What ours can do and `ShortTermMemory` does not ask for; see `Memories.without`."""
+
+
+async def _nothing(_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memories:
+    """How a suite reaches the memories of one implementation.
+
+    `open(key, config, summarizer)` returns a memory of the conversation `key`: where memories are
+    shared, another one each time, as if in a process of its own. `close` ends one for good.
+
+    The rest is optional; a check that needs what is missing is reported as not asked:
+
+    - `without` names what this implementation does not have: `BEYOND_THE_PROTOCOL`.
+    - `again(memory)` returns another memory object of the same conversation, in the same process.
+    - `kill(memory)` ends one as SIGKILL would: nothing is given back, nothing more is written.
+    - `lease_s` is how long after that another may have to wait, in seconds.
+    - `damage(key)` makes what is stored of a conversation unreadable; `stored(key)` returns it.
+    - `outage()` is a context in which the datastore cannot be reached.
+    - `round_trips()` returns how many requests the datastore has been sent so far.
+    """
+
+    open: Callable[[MemoryKey, object, Any], Awaitable[Any]]
+    close: Callable[[Any], Awaitable[None]] = _nothing
+    without: tuple[str, ...] = ()
+    again: Callable[[Any], Any] | None = None
+    kill: Callable[[Any], Awaitable[None]] | None = None
+    lease_s: float = 20.0
+    damage: Callable[[MemoryKey], Awaitable[None]] | None = None
+    stored: Callable[[MemoryKey], Awaitable[object]] | None = None
+    outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    round_trips: Callable[[], int] | None = None
+
+
+class MemoryBench:
+    """One check's place of work; leaving it closes the memories that the check has opened."""
+
+    def __init__(self, memories: Memories) -> None:
+        self.memories = memories
+        self.history = History()
+        self._opened: list[Any] = []
+
+    def key(self) -> MemoryKey:
+        """Return the key of a conversation that nobody has had."""
+        return MemoryKey("check", uuid.uuid4().hex, "chat")
+
+    async def memory(
+        self, config: object = None, summarizer: Any = None, *, key: MemoryKey | None = None
+    ) -> Memory:
+        """Return a memory, of a new conversation if none is named."""
+        memory = await self.memories.open(key or self.key(), config, summarizer)
+        self._opened.append(memory)
+        noted = ("add_turn", "get_llm_context", "turns", "flush", "close")
+        recorded = Recorded(memory, self.history, f"memory{len(self._opened)}", noted)
+        return cast("Memory", _Asked(recorded, self))
+
+    def needs(self, what: str) -> None:
+        """End the check if this implementation does not have what goes beyond the protocol."""
+        if what in self.memories.without:
+            not_asked(f"needs what this memory is said to be without: {what}")
+
+    async def kill(self, memory: Memory) -> None:
+        """End a memory as SIGKILL would."""
+        if self.memories.kill is None:
+            not_asked("needs `Memories.kill`")
+        self.history.say("the memory's process is killed")
+        # The wrapper that notes calls is ours; the implementation knows what it has made.
+        await self.memories.kill(cast("_Asked", memory).recorded.inner)
+
+    def again(self, memory: Memory) -> Memory:
+        """Return another memory object of the same conversation, in the same process."""
+        if self.memories.again is None:
+            not_asked("needs `Memories.again`")
+        return self.memories.again(cast("_Asked", memory).recorded.inner)
+
+    async def __aenter__(self) -> MemoryBench:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        async with AsyncExitStack() as closing:
+            for memory in self._opened:
+                closing.push_async_callback(self.memories.close, memory)
+
+
+class _Asked:
+    """A memory that ends the check when it is asked for what this implementation does not have."""
+
+    def __init__(self, recorded: Recorded, bench: MemoryBench) -> None:
+        self.recorded = recorded
+        self._bench = bench
+
+    async def add_turn(self, turn: Any, **named: Any) -> None:
+        if named:
+            self._bench.needs("turn_id")
+        await self.recorded.add_turn(turn, **named)
+
+    async def flush(self, *given: float, **named: float) -> None:
+        if given or named:
+            self._bench.needs("timeout")
+        await self.recorded.flush(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "turns":
+            self._bench.needs(name)
+        return getattr(self.recorded, name)
+
+
+def turn(number: int | str, text: str = "fine") -> ConversationTurn:
+    """Return a turn whose user message is `u<number>`."""
+    return ConversationTurn(f"u{number}", text, ts=1.0)
+
+
+def config(strategy: Any = "rolling_summary", zone: int = 2, **settings: Any) -> ShortTermMemoryConfig:
+    """Return a configuration with short waits; budget settings may be given by name."""
+    budget = {
+        name: settings.pop(name)
+        for name in ("summary_max_tokens", "total_max_tokens", "overflow_policy")
+        if name in settings
+    }
+    settings = {"retry_backoff_base_s": 0.0, "degraded_retry_interval_s": 0.0, **settings}
+    return ShortTermMemoryConfig(
+        strategy=strategy, budget=MemoryBudget(full_zone_turns=zone, **budget), **settings
+    )
+
+
+async def shown(memory: Memory) -> dict[str, Any]:
+    """Return what the model sees: `summary`, and the user messages of `pending` and `recent`."""
+    view = (await memory.get_llm_context()).get("conversation_memory", {})
+    return {
+        "summary": covered(view.get("summary", "")),
+        "pending": [item["user"] for item in view.get("pending_turns", [])],
+        "recent": [item["user"] for item in view.get("recent_turns", [])],
+    }
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]],
+    expected: str = "what is waited for is so",
+    *,
+    within: float = 5.0,
+) -> None:
+    """Wait until a condition holds; if it does not in time, fail and say what was expected."""
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                held = condition()
+                if held is True or (not isinstance(held, bool) and await held):
+                    return
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"expected within {within:g} s: {expected}") from None

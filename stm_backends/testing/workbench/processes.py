@@ -1,0 +1,182 @@
+"""Other operating-system processes that work on the same datastore as a check does.
+
+A worker is told what to do as a pickle on its standard input, and writes one line per acknowledged
+write to its standard output, so that whoever kills it knows what must still be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
+
+UNREACHABLE: Final = (
+    "`Datastore.open` must be importable by other processes; use `open_at` or a module-level function"
+)
+
+_MAIN: Final = "from stm_backends.testing.workbench.processes import main; main()"
+
+_KILLED: Final = -9 if os.name == "posix" else 1
+
+_LAST_WORDS: Final = 12
+"""How many lines of a worker's standard error a failure shows."""
+
+_LAST_BYTES: Final = 8_192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
+
+    With `lease_s` it takes a lease for so long first, acknowledges it as `label`, and lives on with it.
+    With `work` it does that first, on the record under `key`.
+    """
+
+    open: Callable[[], Awaitable[Driver]]
+    key: Key
+    label: str
+    count: int
+    fold_every: int = 0
+    lease_s: float = 0.0
+    work: Callable[[Driver, Key], Awaitable[None]] | None = None
+
+
+class Worker:
+    """A process of its own that carries out a task. If it ends otherwise than it should, it says how."""
+
+    def __init__(self, process: asyncio.subprocess.Process, complaints: asyncio.Task[bytes]) -> None:
+        self._process = process
+        self._complaints = complaints
+        self.acknowledged: list[str] = []
+
+    @classmethod
+    async def start(cls, task: Task) -> Worker:
+        """Start a process on a task."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _MAIN,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(pickle.dumps(task))
+        process.stdin.write_eof()
+        # Read all along, because a pipe that is full would hold the process up.
+        return cls(process, asyncio.create_task(_end_of(process.stderr)))
+
+    async def read(self, *, until: int) -> None:
+        """Note the first `until` acknowledged writes; fail if the process ends before that many."""
+        if not await self._note(until):
+            await self._end(expected=None)
+
+    async def kill(self) -> None:
+        """Kill the process in the middle of what it does, and note what it had acknowledged.
+
+        Fails if it had ended before.
+        """
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._note()
+        await self._end(expected=_KILLED)
+
+    async def finish(self) -> None:
+        """Wait for the end of the task, which must be a good one; whoever stops waiting ends the process."""
+        try:
+            await self._note()
+            await self._end(expected=0)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            raise
+
+    async def _note(self, until: int | None = None) -> bool:
+        """Note what is acknowledged, up to `until` writes or the end; returns whether there were as many."""
+        assert self._process.stdout is not None
+        while until is None or len(self.acknowledged) < until:
+            line = await self._process.stdout.readline()
+            if not line.endswith(b"\n"):
+                return False
+            self.acknowledged.append(line.decode().strip())
+        return True
+
+    async def _end(self, *, expected: int | None) -> None:
+        """Wait for the process to end; fail, with its last words, unless its status is the expected."""
+        status = await self._process.wait()
+        words = (await self._complaints).decode(errors="replace").splitlines()[-_LAST_WORDS:]
+        if status != expected:
+            said = ["its last words:", *words] if words else ["it wrote nothing to its standard error"]
+            raise AssertionError(
+                f"a worker process ended by itself with status {status}, after {len(self.acknowledged)} "
+                f"acknowledged writes; " + "\n  ".join(said)
+            )
+
+
+async def _end_of(stream: asyncio.StreamReader) -> bytes:
+    """Return the last bytes of a stream, once it ends."""
+    end = b""
+    while part := await stream.read(_LAST_BYTES):
+        end = (end + part)[-_LAST_BYTES:]
+    return end
+
+
+def main() -> None:
+    """Carry out the task on standard input; the entry of a worker process."""
+    try:
+        task = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 -- our own parent wrote it
+    except (ImportError, AttributeError) as error:
+        sys.exit(f"{UNREACHABLE}: {error}")
+    asyncio.run(_carry_out(task))
+
+
+async def _carry_out(task: Task) -> None:
+    driver = await task.open()
+    try:
+        if task.lease_s:
+            await driver.replace(task.key, b"", version=new_version(), expect=ABSENT, ttl=task.lease_s)
+            _acknowledge(task.label)
+            await asyncio.Event().wait()
+        if task.work is not None:
+            await task.work(driver, task.key)
+        for number in range(task.count):
+            entry = f"{task.label}:{number}"
+            length = await driver.append(task.key, entry.encode(), birth=new_version(), ttl=None)
+            _acknowledge(entry)
+            if task.fold_every and length >= task.fold_every:
+                await fold(driver, task.key, length // 2)
+    finally:
+        await driver.close()
+
+
+def _acknowledge(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
+async def fold(driver: Driver, key: Key, drop: int) -> bool:
+    """Move up to `drop` of the oldest entries into the body, one a line; returns whether it won."""
+    record = await driver.load(key)
+    if record is None:
+        return False
+    drop = min(drop, len(record.tail))
+    body = (record.body or b"") + b"".join(entry + b"\n" for entry in record.tail[:drop])
+    return await driver.replace(key, body, version=new_version(), expect=record.version, drop=drop, ttl=KEEP)
+
+
+async def ledger(driver: Driver, key: Key) -> list[str]:
+    """Return every entry ever appended, folded or not, in the order in which it stands."""
+    record = await driver.load(key)
+    if record is None:
+        return []
+    return (record.body or b"").decode().split() + [entry.decode() for entry in record.tail]

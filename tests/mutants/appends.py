@@ -1,0 +1,137 @@
+"""Drivers whose appends and loads are broken."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.errors import TooLarge
+
+
+class ReadThenWriteAppend(MemoryDriver):
+    """Appends by reading the tail and writing it back."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        record = await self.load(key)
+        await asyncio.sleep(0)
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        if record is None:
+            return length
+        with self._scope(key.scope, "append") as (scope, _):
+            scope.records[key.name].tail = [*record.tail, entry]
+        return len(record.tail) + 1
+
+
+class AppendChangesTheVersion(MemoryDriver):
+    """Bumps the version with every write, so that folds lose to appends."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        with self._scope(key.scope, "append") as (scope, _):
+            scope.records[key.name].version = birth
+        return length
+
+
+class AppendKeepsTheTtl(MemoryDriver):
+    """Sets the time to live when a record is created, and never again."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, now):
+            found = scope.find(key.name, now)
+            expires = found.expires if found else None
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        if found:
+            found.expires = expires
+        return length
+
+
+class AppendNeverEndsALife(MemoryDriver):
+    """Leaves the old time to live standing when told that there is none."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, now):
+            found = scope.find(key.name, now)
+            expires = found.expires if found else None
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        if found and ttl is None:
+            found.expires = expires
+        return length
+
+
+class AppendIgnoresRepeats(MemoryDriver):
+    """Keeps the tail as a set of values."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        record = await self.load(key)
+        if record and entry in record.tail:
+            return len(record.tail)
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
+class RetryDoublesAnEntry(MemoryDriver):
+    """Sends an append that was cancelled once more, to be sure."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await super().append(key, entry, birth=birth, ttl=ttl)
+            raise
+        return length
+
+
+class TextNotBytes(MemoryDriver):
+    """Stores text."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        text = entry.decode(errors="replace").encode()
+        return await super().append(key, text, birth=birth, ttl=ttl)
+
+
+class EmptyIsNone(MemoryDriver):
+    """Confuses an empty body with no body."""
+
+    async def load(self, key: Key) -> Record | None:
+        record = await super().load(key)
+        return Record(record.version, record.body or None, record.tail) if record else None
+
+
+class CutsWhatIsTooLarge(MemoryDriver):
+    """Stores as much of an entry as fits."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        return await super().append(key, entry[: self.traits.max_entry], birth=birth, ttl=ttl)
+
+
+class WritesBeforeItRefuses(MemoryDriver):
+    """Notices that a record is full after having written to it."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        try:
+            return await super().append(key, entry, birth=birth, ttl=ttl)
+        except TooLarge:
+            with self._scope(key.scope, "append") as (scope, _):
+                scope.records[key.name].tail.append(entry)
+            raise
+
+
+class LoadInTwoReads(MemoryDriver):
+    """Reads the body and the tail at different times."""
+
+    async def load(self, key: Key) -> Record | None:
+        first = await super().load(key)
+        await asyncio.sleep(0)
+        second = await super().load(key)
+        return Record(first.version, first.body, second.tail) if first and second else first
+
+
+class VersionInAReadOfItsOwn(MemoryDriver):
+    """Reads the version in one request, and body and tail in the next."""
+
+    async def load(self, key: Key) -> Record | None:
+        first = await super().load(key)
+        await asyncio.sleep(0)
+        second = await super().load(key)
+        return Record(first.version, second.body, second.tail) if first and second else first

@@ -1,0 +1,113 @@
+"""Drivers that are wrong about outages, damage, clients and round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from stm_backends.drivers.contract import Key, Page, Record
+from stm_backends.errors import Corrupt, Unavailable
+from stm_backends.testing.workbench.faulty import FaultyDriver
+
+
+class OutageIsEmpty(FaultyDriver):
+    """Lists nothing when it cannot look."""
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        try:
+            return await super().scan(scope, after=after, limit=limit)
+        except Unavailable:
+            return Page((), None)
+
+
+class ErrorNamesTheConversation(FaultyDriver):
+    """Puts the key into the message of an error, and so into everybody's log."""
+
+    @contextmanager
+    def _scope(self, name: str, operation: str) -> Generator[tuple[Any, float]]:
+        if self.store.down:
+            raise Unavailable(f"could not reach {name}", backend=self.name, operation=operation)
+        with super()._scope(name, operation) as found:
+            yield found
+
+
+class StaysBroken(FaultyDriver):
+    """Never tries again once its connection has failed."""
+
+    broken = False
+
+    @contextmanager
+    def _scope(self, name: str, operation: str) -> Generator[tuple[Any, float]]:
+        if self.broken:
+            raise Unavailable("not connected", backend=self.name, operation=operation)
+        self.broken = self.store.down
+        with super()._scope(name, operation) as found:
+            yield found
+
+
+class DamageIsNoData(FaultyDriver):
+    """Takes what it cannot read for what is not there."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Corrupt:
+            return None
+
+
+class ClearsDamageAway(FaultyDriver):
+    """Removes what it cannot read, so that the next reader finds nothing."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Corrupt:
+            self.store.damaged.remove(key.scope)
+            await self.delete(key)
+            raise
+
+
+class ClosesTheCallersClient(FaultyDriver):
+    """Closes whatever client it has."""
+
+    async def close(self) -> None:
+        await super().close()
+        self.store.closed = True
+
+
+class ReadsBeforeItWrites(FaultyDriver):
+    """Looks first, and writes in a second round trip."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        await self.load(key)
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
+class WritesBehind(FaultyDriver):
+    """Acknowledges an append that it stores with the next operation."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        await self._write()
+        self.waiting = (key, entry, birth, ttl)
+        record = await super().load(key)
+        return len(record.tail if record else ()) + 1
+
+    async def load(self, key: Key) -> Record | None:
+        record = await super().load(key)
+        if self.waiting is None or self.waiting[0] != key:
+            return record
+        _, entry, birth, _ = self.waiting
+        return (
+            Record(record.version, record.body, (*record.tail, entry))
+            if record
+            else Record(birth, None, (entry,))
+        )
+
+    waiting: tuple[Key, bytes, str, float | None] | None = None
+
+    async def _write(self) -> None:
+        if self.waiting is not None:
+            key, entry, birth, ttl = self.waiting
+            self.waiting = None
+            await super().append(key, entry, birth=birth, ttl=ttl)

@@ -1,0 +1,108 @@
+"""Drivers that are wrong about the end of a record, or their own."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from stm_backends.drivers.contract import ANY, AnyType, Key, Page, Record
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.errors import OutcomeUnknown, Unavailable
+
+
+class Unswept(MemoryDriver):
+    """Not wrong: what has expired stays where it is until something is written in its place."""
+
+    _swept = 0
+
+
+class ExpiredIsVisible(Unswept):
+    """Leaves expiry to a reaper that comes some time."""
+
+    async def load(self, key: Key) -> Record | None:
+        with self._scope(key.scope, "load") as (scope, _):
+            found = scope.records.get(key.name)
+            return Record(found.version, found.body, tuple(found.tail)) if found else None
+
+
+class ExpiredIsListed(Unswept):
+    """Lists names whose records have expired."""
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        with self._scope(scope, "scan") as (found, _):
+            names = sorted((name for name in found.records if name > after), key=str.encode)
+        return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+
+class ExpiredComesBack(Unswept):
+    """Appends to what has expired and is still lying there."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, _):
+            found = scope.records.get(key.name)
+            if found:
+                found.expires = None
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
+class PurgesByName(Unswept):
+    """Removes with one write, by their names, the records that had expired at the write before."""
+
+    _due: tuple[Key, ...] = ()
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, now):
+            for _, name in self._due:
+                scope.records.pop(name, None)
+            expired = (name for name, found in scope.records.items() if found.is_expired(now))
+            self._due = tuple(Key(key.scope, name) for name in expired)
+        return await super().append(key, entry, birth=birth, ttl=ttl)
+
+
+class DatesEveryEnd(MemoryDriver):
+    """Writes the end of a life as a date, of which there are not enough."""
+
+    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        if ttl is not None:
+            try:
+                datetime.fromtimestamp(ttl, UTC)
+            except (OverflowError, ValueError, OSError):
+                raise OutcomeUnknown("the end was refused", backend=self.name, operation="append") from None
+        return length
+
+
+class DeleteCountsTheExpired(Unswept):
+    """Says that it removed what had expired."""
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        with self._scope(key.scope, "delete") as (scope, _):
+            there = key.name in scope.records
+        return await super().delete(key, expect=expect) or (there and expect is ANY)
+
+
+class OutageIsNoData(MemoryDriver):
+    """Answers that nothing is there when it cannot look."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Unavailable:
+            return None
+
+
+class ClosesEverybodysStore(MemoryDriver):
+    """Takes away, on closing, what others still use."""
+
+    async def close(self) -> None:
+        await super().close()
+        self._store.scopes.clear()
+        self._store.mortal.clear()
+
+
+class HasOneLife(MemoryDriver):
+    """Refuses to be closed twice."""
+
+    async def close(self) -> None:
+        if not self._is_open:
+            raise Unavailable("closed already", backend=self.name, operation="close")
+        await super().close()

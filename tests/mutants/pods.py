@@ -1,0 +1,235 @@
+"""Memories shared by pods that are broken: each is the correct one with one promise taken away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, KeepType, Key, new_version
+from stm_backends.errors import Corrupt, StorageError
+from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.records.codec import Codec
+from stm_backends.records.keys import memory_key
+from stm_backends.testing.pods import memories_on
+from stm_backends.testing.workbench.drivers import Datastore
+from stm_backends.testing.workbench.faulty import FaultyDriver
+from stm_backends.testing.workbench.memories import Memories
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
+from tests.mutants.replaces import FoldClearsTheTail
+
+
+class Pod:
+    """A memory around the correct one, of one pod."""
+
+    driver: Callable[..., Any] = FaultyDriver
+
+    def __init__(
+        self, inner: Any, key: MemoryKey, datastore: Datastore, config: Any, summarizer: Any
+    ) -> None:
+        self.inner = inner
+        self.key = key
+        self.datastore = datastore
+        self.config = config
+        self.summarizer = summarizer
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await self.inner.add_turn(turn, turn_id=turn_id)
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        return await self.inner.get_llm_context()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memories:
+    """Return the memories of a broken kind."""
+    right = memories_on(datastore, deadline_s=deadline_s)
+
+    async def open_one(key: MemoryKey, config: Any, summarizer: Any) -> Any:
+        return kind(await right.open(key, config, summarizer), key, datastore, config, summarizer)
+
+    async def close(memory: Any) -> None:
+        await right.close(memory.inner)
+
+    async def kill(memory: Any) -> None:
+        assert right.kill is not None
+        await right.kill(memory.inner)
+
+    def again(memory: Any) -> Any:
+        assert right.again is not None
+        inner = right.again(memory.inner)
+        return kind(inner, memory.key, datastore, memory.config, memory.summarizer)
+
+    return replace(right, open=open_one, close=close, kill=kill, again=again)
+
+
+class CopyOfItsOwn(Pod):
+    """Answers from what this process has seen, and loads it once."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.mine = DefaultShortTermMemory(config=self.config, summarizer=self.summarizer)
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await self.mine.add_turn(turn, turn_id=turn_id)
+        await super().add_turn(turn, turn_id=turn_id)
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        return await self.mine.get_llm_context()
+
+
+class OrdersByClock(Pod):
+    """Sorts turns by the clocks of the machines that they come from."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        turns = sorted(await self.inner.turns(), key=lambda turn: turn.ts)
+        return {"conversation_memory": {"recent_turns": [{"user": turn.user_message} for turn in turns]}}
+
+
+class ForgetsTurnIds(Pod):
+    """Gives a turn that is sent again a new identity."""
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await super().add_turn(turn, turn_id=None)
+
+
+class RetryDoublesATurn(Pod):
+    """Sends every turn twice, to be sure."""
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await super().add_turn(turn, turn_id=turn_id)
+        await super().add_turn(turn, turn_id=turn_id)
+
+
+class ReadsBeforeItAdds(Pod):
+    """Fetches the whole conversation to add one turn to it."""
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await self.inner.turns()
+        await super().add_turn(turn, turn_id=turn_id)
+
+
+class OutageIsAnEmptyMemory(Pod):
+    """Shows the model a conversation that never was when the datastore is away."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        try:
+            return await super().get_llm_context()
+        except StorageError:
+            return {}
+
+
+class StartsAnewOverWhatItCannotRead(Pod):
+    """Erases what a later version has written."""
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        try:
+            return await super().get_llm_context()
+        except Corrupt:
+            driver = await self.datastore.open()
+            await driver.delete(memory_key(self.key))
+            raise
+
+
+class TrimsWithoutTheLease(Pod):
+    """Drops what is past the backlog limit at once, whoever is summarizing it."""
+
+    async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
+        await super().add_turn(turn, turn_id=turn_id)
+        driver = await self.datastore.open()
+        record = await driver.load(memory_key(self.key))
+        assert record is not None
+        kept = self.config.budget.full_zone_turns + self.config.recovery_backlog_limit
+        surplus = len(record.tail) - kept
+        if record.body and surplus > 0 and Codec().open_body(record.body).health is MemoryHealth.DEGRADED:
+            version = new_version()
+            await driver.replace(
+                memory_key(self.key),
+                record.body,
+                version=version,
+                expect=record.version,
+                drop=surplus,
+                ttl=KEEP,
+            )
+
+
+class BackgroundOfItsOwn(Pod):
+    """Starts a task for each memory object, and has it wait for ever."""
+
+    waiting: ClassVar[set[asyncio.Task[bool]]] = set()
+
+    async def get_llm_context(self) -> dict[str, Any]:
+        self.waiting.add(asyncio.create_task(asyncio.Event().wait()))
+        return await super().get_llm_context()
+
+
+class _NoFailure(FaultyDriver):
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        if key.scope.endswith(":memory") and not drop:
+            return False
+        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+
+
+class FailureLosesItsRace(Pod):
+    """Does not store a failure when the conversation has changed meanwhile."""
+
+    driver = _NoFailure
+
+
+class _LeaseDriver(FaultyDriver):
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        if key.scope.endswith(":lease"):
+            return await self.lease(key, body, version, expect)
+        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+
+    async def lease(self, key: Key, body: bytes, version: str, expect: Any) -> bool:
+        raise NotImplementedError
+
+
+class _NoLease(_LeaseDriver):
+    async def lease(self, key: Key, body: bytes, version: str, expect: Any) -> bool:
+        return True
+
+
+class _EternalLease(_LeaseDriver):
+    async def lease(self, key: Key, body: bytes, version: str, expect: Any) -> bool:
+        return await FaultyDriver.replace(self, key, body, version=version, expect=expect, ttl=None)
+
+
+class EveryPodSummarizes(Pod):
+    """Gives the lease to everybody."""
+
+    driver = _NoLease
+
+
+class LeaseForEver(Pod):
+    """Takes a lease that outlives its holder."""
+
+    driver = _EternalLease
+
+
+class ClearsWhatIsPending(Pod):
+    """Clears everything when a summary is stored, instead of the turns that it covers."""
+
+    driver = FoldClearsTheTail
