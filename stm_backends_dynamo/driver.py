@@ -52,7 +52,7 @@ from stm_backends.drivers.contract import (
     Traits,
     new_version,
 )
-from stm_backends.drivers.edge import Edge, Places
+from stm_backends.drivers.edge import ConcurrencyLimit, Edge
 from stm_backends.errors import OutcomeUnknown, Unavailable, located
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, made, require_client
@@ -111,7 +111,7 @@ class DynamoDriver:
         self._littered: set[Key] = set()
         self._with_parts: set[Key] = set()
         # Of a client that is handed in its owner decides how much it does at once.
-        self._places: Places | None = None
+        self._places: ConcurrencyLimit | None = None
         self._closing = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
@@ -159,18 +159,18 @@ class DynamoDriver:
 
         return await self._on(key, "load", work)
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         require_fits("entry", len(entry), self.traits.max_entry, backend=self.name, operation="append")
         add = self._append_part if len(entry) > self._sizes.large else self._append
 
         async def work(stored: Stored) -> int:
-            return await add(stored, entry, birth, ttl)
+            return await add(stored, entry, initial_version, ttl)
 
         return await self._on(key, "append", work)
 
-    async def _append(self, stored: Stored, entry: bytes, birth: str, ttl: float | None) -> int:
+    async def _append(self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None) -> int:
         key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
         for _ in range(ROUNDS):
             adding = statements.append(key, entry, ttl=ttl, now=now, most=most)
@@ -184,8 +184,8 @@ class DynamoDriver:
             head = await stored.look(added.content) if added.content else None
             if head is None:
                 # Nothing is alive there, so this is a birth, in the place of an expired record if need be.
-                born = item_of(birth, None, (entry,), ttl=ttl, now=now)
-                created = await stored.requests.attempt(statements.create(key, born, now=now))
+                created = item_of(initial_version, None, (entry,), ttl=ttl, now=now)
+                created = await stored.requests.attempt(statements.create(key, created, now=now))
                 if created.done:
                     await stored.replaced(created.content.get("Attributes", {}))
                     return 1
@@ -194,7 +194,9 @@ class DynamoDriver:
                 await stored.admit(head, len(entry), ttl)
         raise stored.unsettled()
 
-    async def _append_part(self, stored: Stored, entry: bytes, birth: str, ttl: float | None) -> int:
+    async def _append_part(
+        self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None
+    ) -> int:
         """Add an entry that gets a part of its own."""
         key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
         for _ in range(ROUNDS):
@@ -204,8 +206,8 @@ class DynamoDriver:
             kept = stored.kept_of(head, ttl)
             if head is None:
                 marks = stored.of_parts(new_version(), len(entry), kept)
-                born = item_of(birth, None, (reference,), ttl=ttl, now=now) | marks
-                statement = statements.create(key, born, now=now)
+                created = item_of(initial_version, None, (reference,), ttl=ttl, now=now) | marks
+                statement = statements.create(key, created, now=now)
             elif not await stored.admit(head, len(entry), ttl):
                 continue
             elif not head.life:
@@ -428,7 +430,7 @@ class DynamoDriver:
         client = await closing.enter_async_context(made(self._settings))
         # Only now, and together: whoever closes meanwhile has closed nothing of this.
         self._closing = closing
-        self._places = Places(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
+        self._places = ConcurrencyLimit(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
         return client
 
     async def _run(self, operation: str, work: Callable[[Requests, float], Awaitable[T]]) -> T:

@@ -137,7 +137,7 @@ class MongoDriver:
         found = await self._run("load", lambda records: records.find_one(query, statements.LOADED))
         return None if found is None else self._record_of(found)
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         self._require_fits("append", entry)
@@ -145,7 +145,12 @@ class MongoDriver:
             "append",
             key,
             statements.APPEND,
-            values(entry=entry, birth=birth, ttl=_milliseconds(ttl), limit=self.traits.max_record),
+            values(
+                entry=entry,
+                initial_version=initial_version,
+                ttl=_milliseconds(ttl),
+                limit=self.traits.max_record,
+            ),
             answer=statements.BEFORE,
             upsert=True,
             when=ReturnDocument.BEFORE,

@@ -52,7 +52,14 @@ APPEND: Final[list[Document]] = [
             "$cond": [
                 IS_THERE,
                 "$$ROOT",
-                {"_id": "$_id", "version": "$$birth", "expires": None, "size": 0, "body": None, "tail": []},
+                {
+                    "_id": "$_id",
+                    "version": "$$initial_version",
+                    "expires": None,
+                    "size": 0,
+                    "body": None,
+                    "tail": [],
+                },
             ]
         }
     },

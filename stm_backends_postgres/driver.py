@@ -148,12 +148,14 @@ class PostgresDriver:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
         return Record(version, body, tail)
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         self._require_fits("entry", len(entry), "append")
         limit = self.traits.max_record
-        (row,) = await self._ask("append", self._statements.append, *key, birth, entry, _seconds(ttl), limit)
+        (row,) = await self._ask(
+            "append", self._statements.append, *key, initial_version, entry, _seconds(ttl), limit
+        )
         length: int | None = row["length"]
         if length is None:
             # The size is that of the snapshot; what the entry was refused for may be newer.

@@ -12,7 +12,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from stm_backends.drivers.edge import Places
+from stm_backends.drivers.edge import ConcurrencyLimit
 from stm_backends.errors import ConfigurationError
 from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected
@@ -58,7 +58,9 @@ def connect(settings: RedisSettings) -> Connected:
 
     def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
         return Server(
-            client, places=Places(settings.pool_size, patience_s=settings.deadline_s / 2), also=also or ()
+            client,
+            places=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
+            also=also or (),
         )
 
     if settings.mode == "cluster":

@@ -100,13 +100,13 @@ class RedisDriver:
         except ValueError:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load") from None
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         self._require_entry(len(entry), "append")
         most = self.traits.max_record
         length: int = await self._write(
-            "append", statements.APPEND, key, birth.encode(), _milliseconds(ttl), most, entry
+            "append", statements.APPEND, key, initial_version.encode(), _milliseconds(ttl), most, entry
         )
         return self._fitting(length, "append")
 

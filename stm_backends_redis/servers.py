@@ -11,7 +11,7 @@ from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.client import NEVER_DECODE
 from redis.exceptions import RedisError, ResponseError
 
-from stm_backends.drivers.edge import Places
+from stm_backends.drivers.edge import ConcurrencyLimit
 from stm_backends_redis.errors import is_read_only
 
 Argument: TypeAlias = bytes | str | int
@@ -41,7 +41,9 @@ class Server:
     closed, and `close` may be told what else is to be closed with it.
     """
 
-    def __init__(self, client: Redis, *, places: Places | None = None, also: Sequence[Redis] = ()) -> None:
+    def __init__(
+        self, client: Redis, *, places: ConcurrencyLimit | None = None, also: Sequence[Redis] = ()
+    ) -> None:
         self._client = client
         self._places = places
         self._also = also

@@ -78,8 +78,9 @@ local function left(old)
 end
 """
 # Replaces the index's entry of a name; adds before it removes, see above. The index itself expires a
-# second after the last of its records, unless one of them is for ever. A birth looks at four other entries
-# and removes those that have expired, so that on average no more than a third as many stand as live ones.
+# second after the last of its records, unless one of them is for ever. A write that creates a record looks at
+# four other entries and removes those that have expired. On average, the expired ones that remain are at most
+# a third as many as the live ones.
 _ENTER: Final = f"""{_NOW}{_ANY_LEFT}
 local function expiry(ttl)
   return ttl == '' and '' or string.format('%.0f', now + ttl)
@@ -111,11 +112,11 @@ local function expire(expires)
 end
 """
 
-# KEYS: record, index. ARGV: name, birth, ttl in ms or '', the most bytes of a record, entry.
+# KEYS: record, index. ARGV: name, initial version, ttl in ms or '', the most bytes of a record, entry.
 # Answers the new length, or minus the size of a record that would be too large.
 APPEND: Final = _script(
     f"""{_MEASURE}{_ENTER}
-local name, birth, ttl, limit, entry = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local name, initial_version, ttl, limit, entry = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local head = redis.call('LRANGE', KEYS[1], 0, 1)
 local length, size, body = 0, 0, -1
 if head[1] then length, size, body = measure(head) end
@@ -128,7 +129,7 @@ if head[1] then
   redis.call('RPUSH', KEYS[1], entry)
   redis.call('LSET', KEYS[1], 1, measured)
 else
-  redis.call('RPUSH', KEYS[1], birth, measured, '', entry)
+  redis.call('RPUSH', KEYS[1], initial_version, measured, '', entry)
 end
 expire(expires)
 return length

@@ -260,7 +260,7 @@ class Copy:
                     return False
             start = len(target.tail) if target else 0
             for length, entry in enumerate(source.tail[start:], start + 1):
-                if await self._target.append(key, entry, birth=version, ttl=self._ttl) != length:
+                if await self._target.append(key, entry, initial_version=version, ttl=self._ttl) != length:
                     return False
         except TooLarge:
             # The target counts otherwise than it says. A part of a conversation is not left for a whole.

@@ -6,7 +6,7 @@ An exported conversation is a JSON object:
 {"format": "stm-session", "version": 1,
  "key":   {"tenant_id": ..., "user_id": ..., "session_id": ...},
  "body":  {"summary", "health", "attempts", "next_attempt_at", "folded", "dropped",
-           "forgotten": {"digests", "ages"}},           what `policy.Body` says of them
+           "forgotten": {"digests", "ages"}},           what `body.Body` says of them
  "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
             "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...]}     oldest first
 ```
@@ -31,9 +31,9 @@ from stm_backends.errors import (
     SessionNotFound,
     located,
 )
-from stm_backends.memory.policy import REMEMBERED_IDS, Body
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, operations
+from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
@@ -138,7 +138,7 @@ class Sessions:
         def send() -> Awaitable[int]:
             nonlocal sent
             sent += 1
-            return self._driver.append(where, entry, birth=new_version(), ttl=ttl)
+            return self._driver.append(where, entry, initial_version=new_version(), ttl=ttl)
 
         return await operations.resent(send) <= sent
 

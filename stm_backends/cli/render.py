@@ -18,6 +18,7 @@ from stm_backends.cli.replay.report import Report
 from stm_backends.drivers.plugins import Diagnosis
 from stm_backends.memory import policy
 from stm_backends.memory.view import render
+from stm_backends.records.body import Body
 from stm_backends.records.codec import load_body, load_turn
 from stm_backends.types import ConversationTurn, MemoryBudget, ShortTermMemoryConfig, StoredTurn
 
@@ -103,7 +104,7 @@ def conversation(
     return Group(*parts)
 
 
-def _facts(key: str, body: policy.Body, turns: int, tokens: int) -> Table:
+def _facts(key: str, body: Body, turns: int, tokens: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row("conversation", Text(plain(key), style="bold"))
     table.add_row("health", body.health.value)

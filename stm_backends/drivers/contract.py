@@ -141,12 +141,12 @@ class Driver(Protocol):
         """Return the record as it is now, or `None` only if it is not there."""
         ...
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; never conflicts, never rewrites, never reorders.
 
         Returns the new length of the tail. If append A was acknowledged before append B began, A stands
         before B. It does not change `version`; a record that this append creates gets the version
-        `birth`. The time to live starts anew. Raises `TooLarge` before anything is written.
+        `initial_version`. The time to live starts anew. Raises `TooLarge` before anything is written.
         """
         ...
 

@@ -99,7 +99,7 @@ def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False)
     return meaning
 
 
-class Places:
+class ConcurrencyLimit:
     """Lets so many operations of a driver through to its client at once; the others wait for a place.
 
     What waited in vain was never sent, which clients that have a queue of their own cannot always tell.

@@ -171,13 +171,13 @@ class MemoryDriver:
             found = scope.find(key.name, now)
             return Record(found.version, found.body, tuple(found.tail)) if found else None
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         self._require_entry("append", entry)
         await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
-            stored = scope.find(key.name, now) or _Stored(version=birth)
+            stored = scope.find(key.name, now) or _Stored(version=initial_version)
             self._require_record("append", stored.size + len(entry))
             stored.tail.append(entry)
             stored.size += len(entry)

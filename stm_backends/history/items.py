@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import Corrupt
-from stm_backends.memory.policy import Forgotten
+from stm_backends.records.body import Forgotten
 from stm_backends.records.codec import Codec, dump_forgotten, load_forgotten
 
 Item: TypeAlias = dict[str, Any]

@@ -175,7 +175,7 @@ class ItemLog:
         def send() -> Awaitable[int]:
             nonlocal sent
             sent += 1
-            return self._driver.append(self._where, data, birth=new_version(), ttl=self._ttl_s)
+            return self._driver.append(self._where, data, initial_version=new_version(), ttl=self._ttl_s)
 
         async def write() -> bool:
             """Append; returns whether this may have been the record's birth."""

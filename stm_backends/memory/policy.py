@@ -12,112 +12,19 @@ in how they carry the answers out:
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
+from stm_backends.records.body import Body
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
-
-REMEMBERED_IDS: Final = 256
-"""How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
 
 SHORTEST_DELAY_S: Final = 0.05
 """The shortest wait before another summarizer call, so that an interval of 0 does not spin."""
 
 LONGEST_BACKOFF_S: Final = 3_600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """The ids of turns that stand in the record no longer, as short hashes, oldest first.
-
-    They are what makes adding such a turn again harmless. `digests` is `",d1,d2,"`; `ages` has a pair
-    `(epoch seconds, how many)` for each recent fold or trim, in the same order, after one pair whose
-    time is 0 for all the older ones.
-    """
-
-    digests: str = ","
-    ages: tuple[tuple[float, int], ...] = ()
-
-    def __contains__(self, turn_id: str) -> bool:
-        return len(self.digests) > 1 and f",{digest(turn_id)}," in self.digests
-
-    def adding(
-        self, turn_ids: Sequence[str], *, now: float, keep_for: float, copies: Set[str] = frozenset()
-    ) -> Forgotten:
-        """Return these and more, without those that are both old and past `REMEMBERED_IDS`.
-
-        `copies` are the ids of which a repeat still stands in the record. They are kept however old they
-        are: forgotten, the repeat would become a turn.
-        """
-        standing = frozenset(digest(turn_id) for turn_id in copies)
-        return self._adding(
-            [digest(turn_id) for turn_id in turn_ids], now=now, keep_for=keep_for, standing=standing
-        )
-
-    def union(self, newer: Forgotten, *, now: float, keep_for: float) -> Forgotten:
-        """Return these, then those of `newer` that are not among them."""
-        known = set(self.each())
-        return self._adding([d for d in newer.each() if d not in known], now=now, keep_for=keep_for)
-
-    def each(self) -> list[str]:
-        """Return the short hashes, oldest first."""
-        return self.digests.strip(",").split(",") if self.ages else []
-
-    def _adding(
-        self, newer: list[str], *, now: float, keep_for: float, standing: Set[str] = frozenset()
-    ) -> Forgotten:
-        if not newer:
-            return self
-        digests = [*self.each(), *newer]
-        # Times are rounded up to tenths of `keep_for`, so that there are few of them however many folds.
-        grain = keep_for / 10 if keep_for > 0 else 1.0
-        when = math.ceil(now / grain) * grain
-        # A clock that was ahead must not keep ids for as long as it was.
-        young = [(min(time, when), count) for time, count in self.ages]
-        if young and young[-1][0] == when:
-            young[-1] = (when, young[-1][1] + len(newer))
-        else:
-            young.append((when, len(newer)))
-        old = 0
-        while young and young[0][0] <= now - keep_for:
-            old += young.pop(0)[1]
-        # Only the old ones may go, and of those only what is past the number that always stays.
-        going = min(old, max(0, len(digests) - REMEMBERED_IDS))
-        kept = [one for one in digests[:going] if one in standing] + digests[going:]
-        old = len(kept) - sum(count for _, count in young)
-        ages = ((0.0, old), *young) if old else tuple(young)
-        return Forgotten(f",{','.join(kept)},", ages)
-
-
-def digest(turn_id: str) -> str:
-    """Return the short hash under which an id is remembered: 48 bits in 8 characters."""
-    raw = hashlib.blake2b(turn_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()
-    return base64.urlsafe_b64encode(raw).decode("ascii")
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What a conversation's record holds beside its turns.
-
-    `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
-    seconds. `folded` and `dropped` count turns that a summary covers and turns that were lost to the
-    backlog limit. `extra` holds fields of a newer version of this library, which survive a rewrite.
-    """
-
-    summary: str = ""
-    health: MemoryHealth = MemoryHealth.HEALTHY
-    attempts: int = 0
-    next_attempt_at: float = 0.0
-    folded: int = 0
-    dropped: int = 0
-    forgotten: Forgotten = Forgotten()
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,15 +70,15 @@ class Directory:
         async with self.listed(owner):
             answer = await write()
         if is_birth(answer):
-            await self.note_birth(owner)
+            await self.note_creation(owner)
         return answer
 
     @asynccontextmanager
     async def listed(self, owner: tuple[str, str]) -> AsyncGenerator[None]:
         """List a user before what may create a record of theirs; the first half of `write_for`.
 
-        Whoever uses it calls `note_birth` after a write that may have been a record's birth. What ends with
-        an outcome that nobody knows may have been one, too: the next write asks again.
+        Call `note_creation` after a write that may have created a record. A write whose outcome is unknown
+        may have created one, too: the next write asks again.
         """
         await self.note(*owner)
         try:
@@ -87,12 +87,12 @@ class Directory:
             self._noted.pop(owner, None)
             raise
 
-    async def note_birth(self, owner: tuple[str, str]) -> None:
+    async def note_creation(self, owner: tuple[str, str]) -> None:
         """List a user again after a record of theirs was born; what was written stands even if this fails."""
         try:
             await self.note(*owner, fresh=True)
         except StorageError as error:
-            logger.warning("a user was listed before a record was born, and not again after: %s", error)
+            logger.warning("could not refresh the tenant directory after creating a record: %s", error)
 
     async def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant."""

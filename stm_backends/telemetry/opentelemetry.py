@@ -183,9 +183,9 @@ class ObservedDriver:
         with self._telemetry.operation("load", self._system):
             return await self.wrapped.load(key)
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._telemetry.operation("append", self._system):
-            return await self.wrapped.append(key, entry, birth=birth, ttl=ttl)
+            return await self.wrapped.append(key, entry, initial_version=initial_version, ttl=ttl)
 
     async def replace(
         self,

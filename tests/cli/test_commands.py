@@ -91,7 +91,7 @@ def damage(url: str, session: str, entry: bytes = b"damaged") -> None:
         async with stm_backends.open_backend(url) as backend:
             key = memory_key(MemoryKey("acme", "u1", session))
             await backend.driver.delete(key)
-            await backend.driver.append(key, entry, birth="damaged", ttl=None)
+            await backend.driver.append(key, entry, initial_version="damaged", ttl=None)
 
     asyncio.run(work())
 
@@ -105,7 +105,9 @@ def blank(url: str, session: str) -> None:
             record = await backend.driver.load(key)
             assert record is not None
             await backend.driver.delete(key)
-            await backend.driver.append(Key(key.scope, "%"), record.tail[0], birth="blank", ttl=None)
+            await backend.driver.append(
+                Key(key.scope, "%"), record.tail[0], initial_version="blank", ttl=None
+            )
 
     asyncio.run(work())
 

@@ -202,7 +202,7 @@ def test_a_copy_may_set_up_what_its_target_needs(source: str, tmp_path: Path) ->
 
 def test_what_differs_is_left_and_named_until_told_to_replace_it(source: str, tmp_path: Path) -> None:
     target = url_of(tmp_path, "to")
-    write(target, "append", TRIP, b"from elsewhere", birth="other", ttl=None)
+    write(target, "append", TRIP, b"from elsewhere", initial_version="other", ttl=None)
 
     done = copied(source, target, "--tenant", "acme", status=1)
 
@@ -240,7 +240,7 @@ def test_many_in_trouble_are_not_all_named(tmp_path: Path) -> None:
         async with stm_backends.open_backend(url) as backend:
             for number in range(25):
                 key = keys.memory_key(MemoryKey("acme", "u1", f"s{number}"))
-                await backend.driver.append(key, url.encode(), birth=url, ttl=None)
+                await backend.driver.append(key, url.encode(), initial_version=url, ttl=None)
 
     for url in (source, target):
         asyncio.run(fill(url))
@@ -311,7 +311,7 @@ def many(url: str, conversations: int, turns: int) -> None:
                 key = keys.memory_key(MemoryKey("acme", user, session))
                 await backend.driver.replace(key, b"body", version=session, expect=ABSENT, ttl=None)
                 for turn in range(turns):
-                    await backend.driver.append(key, b"%d" % turn, birth="", ttl=None)
+                    await backend.driver.append(key, b"%d" % turn, initial_version="", ttl=None)
                 await backend.state_store.save_memory_state(f"acme:{user}:{session}", {})
 
     asyncio.run(fill())

@@ -19,10 +19,10 @@ from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 
 class Broken(SqliteDriver):
-    async def append(self, key, entry, *, birth, ttl):
+    async def append(self, key, entry, *, initial_version, ttl):
         if key.name == "record" and entry == b"d":
             entry = b"another entry"
-        return await super().append(key, entry, birth=birth, ttl=ttl)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 def open_broken(url, *, create=False):
     return Broken(SqliteSettings.from_url(url.replace("broken:", "sqlite:")))

@@ -152,11 +152,11 @@ def test_what_has_expired_is_removed_by_writers_as_they_pass(installed: Path, tm
         tmp_path,
         """
         for number in range(40):
-            await driver.append(Key("old", str(number)), b"a", birth="v", ttl=0.001)
-        await driver.append(Key("old", "lasting"), b"a", birth="v", ttl=None)
+            await driver.append(Key("old", str(number)), b"a", initial_version="v", ttl=0.001)
+        await driver.append(Key("old", "lasting"), b"a", initial_version="v", ttl=None)
         time.sleep(0.01)
         for number in range(60):
-            await driver.append(Key("new", "one"), b"a", birth="v", ttl=None)
+            await driver.append(Key("new", "one"), b"a", initial_version="v", ttl=None)
         with environment.lmdb.begin() as txn:
             print("records:", txn.stat()["entries"])
         print("names:", (await driver.scan("old", limit=50)).names)
@@ -173,11 +173,11 @@ def test_a_name_that_cannot_be_read_is_corrupt_and_not_left_out_of_a_listing(
         installed,
         tmp_path,
         """
-        await driver.append(Key("s", "damaged"), b"a", birth="v", ttl=None)
+        await driver.append(Key("s", "damaged"), b"a", initial_version="v", ttl=None)
         with environment.lmdb.begin(write=True) as txn:
             txn.put(place("s", "damaged"), txn.get(place("s", "damaged"))[: END.size + 4])
         for number in range(9):
-            await driver.append(Key("s", "sound"), b"a", birth="v", ttl=None)
+            await driver.append(Key("s", "sound"), b"a", initial_version="v", ttl=None)
         for call in (driver.scan("s", limit=5), driver.load(Key("s", "damaged"))):
             try:
                 print(await call)

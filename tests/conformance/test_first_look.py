@@ -22,7 +22,7 @@ def without(name):
     return Lacking
 
 class Misnamed(SqliteDriver):
-    async def append(self, key, value, *, birth, ttl, atomic): ...
+    async def append(self, key, value, *, initial_version, ttl, atomic): ...
 
 class Vague(SqliteDriver):
     def __init__(self, settings):

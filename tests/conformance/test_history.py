@@ -22,7 +22,7 @@ async def written(count: int) -> tuple[Bench, MemoryDriver, str]:
     bench = Bench(Datastore(open=open_one))
     driver, scope = await bench.driver(), bench.scope()
     for number in range(count):
-        await driver.append(Key(scope, f"{number:02}"), b"", birth="v", ttl=None)
+        await driver.append(Key(scope, f"{number:02}"), b"", initial_version="v", ttl=None)
     return bench, driver, scope
 
 

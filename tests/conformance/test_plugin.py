@@ -94,7 +94,7 @@ def test_a_broken_clause_is_named_with_what_was_expected_and_the_history(tmp_pat
     assert status == 1
     assert "Clause driver.fold: A fold removes exactly the oldest entries that it covers" in printed
     assert "Expected: A fold removes exactly the oldest entries." in printed
-    assert "driver1.append(Key(scope1, 'record'), b'd', birth='birth', ttl=None) -> 4" in printed
+    assert "driver1.append(Key(scope1, 'record'), b'd', initial_version='initial', ttl=None) -> 4" in printed
     assert "x driver.fold" in printed
     assert "~ driver.load" in printed
     report = json.loads(found.read_text())

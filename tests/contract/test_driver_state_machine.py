@@ -61,9 +61,9 @@ def test_a_slow_datastore_on_a_real_clock_is_not_blamed_for_the_time_that_goes_b
             await asyncio.sleep(next(pauses))
             return await super().load(key)
 
-        async def append(self, key, entry, *, birth, ttl):
+        async def append(self, key, entry, *, initial_version, ttl):
             await asyncio.sleep(next(pauses))
-            length = await super().append(key, entry, birth=birth, ttl=ttl)
+            length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
             await asyncio.sleep(next(pauses))
             return length
 

@@ -45,7 +45,7 @@ async def test_a_url_without_a_name_is_a_store_of_its_own_and_one_with_a_name_is
         one, two = open_driver(url), open_driver(url)
         await one.open()
         await two.open()
-        await one.append(key, b"a", birth="v", ttl=None)
+        await one.append(key, b"a", initial_version="v", ttl=None)
         record = await two.load(key)
         assert (record and len(record.tail)) == expected
 
@@ -81,7 +81,7 @@ async def test_other_tasks_run_while_a_loop_only_reads_and_adds():
 
     task = asyncio.ensure_future(other())
     for _ in range(100):
-        await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+        await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
         await driver.load(Key("s", "n"))
     task.cancel()
     assert ran >= 200
@@ -100,20 +100,20 @@ async def test_the_size_that_is_kept_is_that_of_body_and_tail_whatever_was_done(
     async def is_exact():
         left = await room()
         with pytest.raises(TooLarge):
-            await driver.append(key, b"x" * (left + 1), birth="v", ttl=None)
+            await driver.append(key, b"x" * (left + 1), initial_version="v", ttl=None)
         before = await driver.load(key)
-        await driver.append(key, b"x" * left, birth="v", ttl=None)
+        await driver.append(key, b"x" * left, initial_version="v", ttl=None)
         await driver.replace(key, before.body or b"", version="again", expect=before.version, ttl=None)
         assert await room() == 0
         entries = (await driver.load(key)).tail
         await driver.replace(key, b"", version="anew", expect=ANY, ttl=None)
         for entry in entries[:-1]:
-            await driver.append(key, entry, birth="v", ttl=None)
+            await driver.append(key, entry, initial_version="v", ttl=None)
         await driver.replace(key, before.body or b"", version=before.version, expect="anew", ttl=None)
         assert await driver.load(key) == Record(before.version, before.body or b"", before.tail)
 
     for size in (5, 7, 11):
-        await driver.append(key, b"a" * size, birth="v1", ttl=None)
+        await driver.append(key, b"a" * size, initial_version="v1", ttl=None)
     await is_exact()
     assert await driver.replace(key, b"b" * 20, version="v2", expect="v1", drop=2, ttl=None)
     await is_exact()
@@ -129,7 +129,7 @@ async def test_expired_records_that_nobody_touches_are_forgotten():
     driver = MemoryDriver(store, clock=clock)
     await driver.open()
     for number in range(10_000):
-        await driver.append(Key("s", str(number)), b"a", birth="v", ttl=1.0)
+        await driver.append(Key("s", str(number)), b"a", initial_version="v", ttl=1.0)
         await clock.pass_time(0.1)
     assert len(store.scopes["s"].records) < 200
 
@@ -150,13 +150,13 @@ async def test_what_expired_in_scopes_that_nobody_uses_again_is_forgotten_by_wri
     driver = MemoryDriver(store, clock=clock)
     await driver.open()
     for number in range(1_000):
-        await driver.append(Key(f"user{number}", "chat"), b"a", birth="v", ttl=60.0)
+        await driver.append(Key(f"user{number}", "chat"), b"a", initial_version="v", ttl=60.0)
     for number in range(1_000):
-        await driver.append(Key(f"lasting{number}", "chat"), b"a", birth="v", ttl=None)
+        await driver.append(Key(f"lasting{number}", "chat"), b"a", initial_version="v", ttl=None)
     assert held(store) == 2_000
     await clock.pass_time(61.0)
     for _ in range(1_000 // 8):
-        await driver.append(Key("busy", "chat"), b"a", birth="v", ttl=None)
+        await driver.append(Key("busy", "chat"), b"a", initial_version="v", ttl=None)
     assert held(store) == 1_001
     assert len(store.scopes) == 1_001
 
@@ -167,11 +167,11 @@ async def test_a_write_frees_no_more_than_a_few_records():
     driver = MemoryDriver(store, clock=clock)
     await driver.open()
     for number in range(100):
-        await driver.append(Key(f"user{number}", "chat"), b"a", birth="v", ttl=60.0)
+        await driver.append(Key(f"user{number}", "chat"), b"a", initial_version="v", ttl=60.0)
     await clock.pass_time(61.0)
     await driver.load(Key("user0", "chat"))
     assert held(store) == 100
-    await driver.append(Key("busy", "chat"), b"a", birth="v", ttl=None)
+    await driver.append(Key("busy", "chat"), b"a", initial_version="v", ttl=None)
     assert held(store) == 93
 
 
@@ -181,9 +181,9 @@ async def test_what_expires_does_not_add_up_beside_what_lives_long():
     driver = MemoryDriver(store, clock=clock)
     await driver.open()
     for number in range(500):
-        await driver.append(Key(f"user{number}", "chat"), b"a", birth="v", ttl=1e6)
+        await driver.append(Key(f"user{number}", "chat"), b"a", initial_version="v", ttl=1e6)
     for number in range(5_000):
-        await driver.append(Key(f"brief{number}", "chat"), b"a", birth="v", ttl=10.0)
+        await driver.append(Key(f"brief{number}", "chat"), b"a", initial_version="v", ttl=10.0)
         await clock.pass_time(1.0)
     assert held(store) < 500 + 10 + 500 // 7 + 10
 
@@ -200,7 +200,7 @@ async def test_leases_that_are_taken_and_released_leave_nothing_behind():
     # An end that is taken away, or set again, is noted as well.
     key = Key("s", "n")
     for ttl in (60.0, 30.0, None, 60.0):
-        await driver.append(key, b"a", birth="v", ttl=ttl)
+        await driver.append(key, b"a", initial_version="v", ttl=ttl)
         assert (held(store), len(store.mortal)) == (1, ttl is not None)
 
 
@@ -209,7 +209,7 @@ async def test_a_name_is_an_option_too_and_names_the_same_store_as_the_url():
     one, two = open_driver(None, name=name), open_driver(f"memory://{name}")
     await one.open()
     await two.open()
-    await one.append(key, b"a", birth="v", ttl=None)
+    await one.append(key, b"a", initial_version="v", ttl=None)
     assert await two.load(key) is not None
     assert open_driver(f"memory://{name}", name=name)
     with pytest.raises(ConfigurationError, match="give name differently"):

@@ -67,10 +67,10 @@ async def test_a_lease_is_released_and_its_successor_lasts_as_on_any_day(driver,
 
 
 async def test_a_conversation_is_neither_lost_nor_kept_for_longer_than_its_time(driver, clock):
-    await driver.append(KEY, b"a", birth="v", ttl=600.0)
+    await driver.append(KEY, b"a", initial_version="v", ttl=600.0)
     clock.now -= HOUR
     assert await driver.load(KEY) == Record("v", None, (b"a",))
-    assert await driver.append(KEY, b"b", birth="x", ttl=600.0) == 2
+    assert await driver.append(KEY, b"b", initial_version="x", ttl=600.0) == 2
     clock.now += 599.0
     assert await driver.load(KEY) == Record("v", None, (b"a", b"b"))
     clock.now += 2.0
@@ -78,7 +78,7 @@ async def test_a_conversation_is_neither_lost_nor_kept_for_longer_than_its_time(
 
 
 async def test_a_fold_that_keeps_the_time_to_live_keeps_its_length(driver, clock):
-    await driver.append(KEY, b"a", birth="v", ttl=600.0)
+    await driver.append(KEY, b"a", initial_version="v", ttl=600.0)
     clock.now -= HOUR
     assert await driver.replace(KEY, b"A", version="w", expect="v", drop=1, ttl=KEEP)
     clock.now += 599.0
@@ -88,7 +88,7 @@ async def test_a_fold_that_keeps_the_time_to_live_keeps_its_length(driver, clock
 
 
 async def test_a_clock_that_is_right_leaves_the_end_where_it_is(driver, clock):
-    await driver.append(KEY, b"a", birth="v", ttl=600.0)
+    await driver.append(KEY, b"a", initial_version="v", ttl=600.0)
     clock.now += 400.0
     assert await driver.replace(KEY, b"A", version="w", expect="v", drop=1, ttl=KEEP)
     assert not await driver.replace(KEY, b"B", version="x", expect="v", ttl=KEEP)
@@ -98,7 +98,7 @@ async def test_a_clock_that_is_right_leaves_the_end_where_it_is(driver, clock):
 
 async def test_what_older_code_wrote_is_taken_at_its_word(driver, clock, tmp_path):
     """It moves the end of a record and leaves alone when that was set."""
-    await driver.append(KEY, b"a", birth="v", ttl=600.0)
+    await driver.append(KEY, b"a", initial_version="v", ttl=600.0)
     clock.now -= HOUR
     end = clock.now + 600.0
     with other_connection(tmp_path / "stm.db") as connection:

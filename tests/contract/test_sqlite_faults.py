@@ -129,7 +129,7 @@ async def test_an_applications_own_database_keeps_its_tables(path):
         connection.execute("CREATE TABLE orders (id)")
         connection.execute("INSERT INTO orders VALUES (7)")
     async with opened(path) as driver:
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.delete(KEY)
     with other_connection(path) as connection:
         assert connection.execute("SELECT id FROM orders").fetchall() == [(7,)]
@@ -148,7 +148,7 @@ def public_path():
 
 async def test_a_read_only_file_is_denied_and_left_as_it_is(public_path):
     async with opened(public_path) as driver:
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
     public_path.chmod(0o444)
     public_path.parent.chmod(0o555)
     printed = await run_script(
@@ -176,7 +176,7 @@ async def test_a_read_only_file_is_denied_and_left_as_it_is(public_path):
 async def test_a_record_of_which_a_part_is_missing_is_corrupt_and_not_a_smaller_one(path):
     async with opened(path) as driver:
         for entry in (b"a", b"b", b"c"):
-            await driver.append(KEY, entry, birth="v", ttl=None)
+            await driver.append(KEY, entry, initial_version="v", ttl=None)
         for damage in (
             "DELETE FROM stm_entry WHERE seq = 2",
             "UPDATE stm_entry SET entry = x'00ff00' WHERE seq = 2",
@@ -210,15 +210,15 @@ async def test_a_full_database_is_unavailable_and_harms_nothing(path):
         await driver.replace(KEY, b"body", version="v1", expect=ANY, ttl=None)
         await driver.run(lambda connection: connection.execute("PRAGMA max_page_count = 20").close())
         for write in (
-            driver.append(KEY, bytes(100_000), birth="v", ttl=None),
+            driver.append(KEY, bytes(100_000), initial_version="v", ttl=None),
             driver.replace(KEY, bytes(100_000), version="v2", expect="v1", ttl=None),
-            driver.append(Key("s", "new"), bytes(100_000), birth="v", ttl=None),
+            driver.append(Key("s", "new"), bytes(100_000), initial_version="v", ttl=None),
         ):
             with pytest.raises(Unavailable, match="the disk is full"):
                 await write
         assert await driver.load(KEY) == Record("v1", b"body", ())
         assert await driver.load(Key("s", "new")) is None
-        assert await driver.append(KEY, b"small", birth="v", ttl=None) == 1
+        assert await driver.append(KEY, b"small", initial_version="v", ttl=None) == 1
 
 
 async def test_a_disk_that_takes_no_more_harms_nothing_that_was_acknowledged(path):
@@ -235,7 +235,7 @@ async def test_a_disk_that_takes_no_more_harms_nothing_that_was_acknowledged(pat
             done = 0
             try:
                 while done < 1000:
-                    await driver.append(Key("s", "n"), bytes(10_000), birth="v", ttl=None)
+                    await driver.append(Key("s", "n"), bytes(10_000), initial_version="v", ttl=None)
                     done += 1
             except (OutcomeUnknown, Unavailable):
                 pass
@@ -252,13 +252,13 @@ async def test_a_disk_that_takes_no_more_harms_nothing_that_was_acknowledged(pat
         record = await driver.load(Key("s", "n"))
         assert record
         assert len(record.tail) == done
-        assert await driver.append(Key("s", "n"), b"more", birth="v", ttl=None) == done + 1
+        assert await driver.append(Key("s", "n"), b"more", initial_version="v", ttl=None) == done + 1
 
 
 @pytest.mark.parametrize(("synchronous", "level"), [("normal", 1), ("full", 2)])
 async def test_how_durable_a_commit_is_is_what_the_settings_say(path, synchronous, level):
     async with opened(path, synchronous=synchronous) as driver:
-        assert await driver.append(KEY, b"a", birth="v", ttl=None) == 1
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == 1
         pragma = await driver.run(lambda connection: connection.execute("PRAGMA synchronous").fetchone())
         journal = await driver.run(lambda connection: connection.execute("PRAGMA journal_mode").fetchone())
     assert (pragma, journal) == ((level,), ("wal",))
@@ -271,7 +271,7 @@ async def test_a_lock_that_is_held_for_a_moment_is_waited_for(path):
     async with opened(path) as driver:
         with other_connection(path) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            append = asyncio.ensure_future(driver.append(KEY, b"a", birth="v", ttl=None))
+            append = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="v", ttl=None))
             await asyncio.sleep(0.1)
             assert not append.done()
             assert await driver.load(KEY) is None, "a reader waited for a writer"
@@ -287,10 +287,10 @@ async def test_a_lock_that_is_held_past_the_deadline_is_unavailable(path):
             with pytest.raises(
                 Unavailable, match=r"sqlite\.append: the database is locked by another process"
             ):
-                await driver.append(KEY, b"a", birth="v", ttl=None)
+                await driver.append(KEY, b"a", initial_version="v", ttl=None)
             assert 0.1 < time.monotonic() - started < DEFAULT_DEADLINE_S
             connection.execute("ROLLBACK")
-        assert await driver.append(KEY, b"b", birth="v", ttl=None) == 1
+        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 1
 
 
 async def test_ten_processes_that_create_the_file_at_once_all_succeed(path):
@@ -302,7 +302,7 @@ async def test_ten_processes_that_create_the_file_at_once_all_succeed(path):
             print("ready", flush=True)
             sys.stdin.readline()
             await driver.open()
-            await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+            await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
             await driver.close()
         asyncio.run(main())
         """
@@ -319,7 +319,7 @@ async def test_ten_processes_that_create_the_file_at_once_all_succeed(path):
 
 async def test_a_process_killed_in_mid_transaction_leaves_no_trace_of_it(path):
     async with opened(path) as driver:
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         victim = await start_script(
             """
             import os, signal, sqlite3
@@ -335,7 +335,7 @@ async def test_a_process_killed_in_mid_transaction_leaves_no_trace_of_it(path):
         )
         assert await victim.wait() == -signal.SIGKILL
         assert await driver.load(KEY) == Record("v", None, (b"a",))
-        assert await driver.append(KEY, b"b", birth="v", ttl=None) == 2
+        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 2
     with other_connection(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
@@ -360,11 +360,11 @@ async def test_a_statement_is_interrupted_at_its_deadline_and_rolled_back(path):
         connection.execute(SLOW)
 
     async with opened(path, deadline_s=0.2) as driver:
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         with pytest.raises(Unavailable, match="interrupted at its deadline and rolled back"):
             await driver.run_write(work)
         assert await driver.load(KEY) == Record("v", None, (b"a",))
-        assert await driver.append(KEY, b"b", birth="v", ttl=None) == 2
+        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 2
 
 
 async def test_what_waits_behind_a_slow_statement_gives_up_undone_at_its_own_deadline(path):
@@ -373,12 +373,12 @@ async def test_what_waits_behind_a_slow_statement_gives_up_undone_at_its_own_dea
         stuck = asyncio.ensure_future(driver.run(lambda _: release.wait(5)))
         await asyncio.sleep(0.05)
         with pytest.raises(Unavailable, match="not begun"):
-            await driver.append(KEY, b"a", birth="v", ttl=None)
+            await driver.append(KEY, b"a", initial_version="v", ttl=None)
         with pytest.raises(OutcomeUnknown, match="not ended at its deadline"):
             await stuck
         release.set()
         assert await driver.load(KEY) is None
-        assert await driver.append(KEY, b"b", birth="v", ttl=None) == 1
+        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 1
 
 
 async def test_an_interruption_never_hits_the_next_operation(path):
@@ -395,7 +395,7 @@ async def test_a_cancelled_operation_that_has_not_begun_never_does(path):
     release = threading.Event()
     async with opened(path) as driver:
         blocker = asyncio.ensure_future(driver.run(lambda _: release.wait(5)))
-        append = asyncio.ensure_future(driver.append(KEY, b"a", birth="v", ttl=None))
+        append = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="v", ttl=None))
         await asyncio.sleep(0.01)
         append.cancel()
         release.set()
@@ -408,7 +408,7 @@ async def test_a_cancelled_operation_that_has_not_begun_never_does(path):
 async def test_closing_leaves_no_thread_and_no_journal(path):
     async with opened(path) as driver:
         assert len(threads()) == 1
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
     assert threads() == []
     assert files_beside(path) == ["stm.db"]
 
@@ -416,7 +416,9 @@ async def test_closing_leaves_no_thread_and_no_journal(path):
 async def test_closing_lets_what_was_sent_end(path):
     driver = SqliteDriver(SqliteSettings(path=str(path)))
     await driver.open()
-    appends = [asyncio.ensure_future(driver.append(KEY, b"a", birth="v", ttl=None)) for _ in range(10)]
+    appends = [
+        asyncio.ensure_future(driver.append(KEY, b"a", initial_version="v", ttl=None)) for _ in range(10)
+    ]
     await asyncio.sleep(0)
     await asyncio.gather(driver.close(), driver.close())
     assert sorted(await asyncio.gather(*appends)) == list(range(1, 11))
@@ -450,7 +452,7 @@ async def test_closing_is_bounded_when_sqlite_stalls_and_the_thread_ends_by_itse
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
     async with opened(path) as again:
-        await again.append(KEY, b"a", birth="v", ttl=None)
+        await again.append(KEY, b"a", initial_version="v", ttl=None)
     assert files_beside(path) == ["stm.db"]
 
 
@@ -474,7 +476,7 @@ async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_create
     odd = path.parent / "odd ?#% name.db"
     for must_exist in (False, True):
         async with opened(odd, must_exist=must_exist) as driver:
-            await driver.append(KEY, b"a", birth="v", ttl=None)
+            await driver.append(KEY, b"a", initial_version="v", ttl=None)
     assert files_beside(path) == [odd.name]
     odd.unlink()
 
@@ -484,7 +486,7 @@ async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_create
 async def test_a_file_that_is_gone_while_it_is_open_is_noticed_by_every_operation(path, suffix, replaced):
     victim = path.with_name(path.name + suffix)
     async with opened(path) as driver:
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         kept = shutil.copytree(path.parent, path.parent / "kept")
         if replaced:
             (kept / victim.name).replace(victim)
@@ -493,7 +495,7 @@ async def test_a_file_that_is_gone_while_it_is_open_is_noticed_by_every_operatio
         before = victim.read_bytes() if replaced else None
         for operation in (
             lambda: driver.load(KEY),
-            lambda: driver.append(KEY, b"b", birth="v", ttl=None),
+            lambda: driver.append(KEY, b"b", initial_version="v", ttl=None),
             lambda: driver.replace(KEY, b"b", version="w", expect=ANY, ttl=None),
             lambda: driver.delete(KEY),
             lambda: driver.scan(KEY.scope, limit=1),
@@ -509,10 +511,10 @@ async def test_a_file_that_is_gone_while_it_is_open_is_noticed_by_every_operatio
 async def test_a_file_put_in_the_place_of_an_open_one_is_used_once_the_driver_is_opened_again(path):
     other = path.with_name("other.db")
     async with opened(other) as driver:
-        await driver.append(KEY, b"other", birth="v", ttl=None)
+        await driver.append(KEY, b"other", initial_version="v", ttl=None)
     driver = SqliteDriver(SqliteSettings(path=str(path)))
     await driver.open()
-    await driver.append(KEY, b"a", birth="v", ttl=None)
+    await driver.append(KEY, b"a", initial_version="v", ttl=None)
     other.replace(path)
     with pytest.raises(Unavailable, match="open it again"):
         await driver.load(KEY)
@@ -534,13 +536,13 @@ async def test_another_process_that_closes_the_file_last_but_one_takes_nothing_a
                 async def main():
                     driver = open_driver(None, path=sys.argv[2])
                     await driver.open()
-                    await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+                    await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
                     await driver.close()
                 asyncio.run(main())
                 """,
                 path,
             )
-            await driver.append(Key("s", "n"), b"b", birth="v", ttl=None)
+            await driver.append(Key("s", "n"), b"b", initial_version="v", ttl=None)
         assert (await driver.load(Key("s", "n"))).tail == (b"a", b"b") * 3
 
 
@@ -561,7 +563,7 @@ async def test_a_driver_that_was_never_opened_is_unavailable(path):
 
 async def test_a_deleted_record_leaves_no_entries_behind(path):
     async with opened(path) as driver:
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.replace(KEY, b"b", version="v2", expect="v", drop=1, ttl=None)
         await driver.delete(KEY)
     with other_connection(path) as connection:
@@ -573,7 +575,9 @@ async def test_no_error_names_a_conversation(path):
         with other_connection(path) as connection:
             connection.execute("DROP TABLE stm_entry")
         with pytest.raises(StmError) as caught:
-            await driver.append(Key("secret-tenant", "secret-session"), b"secret-text", birth="v", ttl=None)
+            await driver.append(
+                Key("secret-tenant", "secret-session"), b"secret-text", initial_version="v", ttl=None
+            )
         assert "secret" not in str(caught.value)
         assert "secret" not in str(caught.value.__cause__)
 
@@ -583,7 +587,7 @@ async def test_a_statement_ends_each_transaction_that_it_began(path, monkeypatch
     seen = []
     async with opened(path) as driver:
         await driver.run(lambda connection: connection.set_trace_callback(seen.append))
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.load(KEY)
         await driver.replace(KEY, b"b", version="v2", expect="v", drop=1, ttl=None)
         await driver.replace(KEY, b"c", version="v3", expect="v", ttl=None)

@@ -53,7 +53,7 @@ async def test_a_file_of_the_first_layout_is_upgraded_while_an_old_process_runs_
         assert await old("append", "s", "mortal", "a", now, 60) == 1
         async with opened(path) as driver:
             assert await driver.load(KEY) == Record("v", None, (b"a",))
-            assert await driver.append(KEY, b"b", birth="x", ttl=3600) == 2
+            assert await driver.append(KEY, b"b", initial_version="x", ttl=3600) == 2
             assert await driver.replace(Key("s", "lease"), b"", version="l", expect=ABSENT, ttl=60) is True
 
             assert await old("append", *KEY, "c", now, 3600) == 3
@@ -63,7 +63,7 @@ async def test_a_file_of_the_first_layout_is_upgraded_while_an_old_process_runs_
 
             assert await driver.load(KEY) == Record("w", b"A", (b"b", b"c"))
             assert await driver.replace(KEY, b"AB", version="y", expect="w", drop=1, ttl=KEEP) is True
-            assert await driver.append(Key("s", "new"), b"o", birth="x", ttl=3600) == 2
+            assert await driver.append(Key("s", "new"), b"o", initial_version="x", ttl=3600) == 2
             assert await old("load", *KEY, now) == ["AB", "c"]
             assert await old("purge", now + 61) == 2
             assert (await driver.scan("s", limit=9)).names == ("new",)
@@ -79,7 +79,7 @@ async def test_ten_drivers_that_upgrade_a_file_at_once_all_succeed(path):
     sqlite_layout_1.Process(str(path)).connection.close()
     async with contextlib.AsyncExitStack() as stack:
         drivers = await asyncio.gather(*(stack.enter_async_context(opened(path)) for _ in range(10)))
-        lengths = [await driver.append(KEY, b"a", birth="v", ttl=None) for driver in drivers]
+        lengths = [await driver.append(KEY, b"a", initial_version="v", ttl=None) for driver in drivers]
     assert lengths == list(range(1, 11))
 
 
@@ -93,7 +93,7 @@ async def test_an_upgrade_that_fails_leaves_the_file_as_it_was_and_is_done_by_th
                 pass
     assert tables(path) == before
     async with opened(path) as driver:
-        assert await driver.append(KEY, b"a", birth="v", ttl=None) == 1
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == 1
 
 
 async def test_the_printed_schema_brings_an_older_file_up_to_date_too(path):
@@ -118,7 +118,7 @@ async def test_a_newer_layout_that_this_code_can_use_is_used_and_left_as_it_is(p
         connection.execute("CREATE TABLE stm_later (id)")
     before = tables(path)
     async with opened(path) as driver:
-        assert await driver.append(KEY, b"a", birth="v", ttl=60) == 1
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=60) == 1
         assert await driver.replace(KEY, b"A", version="w", expect="v", drop=1, ttl=KEEP) is True
         assert await driver.load(KEY) == Record("w", b"A", ())
         assert await driver.replace(Key("s", "n"), b"", version="w", expect=ANY, ttl=None) is True

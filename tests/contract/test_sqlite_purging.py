@@ -50,7 +50,7 @@ def removing_fails(path):
 
 async def large_and_expired(driver, clock, *, entries, size):
     for _ in range(entries):
-        await driver.append(LARGE, bytes(size), birth="old", ttl=1.0)
+        await driver.append(LARGE, bytes(size), initial_version="old", ttl=1.0)
     await clock.pass_time(2.0)
 
 
@@ -60,7 +60,7 @@ async def test_a_write_is_done_before_anything_is_removed_and_that_is_a_transact
         await large_and_expired(driver, clock, entries=1, size=1)
         steps[0] = 1
         await driver.run(lambda connection: connection.set_trace_callback(seen.append))
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.load(KEY)  # waits its turn behind what follows the write
         assert stored(path) == (1, 1, 1)
     verbs = [statement.split()[0] for statement in seen if not statement.startswith("--")]
@@ -77,9 +77,9 @@ async def test_nothing_that_stops_a_purge_fails_a_write(path, steps):
         steps[0] = 1
         with removing_fails(path):
             for length in (1, 2, 3):
-                assert await driver.append(KEY, b"a", birth="v", ttl=None) == length
+                assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == length
             assert stored(path) == (2, 4, 4)
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.load(KEY)
         assert stored(path) == (1, 4, 4)
 
@@ -109,7 +109,7 @@ async def test_a_new_record_of_the_same_key_does_not_wait_for_what_is_left_of_th
     clock = FakeClock()
     async with opened(path, clock=clock) as driver:
         await large_and_expired(driver, clock, entries=2_500, size=1)
-        assert await driver.append(LARGE, b"new", birth="new", ttl=None) == 1
+        assert await driver.append(LARGE, b"new", initial_version="new", ttl=None) == 1
         assert stored(path)[1] == 2_501, "its entries were not removed within the write"
         assert await driver.load(LARGE) == Record("new", None, (b"new",))
         assert (await driver.scan(LARGE.scope, limit=5)).names == (LARGE.name,)
@@ -123,20 +123,20 @@ async def test_a_record_of_which_a_part_is_removed_stays_gone_when_the_clock_is_
     async with opened(path, clock=clock) as driver:
         await large_and_expired(driver, clock, entries=2_500, size=1)
         steps[0] = 1
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.load(KEY)
         assert stored(path) == (2, 1_501, 1_501)
     async with opened(path, clock=lambda: clock() - 2.0) as driver:
         assert await driver.load(LARGE) is None
         assert (await driver.scan(LARGE.scope, limit=5)).names == ()
-        assert await driver.append(LARGE, b"new", birth="new", ttl=None) == 1
+        assert await driver.append(LARGE, b"new", initial_version="new", ttl=None) == 1
 
 
 async def test_a_record_without_its_entries_does_not_hold_up_the_purge(path, steps):
     clock = FakeClock()
     async with opened(path, clock=clock) as driver:
         await large_and_expired(driver, clock, entries=2_500, size=1)
-        await driver.append(Key("s", "other"), b"a", birth="v", ttl=1.0)
+        await driver.append(Key("s", "other"), b"a", initial_version="v", ttl=1.0)
         await clock.pass_time(2.0)
         with other_connection(path) as connection:
             connection.execute("DELETE FROM stm_entry WHERE seq > 1")
@@ -150,12 +150,12 @@ async def test_processes_that_write_five_times_each_remove_what_has_expired(path
     clock = FakeClock()
     async with opened(path, clock=clock) as driver:
         for number in range(300):
-            await driver.append(Key("s", f"old{number}"), b"a", birth="v", ttl=1.0)
+            await driver.append(Key("s", f"old{number}"), b"a", initial_version="v", ttl=1.0)
         await clock.pass_time(2.0)
     for opener in range(30):
         async with opened(path, clock=clock) as driver:
             for number in range(5):
-                await driver.append(Key("new", f"{opener}.{number}"), b"a", birth="v", ttl=None)
+                await driver.append(Key("new", f"{opener}.{number}"), b"a", initial_version="v", ttl=None)
     assert stored(path) == (150, 150, 150)
 
 
@@ -171,7 +171,7 @@ async def test_a_purge_on_request_removes_no_more_than_its_limit(path, steps):
     clock = FakeClock()
     async with opened(path, clock=clock) as driver:
         for number in range(200):
-            await driver.append(Key("s", f"old{number}"), b"a", birth="v", ttl=1.0)
+            await driver.append(Key("s", f"old{number}"), b"a", initial_version="v", ttl=1.0)
         assert await driver.purge(5) == 0
         await clock.pass_time(2.0)
         assert [await driver.purge(limit) for limit in (5, 150, 100, 100)] == [5, 150, 45, 0]
@@ -182,7 +182,7 @@ async def test_deleting_a_large_record_leaves_nothing_behind_and_takes_short_tra
     seen = []
     async with opened(path) as driver:
         for _ in range(8):
-            await driver.append(LARGE, bytes(MIB // 2), birth="v", ttl=None)
+            await driver.append(LARGE, bytes(MIB // 2), initial_version="v", ttl=None)
         await driver.run(lambda connection: connection.set_trace_callback(seen.append))
         assert await driver.delete(LARGE) is True
         assert stored(path) == (0, 0, 0)
@@ -193,7 +193,7 @@ async def test_deleting_a_large_record_leaves_nothing_behind_and_takes_short_tra
 async def test_a_large_record_is_deleted_even_if_its_entries_cannot_be_removed_yet(path, steps):
     async with opened(path) as driver:
         for _ in range(4):
-            await driver.append(LARGE, bytes(MIB // 2), birth="v", ttl=None)
+            await driver.append(LARGE, bytes(MIB // 2), initial_version="v", ttl=None)
         with removing_fails(path):
             assert await driver.delete(LARGE) is True
             assert await driver.load(LARGE) is None

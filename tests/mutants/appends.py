@@ -12,10 +12,10 @@ from stm_backends.errors import TooLarge
 class ReadThenWriteAppend(MemoryDriver):
     """Appends by reading the tail and writing it back."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         record = await self.load(key)
         await asyncio.sleep(0)
-        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         if record is None:
             return length
         with self._scope(key.scope, "append") as (scope, _):
@@ -26,21 +26,21 @@ class ReadThenWriteAppend(MemoryDriver):
 class AppendChangesTheVersion(MemoryDriver):
     """Bumps the version with every write, so that folds lose to appends."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        length = await super().append(key, entry, birth=birth, ttl=ttl)
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         with self._scope(key.scope, "append") as (scope, _):
-            scope.records[key.name].version = birth
+            scope.records[key.name].version = initial_version
         return length
 
 
 class AppendKeepsTheTtl(MemoryDriver):
     """Sets the time to live when a record is created, and never again."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, now):
             found = scope.find(key.name, now)
             expires = found.expires if found else None
-        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         if found:
             found.expires = expires
         return length
@@ -49,11 +49,11 @@ class AppendKeepsTheTtl(MemoryDriver):
 class AppendNeverEndsALife(MemoryDriver):
     """Leaves the old time to live standing when told that there is none."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, now):
             found = scope.find(key.name, now)
             expires = found.expires if found else None
-        length = await super().append(key, entry, birth=birth, ttl=ttl)
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         if found and ttl is None:
             found.expires = expires
         return length
@@ -62,22 +62,22 @@ class AppendNeverEndsALife(MemoryDriver):
 class AppendIgnoresRepeats(MemoryDriver):
     """Keeps the tail as a set of values."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         record = await self.load(key)
         if record and entry in record.tail:
             return len(record.tail)
-        return await super().append(key, entry, birth=birth, ttl=ttl)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
 class RetryDoublesAnEntry(MemoryDriver):
     """Sends an append that was cancelled once more, to be sure."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        length = await super().append(key, entry, birth=birth, ttl=ttl)
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            await super().append(key, entry, birth=birth, ttl=ttl)
+            await super().append(key, entry, initial_version=initial_version, ttl=ttl)
             raise
         return length
 
@@ -85,9 +85,9 @@ class RetryDoublesAnEntry(MemoryDriver):
 class TextNotBytes(MemoryDriver):
     """Stores text."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         text = entry.decode(errors="replace").encode()
-        return await super().append(key, text, birth=birth, ttl=ttl)
+        return await super().append(key, text, initial_version=initial_version, ttl=ttl)
 
 
 class EmptyIsNone(MemoryDriver):
@@ -101,16 +101,18 @@ class EmptyIsNone(MemoryDriver):
 class CutsWhatIsTooLarge(MemoryDriver):
     """Stores as much of an entry as fits."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        return await super().append(key, entry[: self.traits.max_entry], birth=birth, ttl=ttl)
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        return await super().append(
+            key, entry[: self.traits.max_entry], initial_version=initial_version, ttl=ttl
+        )
 
 
 class WritesBeforeItRefuses(MemoryDriver):
     """Notices that a record is full after having written to it."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         try:
-            return await super().append(key, entry, birth=birth, ttl=ttl)
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         except TooLarge:
             with self._scope(key.scope, "append") as (scope, _):
                 scope.records[key.name].tail.append(entry)

@@ -79,17 +79,17 @@ class ClosesTheCallersClient(FaultyDriver):
 class ReadsBeforeItWrites(FaultyDriver):
     """Looks first, and writes in a second round trip."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         await self.load(key)
-        return await super().append(key, entry, birth=birth, ttl=ttl)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
 class WritesBehind(FaultyDriver):
     """Acknowledges an append that it stores with the next operation."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         await self._write()
-        self.waiting = (key, entry, birth, ttl)
+        self.waiting = (key, entry, initial_version, ttl)
         record = await super().load(key)
         return len(record.tail if record else ()) + 1
 
@@ -97,17 +97,17 @@ class WritesBehind(FaultyDriver):
         record = await super().load(key)
         if self.waiting is None or self.waiting[0] != key:
             return record
-        _, entry, birth, _ = self.waiting
+        _, entry, initial_version, _ = self.waiting
         return (
             Record(record.version, record.body, (*record.tail, entry))
             if record
-            else Record(birth, None, (entry,))
+            else Record(initial_version, None, (entry,))
         )
 
     waiting: tuple[Key, bytes, str, float | None] | None = None
 
     async def _write(self) -> None:
         if self.waiting is not None:
-            key, entry, birth, ttl = self.waiting
+            key, entry, initial_version, ttl = self.waiting
             self.waiting = None
-            await super().append(key, entry, birth=birth, ttl=ttl)
+            await super().append(key, entry, initial_version=initial_version, ttl=ttl)

@@ -19,8 +19,8 @@ class MappedKeys(MemoryDriver):
     async def load(self, key: Key) -> Record | None:
         return await super().load(self.map(key))
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        return await super().append(self.map(key), entry, birth=birth, ttl=ttl)
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        return await super().append(self.map(key), entry, initial_version=initial_version, ttl=ttl)
 
 
 class JoinedKeys(MappedKeys):

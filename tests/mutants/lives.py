@@ -36,12 +36,12 @@ class ExpiredIsListed(Unswept):
 class ExpiredComesBack(Unswept):
     """Appends to what has expired and is still lying there."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, _):
             found = scope.records.get(key.name)
             if found:
                 found.expires = None
-        return await super().append(key, entry, birth=birth, ttl=ttl)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
 class PurgesByName(Unswept):
@@ -49,20 +49,20 @@ class PurgesByName(Unswept):
 
     _due: tuple[Key, ...] = ()
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, now):
             for _, name in self._due:
                 scope.records.pop(name, None)
             expired = (name for name, found in scope.records.items() if found.is_expired(now))
             self._due = tuple(Key(key.scope, name) for name in expired)
-        return await super().append(key, entry, birth=birth, ttl=ttl)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
 class DatesEveryEnd(MemoryDriver):
     """Writes the end of a life as a date, of which there are not enough."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        length = await super().append(key, entry, birth=birth, ttl=ttl)
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
         if ttl is not None:
             try:
                 datetime.fromtimestamp(ttl, UTC)

@@ -181,9 +181,9 @@ class ReplaceAppliesItsTokenTwice(Replacing):
 class CounterVersions(Replacing):
     """Numbers the versions of a record, from 1 again after it has expired."""
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        del birth
-        return await super().append(key, entry, birth="1", ttl=ttl)
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        del initial_version
+        return await super().append(key, entry, initial_version="1", ttl=ttl)
 
 
 class KeepIsForEver(Replacing):

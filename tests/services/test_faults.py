@@ -57,7 +57,7 @@ async def opened(place: Place, **settings: Any) -> AsyncIterator[Driver]:
 async def warm(driver: Driver) -> None:
     """Have a connection send what the server must be told once, so that the next answer is a write's own."""
     await driver.replace(OTHER, b"x", version=new_version(), expect=ANY, ttl=None)
-    await driver.append(OTHER, b"x", birth="birth", ttl=None)
+    await driver.append(OTHER, b"x", initial_version="initial", ttl=None)
     version = (await driver.load(OTHER)).version
     await driver.replace(OTHER, b"x", version=new_version(), expect=version, drop=1, ttl=KEEP)
 
@@ -85,12 +85,14 @@ async def answered(work: Callable[[], Awaitable[Any]]) -> Any:
 async def test_a_server_that_is_gone_is_unavailable_and_back_when_it_is(datastore: str, proxied: Proxied):
     place, proxy = proxied(datastore)
     async with opened(place) as driver:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         proxy.cut()
         await fails_in_time(driver.load(KEY), Unavailable)
         await fails_in_time(driver.scan(KEY.scope, limit=5), Unavailable)
         # Who connects is let in, and reset at once; only some clients know that nothing was sent.
-        await fails_in_time(driver.append(KEY, b"b", birth="v1", ttl=None), OutcomeUnknown, Unavailable)
+        await fails_in_time(
+            driver.append(KEY, b"b", initial_version="v1", ttl=None), OutcomeUnknown, Unavailable
+        )
         proxy.restore()
         assert await answered(lambda: driver.load(KEY)) == Record("v1", None, (b"a",))
 
@@ -113,8 +115,8 @@ async def test_a_server_that_is_slow_answers_right_while_it_answers_in_time(data
     place, proxy = proxied(datastore)
     async with opened(place, deadline_s=10) as driver:
         proxy.slow_down(0.15)
-        assert await driver.append(KEY, b"a", birth="v1", ttl=None) == 1
-        assert await driver.append(KEY, b"b", birth="v1", ttl=60) == 2
+        assert await driver.append(KEY, b"a", initial_version="v1", ttl=None) == 1
+        assert await driver.append(KEY, b"b", initial_version="v1", ttl=60) == 2
         assert await driver.replace(KEY, b"ab", version="v2", expect="v1", drop=2, ttl=KEEP) is True
         assert await driver.load(KEY) == Record("v2", b"ab", ())
         assert (await driver.scan(KEY.scope, limit=5)).names == (KEY.name, OTHER.name)
@@ -126,10 +128,12 @@ async def test_a_server_that_is_too_slow_is_waited_for_no_longer_than_the_deadli
 ):
     place, proxy = proxied(datastore)
     async with opened(place) as driver:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         proxy.slow_down(60)
         await fails_in_time(driver.load(KEY), Unavailable)
-        await fails_in_time(driver.append(KEY, b"b", birth="v1", ttl=None), OutcomeUnknown, Unavailable)
+        await fails_in_time(
+            driver.append(KEY, b"b", initial_version="v1", ttl=None), OutcomeUnknown, Unavailable
+        )
         # What was on its way then is lost with its connection.
         proxy.cut()
         proxy.restore()
@@ -144,10 +148,13 @@ async def test_a_connection_cut_after_the_request_was_sent_leaves_a_write_unknow
     monkeypatch.setattr(random, "random", lambda: 0.9)
     place, proxy = proxied(datastore)
     async with opened(place) as driver, opened(place.by_way_of(place.address[1])) as beside:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         fold = {"version": "v2", "expect": "v1", "drop": 1, "ttl": KEEP}
         for write, done in (
-            (lambda: driver.append(KEY, b"b", birth="v1", ttl=None), Record("v1", None, (b"a", b"b"))),
+            (
+                lambda: driver.append(KEY, b"b", initial_version="v1", ttl=None),
+                Record("v1", None, (b"a", b"b")),
+            ),
             (lambda: driver.replace(KEY, b"a", **fold), Record("v2", b"a", (b"b",))),
         ):
             proxy.silence("to client")
@@ -167,7 +174,7 @@ async def test_a_connection_cut_after_the_request_was_sent_leaves_a_write_unknow
 async def test_a_read_that_was_cut_off_is_unavailable_and_never_no_data(datastore: str, proxied: Proxied):
     place, proxy = proxied(datastore)
     async with opened(place) as driver:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         for work in (lambda: driver.load(KEY), lambda: driver.scan(KEY.scope, limit=5)):
             proxy.silence("to client")
             reading = asyncio.ensure_future(work())
@@ -183,11 +190,11 @@ async def test_an_exhausted_pool_is_unavailable_and_what_waited_was_not_done(
 ):
     place, proxy = proxied(datastore)
     async with opened(place, **{POOL_SIZE.get(datastore, "pool_size"): 1}) as driver:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         proxy.silence("to client")
         holding = asyncio.ensure_future(driver.load(OTHER))
         await asyncio.sleep(0.1)
-        appends = (driver.append(KEY, b"b", birth="v1", ttl=None) for _ in range(3))
+        appends = (driver.append(KEY, b"b", initial_version="v1", ttl=None) for _ in range(3))
         waiting = (fails_in_time(append, *IN_VAIN.get(datastore, (Unavailable,))) for append in appends)
         await asyncio.gather(*waiting, fails_in_time(holding, Unavailable))
         proxy.cut()

@@ -17,7 +17,7 @@ from stm_backends.backend import NOWHERE, Backend, open_backend
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavailable, UnknownBackend
-from stm_backends.memory.shared.maintenance import Upkeep
+from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
@@ -386,8 +386,8 @@ async def test_a_background_that_does_not_close_holds_up_nobody(
     held = [backend.memory(MemoryKey("acme", "u", name)) for name in ("hangs", "raises")]
     cancelled = asyncio.Event()
 
-    async def close(upkeep: Upkeep, *, timeout: float) -> None:
-        if upkeep.shared.knows("raises"):
+    async def close(maintenance: Maintenance, *, timeout: float) -> None:
+        if maintenance.shared.knows("raises"):
             raise OSError("words of a conversation")
         try:
             await asyncio.Event().wait()
@@ -396,7 +396,7 @@ async def test_a_background_that_does_not_close_holds_up_nobody(
 
     held[1] = backend.memory(MemoryKey("acme", "u", "raises"), ShortTermMemoryConfig(strategy="truncation"))
     await held[1].add_turn(turn("one"), turn_id="raises")
-    monkeypatch.setattr(Upkeep, "close", close)
+    monkeypatch.setattr(Maintenance, "close", close)
     with caplog.at_level(logging.WARNING, "stm_backends"):
         async with asyncio.timeout(3):
             await backend.close()

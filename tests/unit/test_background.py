@@ -17,12 +17,12 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
-from stm_backends.memory.policy import Body
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.concurrency import Slots
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.schedule import WAITING_KEPT, Waiting
 from stm_backends.records import keys
+from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
@@ -456,7 +456,7 @@ async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_
 async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> None:
     waiting, rested, woken = Waiting(most=3), list[int](), list[int]()
 
-    class Upkeep:
+    class Maintenance:
         def __init__(self, number: int) -> None:
             self.number = number
 
@@ -468,7 +468,7 @@ async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> N
             waiting.end(self)  # type: ignore[arg-type]
             woken.append(self.number)
 
-    each = [Upkeep(number) for number in range(5)]
+    each = [Maintenance(number) for number in range(5)]
     for number in (0, 1, 2, 0, 3, 4):
         waiting.wait(each[number], clock.now() + 10 + number)  # type: ignore[arg-type]
     assert (rested, len(waiting)) == ([1, 2], 3)
@@ -643,7 +643,7 @@ async def test_a_repeat_behind_many_turns_never_becomes_a_turn(monkeypatch: pyte
         await memory.add_turn(turn("again"), turn_id="again")
         for number in range(299):
             await memory.add_turn(turn(number))
-        await driver.append(RECORD, sealed, birth=new_version(), ttl=None)
+        await driver.append(RECORD, sealed, initial_version=new_version(), ttl=None)
         for number in range(299, 598):
             # Long after the ten deadlines for which every id is remembered.
             now += 60

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
-from stm_backends.memory.policy import Body, Forgotten
+from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import (
     Codec,
     Transform,

@@ -53,7 +53,9 @@ async def source(driver: Driver) -> Backend:
     for state in ("acme:u1:trip", "kv:v1:acme:u1:trip:cart", "kv:v1:acme:u3:other", "nobody's"):
         await backend.state_store.save_memory_state(state, {"state": state})
     # A conversation that was never summarized has no body yet.
-    await driver.append(keys.memory_key(MemoryKey("acme", "u1", "new")), b"\0\xff", birth="born", ttl=None)
+    await driver.append(
+        keys.memory_key(MemoryKey("acme", "u1", "new")), b"\0\xff", initial_version="initial", ttl=None
+    )
     await driver.replace(keys.lease_key(TRIP), b"mine", version="lease", expect=ABSENT, ttl=600.0)
     return backend
 
@@ -209,7 +211,7 @@ async def test_bytes_that_this_version_cannot_read_arrive_as_they_are(
     source: Backend, target: Driver
 ) -> None:
     key = keys.memory_key(MemoryKey("acme", "u1", "newer"))
-    await source.driver.append(key, b"stm/9 turn\nnot ours", birth="later", ttl=None)
+    await source.driver.append(key, b"stm/9 turn\nnot ours", initial_version="later", ttl=None)
 
     copy, _ = await copied(source.driver, target)
 
@@ -284,7 +286,7 @@ async def test_what_was_begun_is_completed_without_writing_anything_twice(
     assert record.body is not None
     assert len(record.tail) == 3
     await target.replace(key, record.body, version=record.version, expect=ABSENT, ttl=None)
-    await target.append(key, record.tail[0], birth="", ttl=None)
+    await target.append(key, record.tail[0], initial_version="", ttl=None)
     writes = spied(target, monkeypatch)
 
     copy, _ = await copied(source.driver, target)
@@ -300,7 +302,7 @@ async def test_what_was_begun_is_completed_without_writing_anything_twice(
 async def differ(target: Driver, version: str = "other") -> Record:
     key = keys.memory_key(TRIP)
     await target.replace(key, b"another", version=version, expect=ANY, ttl=None)
-    await target.append(key, b"entry", birth="", ttl=None)
+    await target.append(key, b"entry", initial_version="", ttl=None)
     record = await target.load(key)
     assert record is not None
     return record
@@ -331,7 +333,7 @@ async def test_a_record_of_the_same_version_that_has_moved_on_is_left_unless_tol
     source: Backend, target: Driver
 ) -> None:
     await copied(source.driver, target)
-    await target.append(keys.memory_key(TRIP), b"added here", birth="", ttl=None)
+    await target.append(keys.memory_key(TRIP), b"added here", initial_version="", ttl=None)
 
     copy, troubles = await copied(source.driver, target)
     assert troubles == [("trip", "left")]
@@ -519,9 +521,9 @@ async def test_what_is_too_large_for_the_target_is_named_and_what_stands_there_s
     await target.open()
     absent, other = (keys.memory_key(MemoryKey("acme", "u4", name)) for name in ("absent", "other"))
     for key in (absent, other):
-        await source.driver.append(key, b"x", birth="large", ttl=None)
-        await source.driver.append(key, b"y" * 301, birth="large", ttl=None)
-    await target.append(other, b"small", birth="other", ttl=None)
+        await source.driver.append(key, b"x", initial_version="large", ttl=None)
+        await source.driver.append(key, b"y" * 301, initial_version="large", ttl=None)
+    await target.append(other, b"small", initial_version="other", ttl=None)
     writes = spied(target, monkeypatch)
 
     copy, troubles = await copied(source.driver, target, Owner("acme", "u4"), replace=True)
@@ -582,7 +584,7 @@ async def test_a_thousand_conversations_take_no_more_memory_than_a_few(tmp_path:
         for number in range(1_000):
             key = keys.memory_key(MemoryKey("acme", "u1", f"s{number}"))
             await source.driver.replace(key, body, version=f"v{number}", expect=ABSENT, ttl=None)
-            await source.driver.append(key, entry, birth="", ttl=None)
+            await source.driver.append(key, entry, initial_version="", ttl=None)
         copy = Copy(source.driver, target.driver, [ACME])
         gc.collect()
         tracemalloc.start()
@@ -605,7 +607,7 @@ async def test_records_are_copied_several_at_a_time_and_no_more(
     await source.open()
     for number in range(5 * AT_ONCE):
         key = keys.memory_key(MemoryKey("acme", "u1", f"s{number}"))
-        await source.append(key, b"entry", birth="v", ttl=None)
+        await source.append(key, b"entry", initial_version="v", ttl=None)
     call, now, most = source.load, 0, 0
 
     async def load(key: Key) -> Record | None:

@@ -187,7 +187,7 @@ async def test_a_write_stands_though_its_user_could_not_be_listed_again(
         return True
 
     assert await directory.write_for(("acme", "u"), written, is_birth=bool)
-    assert "not again after" in caplog.text
+    assert "could not refresh" in caplog.text
 
 
 async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(

@@ -206,7 +206,7 @@ async def test_a_copy_that_arrives_while_its_turn_is_folded_never_comes_back(pod
     async def summarize(request: Mapping[str, Any]) -> dict[str, Any]:
         record = await driver.load(RECORD)
         assert record is not None
-        await driver.append(RECORD, record.tail[0], birth="no", ttl=None)
+        await driver.append(RECORD, record.tail[0], initial_version="no", ttl=None)
         return {"summary": "said"}
 
     memory, driver = await pods.pod(summarizer=summarize)
@@ -533,7 +533,7 @@ async def test_a_body_that_cannot_be_read_is_an_error_and_is_not_overwritten(
 async def test_an_entry_that_cannot_be_read_is_an_error_and_stays(pods: Pods) -> None:
     memory, driver = await pods.pod()
     await memory.add_turn(turn(0))
-    await driver.append(RECORD, b"stm/2 turn\n{}", birth="b", ttl=None)
+    await driver.append(RECORD, b"stm/2 turn\n{}", initial_version="b", ttl=None)
     with pytest.raises(Corrupt, match="format"):
         await memory.turns()
     for number in range(5):

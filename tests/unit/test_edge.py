@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from stm_backends.drivers.edge import Edge, Meaning, Places
+from stm_backends.drivers.edge import ConcurrencyLimit, Edge, Meaning
 from stm_backends.errors import Denied, OutcomeUnknown, StorageError, TooLarge, Unavailable
 
 
@@ -180,7 +180,7 @@ async def test_cancellation_passes_as_it_is(edge: Edge) -> None:
 
 
 async def test_more_operations_than_places_wait_for_one_another():
-    places = Places(2, patience_s=5)
+    places = ConcurrencyLimit(2, patience_s=5)
     under_way = most = 0
 
     async def work() -> None:
@@ -196,7 +196,7 @@ async def test_more_operations_than_places_wait_for_one_another():
 
 
 async def test_who_waits_for_a_place_in_vain_is_told_that_nothing_was_done():
-    places = Places(1, patience_s=0.02)
+    places = ConcurrencyLimit(1, patience_s=0.02)
     async with places:
         with pytest.raises(Unavailable, match="more operations are under way than pool_size allows"):
             async with places:
@@ -206,7 +206,7 @@ async def test_who_waits_for_a_place_in_vain_is_told_that_nothing_was_done():
 
 
 async def test_draining_waits_for_what_is_under_way():
-    places = Places(2, patience_s=0.01)
+    places = ConcurrencyLimit(2, patience_s=0.01)
     async with places:
         draining = asyncio.ensure_future(places.drain())
         await asyncio.sleep(0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import os
 import subprocess
@@ -130,7 +131,7 @@ def test_only_the_command_line_imports_the_command_line() -> None:
     assert not breaches(outside(command), lambda one: is_within(one, command))
 
 
-@pytest.mark.parametrize("part", ["sync", "telemetry"])
+@pytest.mark.parametrize("part", ["sync", "telemetry.opentelemetry"])
 def test_nothing_else_imports_what_only_programs_use(part: str) -> None:
     package = f"stm_backends.{part}"
     assert not breaches(outside(package), lambda one: is_within(one, package))
@@ -211,37 +212,80 @@ def test_the_only_dependency_is_pluggy() -> None:
     assert not breaches(names, lambda one: top(one) not in base)
 
 
+LAYERS = (
+    ("types", "protocols", "errors", "extras"),
+    ("drivers",),
+    ("drivers.sqlite",),
+    ("records",),
+    ("records.large", "telemetry"),
+    ("memory", "history"),
+    ("memory.local", "memory.shared"),
+    ("admin",),
+    ("", "backend"),
+    ("agents", "sync", "testing.workbench"),
+    ("integrations", "cli.replay", "testing.driver_checks", "testing.memory_checks"),
+    ("testing",),
+    ("testing.runner",),
+    ("cli", "__main__"),
+)
+"""The rooms of the core, from the bottom up: folders, and the modules of the front door by themselves."""
+
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+
+def room_of(name: str) -> str:
+    """Return the folder that a module of the core lies in, or its own name if it lies in none."""
+    own = name.removeprefix("stm_backends").removeprefix(".")
+    return own if own in LEVEL else own.rpartition(".")[0]
+
+
+BETWEEN_ROOMS = {
+    (room_of(name), room_of(one))
+    for name in CORE
+    for one in IMPORTS[name] & set(CORE)
+    if room_of(name) != room_of(one)
+}
+
+
+def test_every_module_of_the_core_lies_in_a_room_of_the_list() -> None:
+    assert {room_of(name) for name in CORE} == LEVEL.keys()
+
+
+def test_a_room_imports_only_rooms_below_it() -> None:
+    assert not [pair for pair in sorted(BETWEEN_ROOMS) if LEVEL[pair[0]] < LEVEL[pair[1]]]
+
+
+def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
+    # Raises CycleError where rooms import each other.
+    below = {room: {b for a, b in BETWEEN_ROOMS if a == room} for room in LEVEL}
+    longest: dict[str, int] = {}
+    for room in graphlib.TopologicalSorter(below).static_order():
+        longest[room] = 1 + max((longest[one] for one in below[room]), default=0)
+    assert max(longest.values()) <= 10
+
+
 @pytest.mark.parametrize(
     ("name", "may_import"),
     [
         ("errors", set[str]()),
-        ("driver", set[str]()),
+        ("drivers.contract", set[str]()),
         ("types", {"errors"}),
         ("protocols", {"types"}),
-        ("view", {"errors", "types"}),
-        ("policy", {"errors", "types", "view"}),
-        ("codec", {"errors", "policy", "steps", "types"}),
-        ("keys", {"driver", "errors", "types"}),
-        ("checks", {"driver", "errors"}),
-        ("edge", {"errors"}),
-        ("urls", {"checks", "errors"}),
-        ("plugins", {"driver", "errors"}),
-        ("records", {"driver", "errors", "keys"}),
-        ("pointers", {"checks", "errors"}),
-        ("lease", {"driver"}),
-        ("tasks", set[str]()),
-        ("steps", set[str]()),
-        ("slots", set[str]()),
-        ("observer", set[str]()),
-        ("telemetry", {"driver", "extras", "observer", "types"}),
+        ("records.body", {"types"}),
+        ("records.codec", {"errors", "records.body", "records.steps", "types"}),
+        ("records.keys", {"drivers.contract", "errors", "types"}),
+        ("records.large.pointers", {"drivers.checks", "errors"}),
+        ("memory.view", {"errors", "types"}),
+        ("memory.policy", {"errors", "memory.view", "records.body", "types"}),
+        ("memory.tasks", set[str]()),
+        ("memory.shared.concurrency", set[str]()),
+        ("telemetry.observer", {"drivers.contract", "types"}),
+        ("telemetry.opentelemetry", {"drivers.contract", "extras", "telemetry.observer", "types"}),
         ("sync.thread", {"errors"}),
-        ("sync.summarizers", {"protocols"}),
-        ("integration.resolving", {"observer", "types"}),
-        ("integration.prompt", {"protocols"}),
-        ("integration.turns", {"errors", "types"}),
-        ("extras", {"errors"}),
-        ("integrations.summary_prompt", {"integration.prompt", "policy", "view"}),
-        ("items", {"codec", "driver", "errors", "policy"}),
+        ("agents.resolving", {"telemetry.observer", "types"}),
+        ("agents.prompt", {"protocols"}),
+        ("agents.turns", {"errors", "types"}),
+        ("integrations.summary_prompt", {"agents.prompt", "memory.policy", "memory.view"}),
     ],
 )
 def test_a_foundation_rests_only_on_what_lies_below_it(name: str, may_import: set[str]) -> None:
@@ -258,17 +302,14 @@ def test_the_policy_and_the_view_know_no_clock_no_loop_and_no_io() -> None:
 def test_the_memory_in_process_knows_no_driver() -> None:
     known = reach("stm_backends.memory.local.memory")
     assert "stm_backends.memory.policy" in known
-    assert not known & {
-        f"stm_backends.{name}" for name in ("driver", "distributed", "backend", "plugins", "state_store")
-    }
+    above = ("drivers", "memory.shared", "backend", "records.state_store")
+    assert not [one for one in known if any(is_within(one, f"stm_backends.{name}") for name in above)]
 
 
 def test_the_policy_does_not_know_the_memories() -> None:
-    for name in CORE:
-        if is_within(name, "stm_backends.memory.local.memory") or is_within(
-            name, "stm_backends.memory.shared.memory"
-        ):
-            assert name not in reach("stm_backends.memory.policy")
+    memories = ("stm_backends.memory.local", "stm_backends.memory.shared")
+    known = reach("stm_backends.memory.policy")
+    assert not [one for one in known if any(is_within(one, memory) for memory in memories)]
 
 
 DRIVER_MODULES = sorted(
@@ -281,9 +322,8 @@ DRIVER_MODULES = sorted(
 
 
 def test_a_driver_imports_the_waist_and_nothing_above_it() -> None:
-    waist = {
-        f"stm_backends.{one}" for one in ("driver", "errors", "checks", "edge", "layouts", "urls", "plugins")
-    }
+    floor = ("contract", "checks", "edge", "layouts", "plugins", "urls")
+    waist = {"stm_backends.errors", *(f"stm_backends.drivers.{one}" for one in floor)}
     # `memory.py` joins a driver to the core, for those who wire things by hand: it is no part of the driver.
     by_hand = {f"{package}.memory" for package in DRIVER_PACKAGES}
     for name in (one for one in DRIVER_MODULES if one not in by_hand):

@@ -29,8 +29,8 @@ from stm_backends.history import items
 from stm_backends.history import log as item_log
 from stm_backends.history.items import Add, Pop
 from stm_backends.history.log import ItemLog
-from stm_backends.memory.policy import REMEMBERED_IDS
 from stm_backends.records import keys
+from stm_backends.records.body import REMEMBERED_IDS
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.testing.workbench.spy import SpyDriver
@@ -271,7 +271,7 @@ async def filled(limit: int) -> tuple[Between, MemoryDriver, int]:
         entry = items.seal_entry(Add(f"{count:024}", numbered(count)), CODEC)
         if 2 * len(entry) > room:
             entry = items.seal_entry(Add(f"{count:024}" + "x" * (room - len(entry)), numbered(count)), CODEC)
-        await two.append(WHERE, entry, birth="v", ttl=None)
+        await two.append(WHERE, entry, initial_version="v", ttl=None)
         count, room = count + 1, room - len(entry)
         if not room:
             return Between(one), two, count
@@ -292,7 +292,7 @@ async def test_a_log_that_is_filled_again_after_it_was_folded_is_folded_once_mor
         with suppress(TooLarge):
             while True:
                 entry = items.seal_entry(Add(new_version(), numbered(-1)), CODEC)
-                await other.append(WHERE, entry, birth="v", ttl=None)
+                await other.append(WHERE, entry, initial_version="v", ttl=None)
 
     driver.meanwhile = fold_and_fill
     await log_on(driver).add(numbered(count))
@@ -376,7 +376,7 @@ async def test_an_entry_that_this_version_does_not_know_is_corrupt_and_nothing_i
     driver: Driver, log: ItemLog, content: dict[str, Any]
 ) -> None:
     await log.add(numbered(1))
-    await driver.append(WHERE, CODEC.seal("items", content), birth="b", ttl=None)
+    await driver.append(WHERE, CODEC.seal("items", content), initial_version="b", ttl=None)
     before = await raw(driver)
     for work in (log.items(), log.pop()):
         with pytest.raises(Corrupt, match=driver.name):
@@ -713,7 +713,7 @@ async def test_no_error_shows_an_item_or_a_key(driver: Driver) -> None:
     log = ItemLog(driver, MemoryKey("ten-ant", "us-er", "sess-ion"), "langchain")
     await log.add([{"text": "con-tent"}])
     where = keys.log_key(MemoryKey("ten-ant", "us-er", "sess-ion"), "langchain")
-    await driver.append(where, b'stm/1 items\n{"id":"con-tent"}', birth="b", ttl=None)
+    await driver.append(where, b'stm/1 items\n{"id":"con-tent"}', initial_version="b", ttl=None)
     for work in (log.items(), log.add([{"con-tent": object()}]), log.pop()):
         with pytest.raises((Corrupt, InvalidState)) as raised:
             await work

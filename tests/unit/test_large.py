@@ -90,7 +90,7 @@ def is_record(where: Any) -> bool:
 async def two_large(world: World) -> LargeEntries:
     driver = await world.process()
     for entry in (LARGE, b"small", OTHER):
-        await driver.append(KEY, entry, birth="v", ttl=None)
+        await driver.append(KEY, entry, initial_version="v", ttl=None)
     world.clock.now += 60
     await driver.load(KEY)
     return driver
@@ -161,8 +161,8 @@ class RemovesWhatStillStands(LargeEntries):
 class NeverRenews(LargeEntries):
     """Gives parts a time to live once and for all."""
 
-    async def _outlive(self, key: Key, ttl: float | None, *, born: bool) -> None:
-        del key, ttl, born
+    async def _outlive(self, key: Key, ttl: float | None, *, created: bool) -> None:
+        del key, ttl, created
 
 
 class SettlesNothing(LargeEntries):
@@ -226,7 +226,7 @@ async def nothing(world: World) -> LargeEntries:
 
 
 def appended(driver: LargeEntries) -> Awaitable[object]:
-    return driver.append(KEY, LARGE, birth="v", ttl=None)
+    return driver.append(KEY, LARGE, initial_version="v", ttl=None)
 
 
 def folded(driver: LargeEntries) -> Awaitable[object]:
@@ -263,7 +263,7 @@ async def test_a_kill_tells_that_parts_were_removed_before_the_fold() -> None:
 async def lacking_a_part(kind: type[LargeEntries]) -> None:
     world = World(kind)
     driver = await world.process()
-    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     first, *_ = await world.parts()
     await (await world.raw()).delete(Key(PARTS, first))
     with pytest.raises(Corrupt, match=r"memory\.load: what is kept beside the record is missing"):
@@ -278,7 +278,7 @@ async def test_half_an_entry_is_corrupt_and_never_a_smaller_one() -> None:
 
 async def test_a_part_with_other_bytes_is_corrupt() -> None:
     world = World()
-    await (await world.process()).append(KEY, LARGE, birth="v", ttl=None)
+    await (await world.process()).append(KEY, LARGE, initial_version="v", ttl=None)
     raw, (first, *_) = await world.raw(), await world.parts()
     where = Key(PARTS, first)
     found = await raw.load(where)
@@ -292,7 +292,7 @@ async def test_a_part_with_other_bytes_is_corrupt() -> None:
 
 async def test_a_pointer_that_cannot_be_read_is_corrupt_and_can_be_erased() -> None:
     world = World()
-    await (await world.raw()).append(KEY, pointers.MARK + b"{}", birth="v", ttl=None)
+    await (await world.raw()).append(KEY, pointers.MARK + b"{}", initial_version="v", ttl=None)
     driver = await world.process()
     with pytest.raises(Corrupt):
         await driver.load(KEY)
@@ -315,7 +315,7 @@ async def test_what_is_dropped_while_it_is_read_is_read_again() -> None:
 async def test_an_entry_that_looks_like_a_pointer_is_an_entry() -> None:
     world = World()
     driver, odd = await world.process(), pointers.MARK + b"{}"
-    await driver.append(KEY, odd, birth="v", ttl=None)
+    await driver.append(KEY, odd, initial_version="v", ttl=None)
     await driver.replace(KEY, odd, version="w", expect="v", ttl=None)
     assert await (await world.process()).load(KEY) == Record("w", odd, (odd,))
 
@@ -325,7 +325,7 @@ async def test_a_record_without_large_entries_takes_no_round_trip_more() -> None
     driver = await world.process()
     await driver.load(KEY)
     for _ in range(3):
-        await driver.append(KEY, b"small", birth="v", ttl=3600.0)
+        await driver.append(KEY, b"small", initial_version="v", ttl=3600.0)
     await driver.load(KEY)
     await driver.replace(KEY, b"body", version="w", expect="v", drop=2, ttl=KEEP)
     await driver.delete(KEY)
@@ -347,7 +347,7 @@ async def resent(kind: type[LargeEntries]) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    await operations.resent(lambda: driver.append(KEY, LARGE, birth="v", ttl=None))
+    await operations.resent(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
     assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
     assert len(await world.parts()) == 3
 
@@ -368,7 +368,7 @@ async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
 
     world.after = unanswered
     with pytest.raises(OutcomeUnknown):
-        await driver.append(KEY, LARGE, birth="v", ttl=None)
+        await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     world.after = None
     world.clock.now += 25
     await other.load(KEY)
@@ -380,7 +380,7 @@ async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
 
     world.after = kill
     with pytest.raises(Killed):
-        await driver.append(KEY, LARGE, birth="x", ttl=None)
+        await driver.append(KEY, LARGE, initial_version="x", ttl=None)
     world.after = None
     assert await (await world.process()).load(KEY) == Record("w", b"folded", (LARGE,))
 
@@ -389,12 +389,12 @@ async def one_of_two_dropped(kind: type[LargeEntries]) -> None:
     """Drop an entry whose repeat stands further on: the same pointer, sent twice."""
     world = World(kind)
     driver, raw = await world.process(), await world.raw()
-    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     found = await raw.load(KEY)
     assert found is not None
-    await raw.append(KEY, b"small", birth="v", ttl=None)
+    await raw.append(KEY, b"small", initial_version="v", ttl=None)
     await driver.load(KEY)
-    await raw.append(KEY, found.tail[0], birth="v", ttl=None)
+    await raw.append(KEY, found.tail[0], initial_version="v", ttl=None)
     world.clock.now += 60
     assert await driver.replace(KEY, b"body", version="w", expect="v", drop=1, ttl=KEEP)
     assert await (await world.process()).load(KEY) == Record("w", b"body", (b"small", LARGE))
@@ -409,14 +409,14 @@ async def test_a_repeat_that_stands_keeps_the_parts() -> None:
 async def test_a_lost_race_and_a_refused_entry_leave_no_parts() -> None:
     world = World()
     driver = await world.process()
-    await driver.append(KEY, b"x" * 60_000, birth="v", ttl=None)
+    await driver.append(KEY, b"x" * 60_000, initial_version="v", ttl=None)
     assert not await driver.replace(KEY, LARGE, version="w", expect="other", ttl=None)
     assert not await driver.replace(KEY, LARGE, version="w", expect=ABSENT, ttl=None)
     for _ in range(15):
-        await driver.append(KEY, b"x" * 62_500, birth="v", ttl=None)
-    await driver.append(KEY, b"x" * 2_400, birth="v", ttl=None)
+        await driver.append(KEY, b"x" * 62_500, initial_version="v", ttl=None)
+    await driver.append(KEY, b"x" * 2_400, initial_version="v", ttl=None)
     with pytest.raises(TooLarge) as refused:
-        await driver.append(KEY, LARGE, birth="v", ttl=None)
+        await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     assert refused.value.what == "record"
     assert await world.parts() == []
 
@@ -431,7 +431,7 @@ async def test_parts_that_cannot_be_stored_are_an_error_that_says_that_nothing_w
 
     world.after = lose
     with pytest.raises(Unavailable, match=r"memory\.append: the parts of a large value were not stored"):
-        await driver.append(KEY, LARGE, birth="v", ttl=None)
+        await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     world.after = None
     assert await driver.load(KEY) is None
     assert await world.parts() == []
@@ -446,7 +446,7 @@ async def test_an_append_that_takes_too_long_for_its_parts_stores_no_pointer() -
 
     world.after = be_slow
     with pytest.raises(Unavailable):
-        await driver.append(KEY, LARGE, birth="v", ttl=None)
+        await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     assert await driver.load(KEY) is None
     assert await world.parts() == []
 
@@ -463,7 +463,7 @@ async def erased_meanwhile(kind: type[LargeEntries]) -> None:
             assert await world.parts() == []
 
     world.before = erase
-    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     assert await (await world.process()).load(KEY) == Record("v", None, (LARGE,))
 
 
@@ -487,7 +487,7 @@ async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed() -> 
             await asyncio.Event().wait()  # it is killed before it looks
 
     world.before = hold
-    adding = asyncio.ensure_future(driver.append(KEY, LARGE, birth="v", ttl=None))
+    adding = asyncio.ensure_future(driver.append(KEY, LARGE, initial_version="v", ttl=None))
     await written.wait()
 
     async def let_it_on(name: str, where: Any) -> None:
@@ -521,11 +521,11 @@ async def test_cancelling_an_append_at_any_step_leaves_all_or_nothing_and_a_driv
 
         world.before = stop
         with pytest.raises(asyncio.CancelledError):
-            await driver.append(KEY, THIRD, birth="v", ttl=None)
+            await driver.append(KEY, THIRD, initial_version="v", ttl=None)
         found = await driver.load(KEY)
         assert found is not None
         assert found.tail in ((LARGE, b"small", OTHER), (LARGE, b"small", OTHER, THIRD))
-        await driver.append(KEY, THIRD, birth="v", ttl=None)
+        await driver.append(KEY, THIRD, initial_version="v", ttl=None)
         found = await (await world.process()).load(KEY)
         assert found is not None
         assert found.tail[-1] == THIRD
@@ -558,7 +558,7 @@ async def test_what_is_replaced_loses_its_parts() -> None:
 async def test_parts_that_have_just_been_dropped_are_removed_a_little_later() -> None:
     world = World()
     driver = await world.process()
-    await driver.append(KEY, LARGE, birth="v", ttl=None)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     await driver.load(KEY)
     await driver.replace(KEY, b"", version="w", expect="v", drop=1, ttl=KEEP)
     assert len(await world.parts()) == 3
@@ -577,13 +577,13 @@ async def test_parts_without_a_pointer_are_removed_once_none_can_come_and_no_ear
 
     world.before = kill
     with pytest.raises(Killed):
-        await killed.append(KEY, LARGE, birth="v", ttl=None)
+        await killed.append(KEY, LARGE, initial_version="v", ttl=None)
     world.before = None
     world.clock.now += ORPHANED_S - 10
-    await driver.append(KEY, OTHER, birth="v", ttl=None)
+    await driver.append(KEY, OTHER, initial_version="v", ttl=None)
     assert len(await world.parts()) == 6
     world.clock.now += 20
-    await driver.append(KEY, THIRD, birth="v", ttl=None)
+    await driver.append(KEY, THIRD, initial_version="v", ttl=None)
     assert len(await world.parts()) == 6
     assert await (await world.process()).load(KEY) == Record("v", None, (OTHER, THIRD))
 
@@ -621,10 +621,10 @@ async def lives_on(kind: type[LargeEntries]) -> None:
     """Add small entries for ever so long, from one process and another, after one large entry."""
     world = World(kind)
     one, other = await world.process(), await world.process()
-    await one.append(KEY, LARGE, birth="v", ttl=100.0)
+    await one.append(KEY, LARGE, initial_version="v", ttl=100.0)
     for number in range(40):
         world.clock.now += 99
-        await (one, other)[number % 2].append(KEY, b"small", birth="w", ttl=100.0)
+        await (one, other)[number % 2].append(KEY, b"small", initial_version="w", ttl=100.0)
     found = await (await world.process()).load(KEY)
     assert found == Record("v", None, (LARGE, *[b"small"] * 40))
 
@@ -638,12 +638,12 @@ async def test_parts_live_as_long_as_their_record_whoever_adds_to_it() -> None:
 async def test_one_process_that_is_killed_right_after_each_append_does_no_harm() -> None:
     world = World()
     one, other = await world.process(), await world.process()
-    await one.append(KEY, LARGE, birth="v", ttl=100.0)
+    await one.append(KEY, LARGE, initial_version="v", ttl=100.0)
     for _ in range(20):
         world.clock.now += 99
-        await (await world.raw()).append(KEY, b"killed", birth="w", ttl=100.0)
+        await (await world.raw()).append(KEY, b"killed", initial_version="w", ttl=100.0)
         world.clock.now += 99
-        await other.append(KEY, b"small", birth="w", ttl=100.0)
+        await other.append(KEY, b"small", initial_version="w", ttl=100.0)
     found = await (await world.process()).load(KEY)
     assert found is not None
     assert found.tail[0] == LARGE
@@ -652,12 +652,12 @@ async def test_one_process_that_is_killed_right_after_each_append_does_no_harm()
 async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along() -> None:
     world = World()
     driver = await world.process()
-    await driver.append(KEY, LARGE, birth="v", ttl=100.0)
-    await driver.append(KEY, b"small", birth="v", ttl=None)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=100.0)
+    await driver.append(KEY, b"small", initial_version="v", ttl=None)
     world.clock.now += 1_000_000
     assert await (await world.process()).load(KEY) == Record("v", None, (LARGE, b"small"))
     other = await world.process()
-    await other.append(KEY, b"more", birth="v", ttl=100.0)
+    await other.append(KEY, b"more", initial_version="v", ttl=100.0)
     world.clock.now += 1_000
     assert await other.load(KEY) is None
     assert await world.parts() == []
@@ -666,7 +666,7 @@ async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along() -
 async def test_parts_end_some_time_after_their_record() -> None:
     world = World()
     driver = await world.process()
-    await driver.append(KEY, LARGE, birth="v", ttl=100.0)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=100.0)
     await driver.replace(KEY, OTHER, version="w", expect="v", ttl=KEEP)
     world.clock.now += 361
     assert await driver.load(KEY) is None
@@ -676,14 +676,14 @@ async def test_parts_end_some_time_after_their_record() -> None:
 async def test_parts_are_not_written_again_each_time() -> None:
     world = World()
     driver = await world.process()
-    await driver.append(KEY, LARGE, birth="v", ttl=4_000.0)
+    await driver.append(KEY, LARGE, initial_version="v", ttl=4_000.0)
     world.calls.clear()
     for _ in range(9):
         world.clock.now += 100
-        await driver.append(KEY, b"small", birth="v", ttl=4_000.0)
+        await driver.append(KEY, b"small", initial_version="v", ttl=4_000.0)
     assert world.calls == ["append"] * 9
     world.clock.now += 200
-    await driver.append(KEY, b"small", birth="v", ttl=4_000.0)
+    await driver.append(KEY, b"small", initial_version="v", ttl=4_000.0)
     assert world.calls.count("replace") == 3
 
 
@@ -695,7 +695,7 @@ async def test_what_is_larger_than_the_largest_is_refused_before_anything_is_wri
     driver = await world.process()
     assert driver.traits.max_entry == 64 * 1024 * 1024
     with pytest.raises(TooLarge) as refused:
-        await driver.append(KEY, bytes(driver.traits.max_entry + 1), birth="v", ttl=None)
+        await driver.append(KEY, bytes(driver.traits.max_entry + 1), initial_version="v", ttl=None)
     assert refused.value.what == "entry"
     assert world.calls == []
 
@@ -706,7 +706,7 @@ async def test_a_driver_that_holds_next_to_nothing_is_used_as_it_is() -> None:
     driver = LargeEntries(inner)
     assert driver.traits == inner.traits
     with pytest.raises(TooLarge):
-        await driver.append(KEY, b"x" * 101, birth="v", ttl=None)
+        await driver.append(KEY, b"x" * 101, initial_version="v", ttl=None)
 
 
 async def test_a_pointer_takes_the_same_room_whatever_it_points_to() -> None:

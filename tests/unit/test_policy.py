@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.memory.policy import (
-    REMEMBERED_IDS,
     SHORTEST_DELAY_S,
     BadSummary,
-    Body,
     Fold,
-    Forgotten,
     Recover,
     Trim,
     Wait,
@@ -31,6 +28,7 @@ from stm_backends.memory.policy import (
     summary_of,
 )
 from stm_backends.memory.view import shown_text
+from stm_backends.records.body import REMEMBERED_IDS, Body, Forgotten
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 

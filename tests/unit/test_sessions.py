@@ -25,9 +25,9 @@ from stm_backends.errors import (
     SessionNotFound,
     Unavailable,
 )
-from stm_backends.memory.policy import Body, Forgotten
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys
+from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.types import (
@@ -83,7 +83,7 @@ async def store(backend: Backend, key: MemoryKey, body: Body | None, *numbers: i
         await backend.driver.replace(where, CODEC.seal_body(body), version="v", expect=ANY, ttl=None)
     for number in numbers:
         entry = CODEC.seal_turn(StoredTurn(f"t{number}", turn(number)))
-        await backend.driver.append(where, entry, birth="v", ttl=None)
+        await backend.driver.append(where, entry, initial_version="v", ttl=None)
 
 
 async def snapshot(backend: Backend, key: MemoryKey) -> Snapshot:
@@ -221,7 +221,7 @@ async def test_what_cannot_be_read_is_not_exported_and_can_be_erased(
 
 async def test_half_a_conversation_is_not_exported(backend: Backend, sessions: Sessions) -> None:
     await store(backend, KEY, FOLDED, 3)
-    await backend.driver.append(keys.memory_key(KEY), b"junk", birth="v", ttl=None)
+    await backend.driver.append(keys.memory_key(KEY), b"junk", initial_version="v", ttl=None)
     with pytest.raises(Corrupt):
         await sessions.export(KEY)
 
@@ -247,7 +247,7 @@ async def test_fields_of_a_newer_version_survive_an_export_and_an_import(
     entry = CODEC.seal(
         "turn", {"turn_id": "t1", "user_message": "hi", "assistant_response": "", "mood": "good"}
     )
-    await backend.driver.append(keys.memory_key(KEY), entry, birth="v", ttl=None)
+    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=None)
     await sessions.copy(KEY, sessions, under=OTHER)
     record = await backend.driver.load(keys.memory_key(OTHER))
     assert record is not None
@@ -838,7 +838,7 @@ async def test_a_merge_that_adds_a_turn_gives_a_conversation_the_life_it_is_told
     await store(backend, OTHER, None, 1, 2)
     document = elsewhere(await sessions.export(OTHER), KEY)
     entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
-    await backend.driver.append(keys.memory_key(KEY), entry, birth="v", ttl=0.2)
+    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=0.2)
     await sessions.import_(document, on_conflict="merge", ttl=ttl)
     await asyncio.sleep(0.3)
     assert (await listed(sessions) == [OTHER, KEY]) is immortal
@@ -848,7 +848,7 @@ async def test_a_merge_that_adds_nothing_leaves_a_conversations_life_as_it_is(
     backend: Backend, sessions: Sessions
 ) -> None:
     entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
-    await backend.driver.append(keys.memory_key(KEY), entry, birth="v", ttl=0.2)
+    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=0.2)
     await sessions.import_(await sessions.export(KEY), on_conflict="merge")
     await asyncio.sleep(0.3)
     assert await listed(sessions) == []

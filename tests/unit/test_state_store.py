@@ -240,7 +240,7 @@ async def test_a_state_does_not_touch_the_conversation_of_the_same_key(
     driver: Driver, store: StateStore
 ) -> None:
     where = keys.Key("acme:u:memory", "s")
-    await driver.append(where, b"turn", birth="v", ttl=None)
+    await driver.append(where, b"turn", initial_version="v", ttl=None)
     await store.save_memory_state("acme:u:s", {"a": 1})
     await store.delete_memory_state("acme:u:s")
     record = await driver.load(where)
@@ -589,7 +589,7 @@ async def test_what_cannot_be_read_is_an_error_with_its_place_and_stays(
 
 
 async def test_entries_where_a_state_should_be_are_not_a_state(driver: Driver, store: StateStore) -> None:
-    await driver.append(keys.blob_key("k"), b"entry", birth="v", ttl=None)
+    await driver.append(keys.blob_key("k"), b"entry", initial_version="v", ttl=None)
     with pytest.raises(Corrupt):
         await store.load_memory_state("k")
 

@@ -126,11 +126,11 @@ class LmdbDriver:
     async def load(self, key: Key) -> Record | None:
         return await self._run("load", lambda txn, now: find(txn, key, now)[0], write=False)
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl) -> int:
         require_ttl(ttl)
 
         def work(txn, now):
-            found = find(txn, key, now)[0] or Record(birth, None, ())
+            found = find(txn, key, now)[0] or Record(initial_version, None, ())
             record = Record(found.version, found.body, (*found.tail, entry))
             self._require_room("append", entry, record)
             put(txn, key, record, inf if ttl is None else now + ttl)

@@ -136,7 +136,7 @@ class SqliteDriver:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
         return Record(version, body, tuple(values))
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
         self._require_fits("entry", len(entry), "append")
@@ -148,7 +148,9 @@ class SqliteDriver:
             if grown is None:
                 found = _find(connection, key, now)
                 self._require_fits("record", size + (found.size if found else 0), "append")
-                new = connection.execute(statements.CREATE, (*key, birth, expires, now, 2, size)).lastrowid
+                new = connection.execute(
+                    statements.CREATE, (*key, initial_version, expires, now, 2, size)
+                ).lastrowid
                 grown = new, 1, 1
             record, seq, length = grown
             connection.execute(statements.ENTER, (record, seq, entry))

@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 from stm_backends.memory import policy
 from stm_backends.memory.local.merge import is_another, merge
 from stm_backends.memory.local.state import FORGET_BY_COUNT, State
-from stm_backends.memory.policy import Body, Fold, Step, Trim
+from stm_backends.memory.policy import Fold, Step, Trim
 from stm_backends.memory.view import View, render, summary_within_budget
+from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
-COVERED_KEPT: Final = policy.REMEMBERED_IDS
+COVERED_KEPT: Final = REMEMBERED_IDS
 """How many turns are kept after a summary of ours covers them, in case another process's summary stands."""
 
 

@@ -26,10 +26,11 @@ from stm_backends.memory.local.state import (
     load_steps,
     own_turn,
 )
-from stm_backends.memory.local.stores import Shelf, warn_unwritable
-from stm_backends.memory.policy import Body, Fold, Recover, Step, Trim, Wait
+from stm_backends.memory.local.stores import StateSlot, warn_unwritable
+from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.tasks import Background
 from stm_backends.protocols import Summarizer
+from stm_backends.records.body import Body
 from stm_backends.records.steps import unhurried
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
@@ -106,11 +107,11 @@ class DefaultShortTermMemory:
         self._flushing = 0
         self._closed = False
         self._write_back_summaries = write_back_summaries
-        self._saved_in: tuple[Conversation, Shelf] | None = None
+        self._saved_in: tuple[Conversation, StateSlot] | None = None
         self._writes: set[asyncio.Task[None]] = set()
         self._key: str | None = None
         self._binding = object()
-        self._turnstile: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._persist_lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._conversation = Conversation(self._config, State(), now=self._clock())
 
     @property
@@ -248,17 +249,17 @@ class DefaultShortTermMemory:
         warning in the log. However many turns there are, other tasks go on meanwhile.
         """
         key = as_composite(key)
-        shelf = Shelf(store, key)
-        if not shelf.writable:
+        slot = StateSlot(store, key)
+        if not slot.writable:
             warn_unwritable(store)
             return
         if self._key not in (None, key):
             raise InvalidKey("this memory holds the conversation of another key; hydrate this one first")
         self._key = key
-        await self._save(shelf)
+        await self._save(slot)
         self._wake()
 
-    async def _save(self, shelf: Shelf, *, unasked_for: Conversation | None = None) -> None:
+    async def _save(self, slot: StateSlot, *, unasked_for: Conversation | None = None) -> None:
         """Save a conversation on a shelf.
 
         `unasked_for` is one of which a new summary alone is saved, and only over what stands there: one that
@@ -267,25 +268,25 @@ class DefaultShortTermMemory:
         binding, conversation = self._binding, self._conversation
         async with self._one_at_a_time():
             for attempt in range(SAVES):
-                stored, version = await self._read(shelf)
+                stored, version = await self._read(slot)
                 # If another key was bound meanwhile, what was to be persisted still is.
                 if self._binding is binding:
                     conversation = self._conversation
-                erased = self._let_go_if_erased(conversation, stored, shelf)
+                erased = self._let_go_if_erased(conversation, stored, slot)
                 sides = conversation.sides() if unasked_for is None else conversation.summarized_sides()
                 gone = erased or stored is None or conversation is not unasked_for
                 if sides is None or (unasked_for is not None and gone):
                     return
                 merged = conversation.merged(stored, sides, now=self._clock())
-                if await shelf.save(await unhurried(dump_steps(merged, self._config)), version):
+                if await slot.save(await unhurried(dump_steps(merged, self._config)), version):
                     break
                 await asyncio.sleep(random.uniform(0, 0.001 * attempt))
             else:
                 raise Unavailable("another process came first every time", operation="persist")
             if self._conversation is conversation:
                 shown = self.health
-                conversation.take_saved(merged, sides, shelf.certain, now=self._clock())
-                self._saved_in = (conversation, shelf)
+                conversation.take_saved(merged, sides, slot.certain, now=self._clock())
+                self._saved_in = (conversation, slot)
                 self._taken(shown)
 
     def _write_back(self, conversation: Conversation) -> None:
@@ -295,12 +296,12 @@ class DefaultShortTermMemory:
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 
-    async def _written_back(self, conversation: Conversation, shelf: Shelf) -> None:
+    async def _written_back(self, conversation: Conversation, slot: StateSlot) -> None:
         try:
             # Before this began, another key may have been bound: nothing of that one is on this shelf.
             if self._conversation is conversation and conversation.summarized_sides() is not None:
                 with self.observer.background():
-                    await self._save(shelf, unasked_for=conversation)
+                    await self._save(slot, unasked_for=conversation)
         except Exception as error:
             # Any store's error; its message may quote the conversation.
             logger.warning(
@@ -324,22 +325,22 @@ class DefaultShortTermMemory:
                 logger.warning("%d turns that were not persisted are let go for another key", unsaved)
             self._start_over(State())
         self._key = key
-        shelf, binding = Shelf(store, key), self._binding
-        if not shelf.readable:
+        slot, binding = StateSlot(store, key), self._binding
+        if not slot.readable:
             return
         async with self._one_at_a_time():
-            stored, _ = await self._read(shelf)
+            stored, _ = await self._read(slot)
             if self._binding is binding:
                 shown = self.health
-                self._let_go_if_erased(self._conversation, stored, shelf)
+                self._let_go_if_erased(self._conversation, stored, slot)
                 if stored is not None:
-                    self._conversation.take_stored(stored, shelf.certain, now=self._clock())
+                    self._conversation.take_stored(stored, slot.certain, now=self._clock())
                 self._taken(shown)
         self._wake()
 
-    async def _read(self, shelf: Shelf) -> tuple[State | None, str | None]:
+    async def _read(self, slot: StateSlot) -> tuple[State | None, str | None]:
         """Return the state on a shelf, if there is one, and the version to save on."""
-        content, version = await shelf.load()
+        content, version = await slot.load()
         if content is None:
             return None, version
         steps = load_steps(content, self._config, self._conversation.state)
@@ -347,12 +348,12 @@ class DefaultShortTermMemory:
         del content
         return await unhurried(steps), version
 
-    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, shelf: Shelf) -> bool:
+    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, slot: StateSlot) -> bool:
         """Keep no more of a conversation than was never saved, if what was saved has been erased.
 
         A plain store may also answer `None` because it is out of order: there, all that is held is kept.
         """
-        erased = conversation.let_go_if_erased(stored, shelf.certain, now=self._clock())
+        erased = conversation.let_go_if_erased(stored, slot.certain, now=self._clock())
         if erased:
             logger.info("a conversation that had been saved was erased or has expired, and is let go")
         return erased
@@ -366,9 +367,9 @@ class DefaultShortTermMemory:
     def _one_at_a_time(self) -> asyncio.Lock:
         """Return the lock of this event loop: one that a closed loop left locked would stay so."""
         loop = asyncio.get_running_loop()
-        if self._turnstile is None or self._turnstile[0] is not loop:
-            self._turnstile = (loop, asyncio.Lock())
-        return self._turnstile[1]
+        if self._persist_lock is None or self._persist_lock[0] is not loop:
+            self._persist_lock = (loop, asyncio.Lock())
+        return self._persist_lock[1]
 
     def _start_over(self, state: State) -> None:
         shown, recovering = self.health, self._stop_worker()

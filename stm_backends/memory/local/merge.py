@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stm_backends.memory.local.state import FORGET_BY_COUNT, State
-from stm_backends.memory.policy import REMEMBERED_IDS, Body, digest
+from stm_backends.records.body import REMEMBERED_IDS, Body, digest
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 

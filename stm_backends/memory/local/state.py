@@ -16,8 +16,9 @@ from typing import Any, Final, cast
 
 from stm_backends.errors import InvalidState
 from stm_backends.memory import policy
-from stm_backends.memory.policy import Body, Trim
+from stm_backends.memory.policy import Trim
 from stm_backends.memory.view import render
+from stm_backends.records.body import Body
 from stm_backends.records.codec import (
     DEEPEST_IN_TURN,
     TURN_FIELDS,

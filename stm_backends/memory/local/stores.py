@@ -21,7 +21,7 @@ def warn_unwritable(store: object) -> None:
         )
 
 
-class Shelf:
+class StateSlot:
     """Where one state is kept: a key of a duck-typed store.
 
     A store with `load_versioned` and `save_if` (see `StateStore`) loses no race. One with

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.shared.concurrency import Slots
-from stm_backends.memory.shared.maintenance import Upkeep
+from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.schedule import Waiting
 from stm_backends.records import keys
@@ -46,23 +46,23 @@ class Backgrounds:
         self._clock = clock
         self._slots = Slots(max_summaries)
         self._waiting = Waiting()
-        self._each: WeakValueDictionary[Key, Upkeep] = WeakValueDictionary()
+        self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._each)
 
-    def of(self, key: MemoryKey) -> Upkeep:
+    def of(self, key: MemoryKey) -> Maintenance:
         """Return the background of a conversation. Raises `InvalidKey`."""
         record = keys.memory_key(key)
         known = self._each.get(record)
         if known is not None:
             return known
         shared = SharedConversation(self._driver, key, self._codec, self._clock)
-        upkeep = Upkeep(
+        maintenance = Maintenance(
             shared, keys.lease_key(key), key.tenant_id, self._slots, self._waiting, self._observer
         )
-        self._each[record] = upkeep
-        return upkeep
+        self._each[record] = maintenance
+        return maintenance
 
     async def close(self, *, timeout: float) -> None:
         """End all of them: what runs may finish within `timeout` seconds, leases are given back.

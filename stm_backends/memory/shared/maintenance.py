@@ -19,12 +19,13 @@ from weakref import WeakSet
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory import log, policy
-from stm_backends.memory.policy import Body, Fold, Recover, Step, Trim, Wait
+from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.shared.concurrency import Slots
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.schedule import TICK_S, Plan, Planned, Waiting, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
+from stm_backends.records.body import Body
 from stm_backends.records.lease import Lease
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
@@ -73,10 +74,10 @@ class Compact:
 Due: TypeAlias = Step | Compact
 
 
-class Upkeep(Planned):
+class Maintenance(Planned):
     """The background of one conversation in one process, for all its memory objects there.
 
-    `hurried` counts the callers that wait for it: for them even less than `fold_batch_turns` is folded.
+    `flush_waiters` counts the callers that wait for it: for them even less than `fold_batch_turns` is folded.
     `slots` bounds the summarizer calls in flight, across as many conversations as share it.
     """
 
@@ -105,7 +106,7 @@ class Upkeep(Planned):
         self._polls = self._faults = 0
         self._wants: dict[object, int] = {}
         self._relieved, self._held = 0, False
-        self.hurried = 0
+        self.flush_waiters = 0
         self.failures = 0
         self.stats = Stats()
 
@@ -146,7 +147,7 @@ class Upkeep(Planned):
             snapshot.body,
             pending,
             now=self.shared.clock(),
-            batch=1 if self.hurried or self._needed else None,
+            batch=1 if self.flush_waiters or self._needed else None,
             known_for=self._known_for(snapshot.body),
         )
         if self._needed:
@@ -176,7 +177,7 @@ class Upkeep(Planned):
 
     # When it is done
 
-    def stir_after_append(self, length: int) -> None:
+    def schedule_after_append(self, length: int) -> None:
         """Plan what a tail of this length has for the background, as far as is known without asking."""
         config, seen = self.config, self.shared.seen
         zone, health = config.budget.full_zone_turns, seen.body.health
@@ -185,7 +186,7 @@ class Upkeep(Planned):
         if config.strategy == "truncation":
             due = count > zone
         elif health is MemoryHealth.HEALTHY:
-            due = count >= (1 if self.hurried else config.fold_batch_turns)
+            due = count >= (1 if self.flush_waiters else config.fold_batch_turns)
         elif self._plan is None and not self._running:
             due = count > 0
         else:
@@ -194,7 +195,7 @@ class Upkeep(Planned):
             calls = self._summarizes and health is MemoryHealth.HEALTHY
             self._want(Plan(now(), look=not calls, calls=calls))
 
-    def stir(self, step: Due) -> None:
+    def schedule(self, step: Due) -> None:
         """Plan what a load has shown to be due."""
         plan = _plan_for(step)
         if plan is not None:
@@ -380,7 +381,7 @@ class Upkeep(Planned):
                 return Plan(now())
             pending, _ = policy.split(snapshot.turns, self.config)
             left = len(pending) - len(fold.turns)
-            due = left >= (1 if self.hurried else self.config.fold_batch_turns)
+            due = left >= (1 if self.flush_waiters else self.config.fold_batch_turns)
             return Plan(now(), look=False, calls=True) if due else None
         finally:
             if self.shared.recovering:

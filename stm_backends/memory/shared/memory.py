@@ -68,16 +68,16 @@ class DistributedShortTermMemory:
         self._owner = (key.tenant_id, key.user_id)
         if backgrounds is None:
             backgrounds = Backgrounds(driver, self._codec, observer=observer, clock=clock)
-        self._upkeep = backgrounds.of(key)
-        self._upkeep.use(self._config, policy.summarizer_for(self._config, summarizer))
-        self._upkeep.memories.add(self)
-        self._shared = self._upkeep.shared
-        self._before = replace(self._upkeep.stats)
+        self._maintenance = backgrounds.of(key)
+        self._maintenance.use(self._config, policy.summarizer_for(self._config, summarizer))
+        self._maintenance.memories.add(self)
+        self._shared = self._maintenance.shared
+        self._before = replace(self._maintenance.stats)
 
     @property
     def stats(self) -> Stats:
         """What this process has done for the conversation since this object was made."""
-        return self._upkeep.stats.since(self._before)
+        return self._maintenance.stats.since(self._before)
 
     @property
     def health(self) -> MemoryHealth:
@@ -110,7 +110,7 @@ class DistributedShortTermMemory:
             # that a repeat is not stored.
             snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
-                self._upkeep.stir(self._upkeep.next_step(snapshot))
+                self._maintenance.schedule(self._maintenance.next_step(snapshot))
                 if self._shared.unsure.pop(stored.id, False) is None:
                     self._appended(turn)
                 return
@@ -121,25 +121,27 @@ class DistributedShortTermMemory:
         known = self._shared.knows(stored.id)
         try:
             async with self._directory.listed(self._owner):
-                length, born = await self._append(entry)
+                length, created = await self._append(entry)
         except (OutcomeUnknown, asyncio.CancelledError):
             if turn_id is not None and not known:
                 self._shared.note_unsure(stored.id)
             raise
-        if born:
-            self._upkeep.background.start(self._directory.note_birth(self._owner), name="stm-directory")
+        if created:
+            self._maintenance.background.start(
+                self._directory.note_creation(self._owner), name="stm-directory"
+            )
         if self._shared.unsure.pop(stored.id, False) is None or not (
             known or stored.id in self._shared.added
         ):
             self._shared.note_added(stored, length)
             self._appended(turn)
-        self._upkeep.stir_after_append(length)
+        self._maintenance.schedule_after_append(length)
 
     def _appended(self, turn: ConversationTurn) -> None:
         """Tell that a turn is stored, once for each."""
-        self._upkeep.stats.appended += 1
+        self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
-        self._upkeep.background.call_back(self._config.on_turn_added, turn)
+        self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     @staticmethod
     def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
@@ -152,7 +154,7 @@ class DistributedShortTermMemory:
         if self._config.strategy == "none":
             return {}
         snapshot = await self._shared.load("get_llm_context")
-        self._upkeep.stir(self._upkeep.next_step(snapshot))
+        self._maintenance.schedule(self._maintenance.next_step(snapshot))
         view = self._shared.view(snapshot, self._config)
         if view.trimmed and self._config.budget.overflow_policy == "error":
             log.trimmed_for_reading()
@@ -173,28 +175,28 @@ class DistributedShortTermMemory:
         """
         if self._config.strategy != "rolling_summary":
             return
-        loop, upkeep = asyncio.get_running_loop(), self._upkeep
+        loop, maintenance = asyncio.get_running_loop(), self._maintenance
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
-        failures = upkeep.failures
-        upkeep.hurried += 1
+        failures = maintenance.failures
+        maintenance.flush_waiters += 1
         try:
             while True:
                 # Asked for first, so that no step is missed that the load does not show.
-                with upkeep.change() as change:
+                with maintenance.change() as change:
                     trying = self._shared.recovering
                     snapshot = await self._shared.load("flush")
-                    step = upkeep.next_step(snapshot)
+                    step = maintenance.next_step(snapshot)
                     # An attempt that ended during the load may have recovered what the load shows degraded.
                     degraded = self.health is MemoryHealth.DEGRADED and not trying
                     # What cannot do its work is not started again and again.
-                    given_up = degraded or upkeep.failures > failures
+                    given_up = degraded or maintenance.failures > failures
                     remaining = until - loop.time()
-                    if step is None or given_up or upkeep.closing or remaining <= 0:
+                    if step is None or given_up or maintenance.closing or remaining <= 0:
                         return
-                    upkeep.stir(step)
+                    maintenance.schedule(step)
                     await asyncio.wait({change}, timeout=remaining)
         finally:
-            upkeep.hurried -= 1
+            maintenance.flush_waiters -= 1
 
     async def close(self, *, timeout: float = 0.0) -> None:
         """End the background: what runs may finish within `timeout` seconds, the lease is given back.
@@ -202,18 +204,18 @@ class DistributedShortTermMemory:
         While other memory objects of this process have the conversation, it goes on for them. A later call
         that sees work starts the background again.
         """
-        self._upkeep.memories.discard(self)
-        if not self._upkeep.memories:
-            await self._upkeep.close(timeout=timeout)
+        self._maintenance.memories.discard(self)
+        if not self._maintenance.memories:
+            await self._maintenance.close(timeout=timeout)
 
     def abandon(self) -> None:
         """End the background without waiting for it; the next call that sees work starts it again."""
-        self._upkeep.abandon()
+        self._maintenance.abandon()
 
     @property
     def busy(self) -> bool:
         """Whether work for this conversation is under way or planned in this process."""
-        return self._upkeep.busy
+        return self._maintenance.busy
 
     def _require_room(self, snapshot: Snapshot, stored: StoredTurn) -> None:
         pending, recent = policy.split((*snapshot.turns, stored), self._config)
@@ -224,7 +226,7 @@ class DistributedShortTermMemory:
     async def _append(self, entry: bytes) -> tuple[int, bool]:
         """Append, making room in a full record if need be; see `SharedConversation.append`."""
         loop, want = asyncio.get_running_loop(), object()
-        give_up_at = loop.time() + self._upkeep.lease_ttl
+        give_up_at = loop.time() + self._maintenance.lease_ttl
         try:
             while True:
                 try:
@@ -233,7 +235,7 @@ class DistributedShortTermMemory:
                     size, remaining = len(entry) + OVERHEAD, give_up_at - loop.time()
                     if error.what == "entry" or remaining <= 0:
                         raise
-                    if not await self._upkeep.make_room(want, size, within=remaining):
+                    if not await self._maintenance.make_room(want, size, within=remaining):
                         raise
         finally:
-            self._upkeep.unwant(want)
+            self._maintenance.unwant(want)

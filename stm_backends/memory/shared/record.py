@@ -9,10 +9,11 @@ from typing import Final
 from stm_backends.drivers.contract import ABSENT, KEEP, Driver, new_version
 from stm_backends.errors import located
 from stm_backends.memory import policy
-from stm_backends.memory.policy import Body, Fold
+from stm_backends.memory.policy import Fold
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View, render
 from stm_backends.records import keys, operations
+from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
@@ -106,7 +107,7 @@ class SharedConversation:
         async def send() -> int:
             nonlocal sent
             sent += 1
-            return await self.driver.append(self._key, entry, birth=new_version(), ttl=ttl)
+            return await self.driver.append(self._key, entry, initial_version=new_version(), ttl=ttl)
 
         length = await operations.resent(send)
         return length, length <= sent

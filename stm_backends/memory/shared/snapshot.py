@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stm_backends.drivers.contract import Record
-from stm_backends.memory.policy import Body
+from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.types import StoredTurn
 

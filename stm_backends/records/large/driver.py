@@ -195,7 +195,7 @@ class LargeEntries:
 
     # Writing
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; a large one in parts first, then the pointer to them.
 
         The time to live starts anew, and with it that of what is kept beside the record. So an append with a
@@ -203,7 +203,7 @@ class LargeEntries:
         """
 
         def send(data: bytes) -> Awaitable[int]:
-            return self.inner.append(key, data, birth=birth, ttl=ttl)
+            return self.inner.append(key, data, initial_version=initial_version, ttl=ttl)
 
         if self._fits(entry):
             length = await send(entry)
@@ -211,7 +211,7 @@ class LargeEntries:
             require_ttl(ttl)
             length = await self._send(key, entry, "append", ttl, send)
         with self._harmless():
-            await self._outlive(key, ttl, born=length == 1)
+            await self._outlive(key, ttl, created=length == 1)
         return length
 
     async def replace(
@@ -243,7 +243,7 @@ class LargeEntries:
             with self._harmless():
                 await self._dropped(key, sent, version, expect, drop)
                 if isinstance(expect, str) and not isinstance(ttl, Ttl):
-                    await self._outlive(key, ttl, born=False)
+                    await self._outlive(key, ttl, created=False)
         return done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
@@ -373,13 +373,13 @@ class LargeEntries:
             return None
         return seen.ttl or max((one.ttl for one in seen.pointers if one.ttl is not None), default=None)
 
-    async def _outlive(self, key: Key, ttl: float | None, *, born: bool) -> None:
+    async def _outlive(self, key: Key, ttl: float | None, *, created: bool) -> None:
         """Give what is kept beside a record as long a life as the record has just been given, and longer.
 
-        `born` says that the tail has no other entry.
+        `created` says that the tail has no other entry.
         """
         seen, now = self._seen.get(key), self._steady()
-        if born:
+        if created:
             seen = seen or _Seen(now)
             seen.at = now
             keep(self._seen, key, seen, REMEMBERED)
@@ -398,7 +398,7 @@ class LargeEntries:
         try:
             yield
         except StorageError as error:
-            logger.warning("the upkeep of what is kept beside a record was put off: %s", error)
+            logger.warning("the maintenance of what is kept beside a record was put off: %s", error)
 
 
 def _resolved(record: Record, values: Mapping[str, bytes]) -> Record:

@@ -18,7 +18,7 @@ class Deleting(Contract):
         driver, key = await bench.driver(), bench.key()
         must_be(await driver.delete(key), False, "there is nothing to delete yet")
         await append_all(driver, key, b"a", b"b")
-        await driver.replace(key, b"body", version="v2", expect="birth", ttl=None)
+        await driver.replace(key, b"body", version="v2", expect="initial", ttl=None)
         must_be(await driver.delete(key), True, "the record was there")
         must_be(await driver.load(key), None, "the record was deleted")
         must_be(await driver.delete(key), False, "it was deleted before")
@@ -27,9 +27,9 @@ class Deleting(Contract):
     async def test_a_record_made_anew_has_nothing_of_the_deleted_one(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        await driver.replace(key, b"body", version="v2", expect="birth", drop=1, ttl=None)
+        await driver.replace(key, b"body", version="v2", expect="initial", drop=1, ttl=None)
         await driver.delete(key)
-        length = await driver.append(key, b"c", birth="anew", ttl=None)
+        length = await driver.append(key, b"c", initial_version="anew", ttl=None)
         must_be(length, 1, "the tail went with the deleted record")
         must_be(await driver.load(key), Record("anew", None, (b"c",)), "the record is a new one")
 
@@ -47,7 +47,7 @@ class Deleting(Contract):
     async def test_a_delete_touches_no_other_record(self, bench: Bench) -> None:
         driver, scope = await bench.driver(), bench.scope()
         for name in NAMES:
-            await driver.append(Key(scope, name), name.encode(), birth="birth", ttl=None)
+            await driver.append(Key(scope, name), name.encode(), initial_version="initial", ttl=None)
         left = set(NAMES)
         for name in NAMES:
             must_be(await driver.delete(Key(scope, name)), True, f"nobody has deleted {name!r} before")

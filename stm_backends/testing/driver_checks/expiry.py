@@ -20,7 +20,7 @@ class Expiry(Contract):
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_append(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        length = await driver.append(key, b"new", birth="anew", ttl=None)
+        length = await driver.append(key, b"new", initial_version="anew", ttl=None)
         must_be(length, 1, "the tail ended with the expired record")
         must_be(await driver.load(key), Record("anew", None, (b"new",)), "the record is a new one")
 
@@ -56,23 +56,23 @@ class Expiry(Contract):
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_scan(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        await driver.append(Key(key.scope, "young"), b"a", birth="birth", ttl=None)
+        await driver.append(Key(key.scope, "young"), b"a", initial_version="initial", ttl=None)
         must_be(await names_in(driver, key.scope), ["young"], "the other record has expired")
 
     @check("driver.expiry")
     async def test_a_record_lives_until_its_time_has_come(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=bench.tick * 4)
+        await driver.append(key, b"a", initial_version="initial", ttl=bench.tick * 4)
         await bench.pass_time(bench.tick)
         must_be((await loaded(driver, key)).tail, (b"a",), "a quarter of its time has passed")
 
     @check("driver.expiry")
     async def test_a_new_record_is_not_mistaken_for_the_expired_one(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"old", birth=new_version(), ttl=bench.tick)
+        await driver.append(key, b"old", initial_version=new_version(), ttl=bench.tick)
         read = await loaded(driver, key)
         await bench.pass_time(bench.tick * 1.1)
-        await driver.append(key, b"new", birth=new_version(), ttl=None)
+        await driver.append(key, b"new", initial_version=new_version(), ttl=None)
         late = await driver.replace(key, b"old", version=new_version(), expect=read.version, drop=1, ttl=None)
         must_be(late, False, "the writer slept through the expiry, and the record is a new one")
         record = await loaded(driver, key)
@@ -83,39 +83,39 @@ class Expiry(Contract):
         """A datastore may remove what has expired late, and a piece at a time."""
         driver, key = await bench.driver(), bench.key()
         for number in range(40):
-            await driver.append(key, b"old %d" % number, birth="old", ttl=bench.tick)
+            await driver.append(key, b"old %d" % number, initial_version="old", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
-        await driver.append(key, b"new", birth="anew", ttl=None)
+        await driver.append(key, b"new", initial_version="anew", ttl=None)
         # Writers that pass by are what makes most datastores remove anything.
         for number in range(40):
-            await driver.append(Key(key.scope, f"other {number}"), b"a", birth="birth", ttl=None)
+            await driver.append(Key(key.scope, f"other {number}"), b"a", initial_version="initial", ttl=None)
         must_be(await loaded(driver, key), Record("anew", None, (b"new",)), "only the old one is removed")
         must_be(len(await names_in(driver, key.scope)), 41, "no other record has expired")
 
     @check("driver.lifetime", slow=True)
     async def test_an_append_sets_the_time_to_live_anew(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=bench.tick)
-        await driver.append(key, b"b", birth="birth", ttl=bench.tick * 6)
+        await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
+        await driver.append(key, b"b", initial_version="initial", ttl=bench.tick * 6)
         await bench.pass_time(bench.tick * 1.1)
         must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the second append gave it a longer life")
-        await driver.append(key, b"c", birth="birth", ttl=bench.tick)
+        await driver.append(key, b"c", initial_version="initial", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
         must_be(await driver.load(key), None, "the third append gave it a shorter life")
 
     @check("driver.lifetime", slow=True)
     async def test_an_append_without_a_time_to_live_makes_the_record_last(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=bench.tick)
-        await driver.append(key, b"b", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
+        await driver.append(key, b"b", initial_version="initial", ttl=None)
         await bench.pass_time(bench.tick * 1.1)
         must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the last append said ttl=None: for ever")
 
     @check("driver.lifetime", slow=True)
     async def test_a_replace_sets_the_time_to_live_anew(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=None)
-        await driver.replace(key, b"body", version="v2", expect="birth", ttl=bench.tick)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
+        await driver.replace(key, b"body", version="v2", expect="initial", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
         must_be(await driver.load(key), None, "the replace gave it a life that has passed")
         await driver.replace(key, b"body", version="v3", expect=ABSENT, ttl=bench.tick)
@@ -126,11 +126,11 @@ class Expiry(Contract):
     @check("driver.lifetime")
     async def test_keep_never_lengthens_and_never_ends_a_life(self, bench: Bench) -> None:
         driver, mortal, lasting = await bench.driver(), bench.key(), bench.key()
-        await driver.append(mortal, b"a", birth="birth", ttl=bench.tick)
-        await driver.append(lasting, b"a", birth="birth", ttl=None)
+        await driver.append(mortal, b"a", initial_version="initial", ttl=bench.tick)
+        await driver.append(lasting, b"a", initial_version="initial", ttl=None)
         folded = Record("v2", b"a", ())
         for key in (mortal, lasting):
-            done = await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
+            done = await driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
             must_be(done, True, "the record is of the version expected")
             must_be(await driver.load(key), folded, "its only entry was folded")
         await bench.pass_time(bench.tick * 1.1)
@@ -141,10 +141,14 @@ class Expiry(Contract):
     async def test_a_time_to_live_past_every_calendar_is_a_very_long_one(self, bench: Bench) -> None:
         driver, key, saved = await bench.driver(), bench.key(), bench.key()
         for length in (1, 2):
-            must_be(await driver.append(key, b"a", birth="birth", ttl=1e300), length, "it may live so long")
+            must_be(
+                await driver.append(key, b"a", initial_version="initial", ttl=1e300),
+                length,
+                "it may live so long",
+            )
         done = await driver.replace(saved, b"body", version="v1", expect=ANY, ttl=1e300)
         must_be(done, True, "it may live so long")
-        must_be(await driver.load(key), Record("birth", None, (b"a", b"a")), "its life is a very long one")
+        must_be(await driver.load(key), Record("initial", None, (b"a", b"a")), "its life is a very long one")
         must_be(await driver.load(saved), Record("v1", b"body", ()), "its life is a very long one")
         must_be(await names_in(driver, key.scope), [key.name], "its life is a very long one")
 
@@ -159,12 +163,12 @@ class Expiry(Contract):
     @check("driver.lifetime", slow=True)
     async def test_a_refused_write_does_not_change_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=bench.tick)
+        await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
         done = await driver.replace(key, b"x", version="v2", expect="other", ttl=None)
         must_be(done, False, "the record is of another version")
         done = await driver.replace(key, b"x", version="v2", expect=ABSENT, ttl=None)
         must_be(done, False, "there is a record")
-        done = await driver.replace(key, b"x", version="v2", expect="birth", drop=2, ttl=None)
+        done = await driver.replace(key, b"x", version="v2", expect="initial", drop=2, ttl=None)
         must_be(done, False, "the tail has one entry, and two were to be dropped")
         await bench.pass_time(bench.tick * 1.1)
         must_be(await driver.load(key), None, "refused writes do not lengthen a life")

@@ -27,8 +27,8 @@ class Faults(Contract):
         await append_all(driver, key, b"a")
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: driver.load(key),
-            lambda: driver.append(key, b"b", birth="birth", ttl=None),
-            lambda: driver.replace(key, b"body", version="v", expect="birth", ttl=None),
+            lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
+            lambda: driver.replace(key, b"body", version="v", expect="initial", ttl=None),
             lambda: driver.delete(Key(key.scope, "other")),
             lambda: driver.scan(key.scope, limit=1),
         ]
@@ -50,7 +50,7 @@ class Faults(Contract):
             with must_raise(StorageError, "the datastore cannot be reached"):
                 await driver.load(key)
         must_be((await loaded(driver, key)).tail, (b"a",), "the outage is over, and took nothing away")
-        length = await driver.append(key, b"b", birth="birth", ttl=None)
+        length = await driver.append(key, b"b", initial_version="initial", ttl=None)
         must_be(length, 2, "the outage is over, and took nothing away")
 
     @check("driver.corruption")
@@ -61,7 +61,7 @@ class Faults(Contract):
         driver, key, sound = await bench.driver(), bench.key(), bench.key()
         for each in (key, sound):
             await append_all(driver, each, b"a", b"b", b"c")
-            await driver.replace(each, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
+            await driver.replace(each, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
         await bench.datastore.damage(key)
         for _ in range(2):
             with must_raise(Corrupt, "the record's bytes were damaged, and a load leaves them so") as caught:
@@ -79,10 +79,10 @@ class Faults(Contract):
             not_asked("needs `Datastore.peek`")
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        stored = Record("birth", None, (b"a", b"b"))
+        stored = Record("initial", None, (b"a", b"b"))
         must_be(await bench.datastore.peek(key), stored, "the appends were acknowledged")
         must_be(await driver.load(key), stored, "the appends were acknowledged")
-        await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
+        await driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
         stored = Record("v2", b"a", (b"b",))
         must_be(await bench.datastore.peek(key), stored, "the fold was acknowledged")
         must_be(await driver.load(key), stored, "the fold was acknowledged")
@@ -114,9 +114,9 @@ class Faults(Contract):
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a")
         operations: dict[str, Callable[[], Awaitable[object]]] = {
-            "append": lambda: driver.append(key, b"b", birth="birth", ttl=60),
+            "append": lambda: driver.append(key, b"b", initial_version="initial", ttl=60),
             "load": lambda: driver.load(key),
-            "replace": lambda: driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP),
+            "replace": lambda: driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP),
             "a lost replace": lambda: driver.replace(key, b"a", version="v3", expect="no", drop=1, ttl=KEEP),
             "save": lambda: driver.replace(key, b"a", version="v4", expect=ANY, ttl=None),
             "scan": lambda: driver.scan(key.scope, limit=10),

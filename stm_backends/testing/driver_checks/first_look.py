@@ -26,7 +26,7 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
     "open": [((), {})],
     "close": [((), {})],
     "load": [((_KEY,), {})],
-    "append": [((_KEY, b""), {"birth": "v", "ttl": None})],
+    "append": [((_KEY, b""), {"initial": "v", "ttl": None})],
     "replace": [
         ((_KEY, b""), {**_WRITE, "expect": ABSENT}),
         ((_KEY, b""), {**_WRITE, "expect": "v", "drop": 1, "ttl": KEEP}),
@@ -82,7 +82,7 @@ async def _alone(driver: Driver, datastore: Datastore) -> str:
     """
     key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
     with contextlib.suppress(Exception):
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
         try:
             other = await datastore.open()
             try:

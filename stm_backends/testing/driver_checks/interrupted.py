@@ -22,9 +22,9 @@ class Interruptions(Contract):
         acknowledged: list[bytes] = []
         for steps in range(24):
             entry = b"%d" % steps
-            if await cancelled_after(steps, driver.append(key, entry, birth="birth", ttl=None)):
+            if await cancelled_after(steps, driver.append(key, entry, initial_version="initial", ttl=None)):
                 acknowledged.append(entry)
-        await driver.append(key, b"end", birth="birth", ttl=None)
+        await driver.append(key, b"end", initial_version="initial", ttl=None)
         acknowledged.append(b"end")
         tail = (await loaded(driver, key)).tail
         assert len(tail) == len(set(tail)), "an append that was cancelled must not be done twice"
@@ -37,11 +37,11 @@ class Interruptions(Contract):
         driver, key = await bench.driver(), bench.key()
         for steps in range(24):
             await append_all(driver, key, b"a", b"b")
-            write = driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=KEEP)
+            write = driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
             done = await cancelled_after(steps, write)
-            await driver.append(key, b"c", birth="birth", ttl=None)
+            await driver.append(key, b"c", initial_version="initial", ttl=None)
             after = Record("v2", b"a", (b"b", b"c"))
-            before = Record("birth", None, (b"a", b"b", b"c"))
+            before = Record("initial", None, (b"a", b"b", b"c"))
             found = await driver.load(key)
             if done:
                 must_be(found, after, "the fold was acknowledged before it could be cancelled")
@@ -51,22 +51,22 @@ class Interruptions(Contract):
     @check("driver.cancellation")
     async def test_a_cancelled_read_leaves_the_driver_usable(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
         for steps in range(24):
             await cancelled_after(steps, driver.load(key))
             await cancelled_after(steps, driver.scan(key.scope, limit=1))
             await cancelled_after(steps, driver.delete(key, expect="other"))
-            record = Record("birth", None, (b"a",))
+            record = Record("initial", None, (b"a",))
             must_be(await driver.load(key), record, "cancelled reads change nothing, and break nothing")
 
     @check("driver.outage")
     async def test_a_closed_driver_raises_and_never_answers(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
         await driver.close()
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: driver.load(key),
-            lambda: driver.append(key, b"b", birth="birth", ttl=None),
+            lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
             lambda: driver.replace(key, b"b", version="v", expect=ANY, ttl=None),
             lambda: driver.delete(key),
             lambda: driver.scan(key.scope, limit=1),
@@ -76,12 +76,12 @@ class Interruptions(Contract):
                 await call()
             assert_located(caught.value, driver, operation, key)
         other = await bench.driver()
-        must_be(await other.load(key), Record("birth", None, (b"a",)), "a closed driver does nothing")
+        must_be(await other.load(key), Record("initial", None, (b"a",)), "a closed driver does nothing")
 
     @check("driver.lifecycle")
     async def test_opening_and_closing_twice_is_harmless(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
         await driver.open()
         must_be((await loaded(driver, key)).tail, (b"a",), "opening a driver that is open changes nothing")
         await driver.close()
@@ -90,7 +90,7 @@ class Interruptions(Contract):
     @check("driver.lifecycle")
     async def test_closing_one_instance_leaves_the_others_and_the_data(self, bench: Bench) -> None:
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
-        await one.append(key, b"a", birth="birth", ttl=None)
+        await one.append(key, b"a", initial_version="initial", ttl=None)
         await one.close()
         must_be((await loaded(two, key)).tail, (b"a",), "only the other instance was closed")
 
@@ -100,7 +100,7 @@ class Interruptions(Contract):
     ) -> None:
         driver, other, key = await bench.driver(), await bench.driver(), bench.key()
         appends = [
-            asyncio.ensure_future(driver.append(key, b"%d" % n, birth=new_version(), ttl=None))
+            asyncio.ensure_future(driver.append(key, b"%d" % n, initial_version=new_version(), ttl=None))
             for n in range(20)
         ]
         await asyncio.sleep(0)

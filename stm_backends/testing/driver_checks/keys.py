@@ -19,7 +19,9 @@ class Keys(Contract):
     async def test_keys_never_collide_and_never_act_as_patterns(self, bench: Bench) -> None:
         driver, scope = await bench.driver(), bench.scope()
         for number, name in enumerate(NAMES):
-            length = await driver.append(Key(scope, name), b"%d" % number, birth=f"v{number}", ttl=None)
+            length = await driver.append(
+                Key(scope, name), b"%d" % number, initial_version=f"v{number}", ttl=None
+            )
             must_be(length, 1, f"the name {reprlib.repr(name)} is no other name")
         for number, name in enumerate(NAMES):
             record = Record(f"v{number}", None, (b"%d" % number,))
@@ -33,7 +35,9 @@ class Keys(Contract):
         scopes = [f"{root}{suffix}" for suffix in ("", *(name for name in NAMES if len(name) < 20))]
         for scope in scopes:
             bench.clean(scope)
-            length = await driver.append(Key(scope, "same"), scope.encode(), birth="birth", ttl=None)
+            length = await driver.append(
+                Key(scope, "same"), scope.encode(), initial_version="initial", ttl=None
+            )
             must_be(length, 1, f"a scope that ends with {scope[len(root) :]!r} is no other scope")
         for scope in scopes:
             why = f"a scope that ends with {scope[len(root) :]!r} is no other scope"
@@ -48,7 +52,7 @@ class Keys(Contract):
             for key in keys:
                 bench.clean(key.scope)
             for key in keys:
-                length = await driver.append(key, repr(key).encode(), birth="birth", ttl=None)
+                length = await driver.append(key, repr(key).encode(), initial_version="initial", ttl=None)
                 must_be(length, 1, f"{left} and {right} are two keys")
             for key in keys:
                 must_be((await loaded(driver, key)).tail, (repr(key).encode(),), "the keys are two")
@@ -70,7 +74,9 @@ class Keys(Contract):
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"", version="v1", expect=ABSENT, ttl=None)
         must_be(await driver.load(key), Record("v1", b"", ()), "an empty body is not the same as none")
-        must_be(await driver.append(key, b"", birth="birth", ttl=None), 1, "an empty entry counts")
+        must_be(
+            await driver.append(key, b"", initial_version="initial", ttl=None), 1, "an empty entry counts"
+        )
         must_be(await driver.load(key), Record("v1", b"", (b"",)), "an empty entry is an entry")
         done = await driver.replace(key, b"", version="v2", expect="v1", drop=1, ttl=None)
         must_be(done, True, "the record is of the version expected, and has one entry")

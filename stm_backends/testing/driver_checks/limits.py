@@ -22,10 +22,10 @@ class Limits(Contract):
     async def test_the_largest_entry_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         largest = noise(driver.traits.max_entry)
-        length = await driver.append(key, largest, birth="birth", ttl=None)
+        length = await driver.append(key, largest, initial_version="initial", ttl=None)
         must_be(length, 1, "an entry of `max_entry` bytes fits")
         with must_raise(TooLarge, "the entry is one byte longer than `max_entry`") as caught:
-            await driver.append(key, largest + b"x", birth="birth", ttl=None)
+            await driver.append(key, largest + b"x", initial_version="initial", ttl=None)
         must_be(caught.value.what, "entry", "the entry alone is past its limit")
         record = await loaded(driver, key)
         must_be(record.tail, (largest,), "a refused entry is not written, nor a part of it")
@@ -34,12 +34,12 @@ class Limits(Contract):
     async def test_the_largest_body_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         largest = noise(driver.traits.max_entry)
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
         with must_raise(TooLarge, "the body is one byte longer than `max_entry`") as caught:
-            await driver.replace(key, largest + b"x", version="v2", expect="birth", drop=1, ttl=None)
+            await driver.replace(key, largest + b"x", version="v2", expect="initial", drop=1, ttl=None)
         must_be(caught.value.what, "entry", "the body alone is past its limit")
-        must_be(await driver.load(key), Record("birth", None, (b"a",)), "a refused write changes nothing")
-        done = await driver.replace(key, largest, version="v2", expect="birth", drop=1, ttl=None)
+        must_be(await driver.load(key), Record("initial", None, (b"a",)), "a refused write changes nothing")
+        done = await driver.replace(key, largest, version="v2", expect="initial", drop=1, ttl=None)
         must_be(done, True, "a body of `max_entry` bytes fits")
         must_be(await driver.load(key), Record("v2", largest, ()), "a body of `max_entry` bytes fits")
 
@@ -54,25 +54,25 @@ class Limits(Contract):
         count = driver.traits.max_record // len(entry)
         await append_all(driver, key, *[entry] * count)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
-            await driver.append(key, entry, birth="birth", ttl=None)
+            await driver.append(key, entry, initial_version="initial", ttl=None)
         must_be(caught.value.what, "record", "the entry would fit in a smaller record")
         must_be((await loaded(driver, key)).tail, (entry,) * count, "a refused append changes nothing")
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
-            await driver.replace(key, entry, version="v2", expect="birth", ttl=None)
+            await driver.replace(key, entry, version="v2", expect="initial", ttl=None)
         must_be(caught.value.what, "record", "the body would fit in a smaller record")
-        must_be((await loaded(driver, key)).version, "birth", "a refused replace changes nothing")
-        done = await driver.replace(key, b"body", version="v2", expect="birth", drop=count, ttl=None)
+        must_be((await loaded(driver, key)).version, "initial", "a refused replace changes nothing")
+        done = await driver.replace(key, b"body", version="v2", expect="initial", drop=count, ttl=None)
         must_be(done, True, "a fold of the whole tail makes room")
-        length = await driver.append(key, entry[:-4], birth="birth", ttl=None)
+        length = await driver.append(key, entry[:-4], initial_version="initial", ttl=None)
         must_be(length, 1, "the fold has made room")
 
     @check("driver.arguments")
     async def test_nonsense_arguments_are_a_value_error_and_write_nothing(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "a life of 0 s": lambda: driver.append(key, b"a", birth="birth", ttl=0),
-            "a life of -1 s": lambda: driver.append(key, b"a", birth="birth", ttl=-1.0),
-            "a life of NaN s": lambda: driver.append(key, b"a", birth="birth", ttl=float("nan")),
+            "a life of 0 s": lambda: driver.append(key, b"a", initial_version="initial", ttl=0),
+            "a life of -1 s": lambda: driver.append(key, b"a", initial_version="initial", ttl=-1.0),
+            "a life of NaN s": lambda: driver.append(key, b"a", initial_version="initial", ttl=float("nan")),
             "a body's life of 0 s": lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=0),
             "a drop with ANY": lambda: driver.replace(key, b"a", version="v", expect=ANY, drop=1, ttl=None),
             "a drop with ABSENT": lambda: driver.replace(

@@ -27,7 +27,7 @@ async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
     for number in itertools.count():
         if number >= _LEAST and clock() >= end:
             return
-        length = await driver.append(key, _value(number), birth=_version(0), ttl=None)
+        length = await driver.append(key, _value(number), initial_version=_version(0), ttl=None)
         if length >= _LONGEST_TAIL:
             drop = 1 + number % _LONGEST_TAIL
             version, expect = _version(folded + drop), _version(folded)

@@ -45,7 +45,7 @@ class Processes(Contract):
         await asyncio.gather(*(victim.read(until=25) for victim in victims))
         await asyncio.gather(*(victim.kill() for victim in victims))
         # A write comes first, because what a victim had sent may still be done after its death.
-        await driver.append(key, b"after", birth="birth", ttl=None)
+        await driver.append(key, b"after", initial_version="initial", ttl=None)
         entries = await ledger(driver, key)
         assert len(entries) == len(set(entries)), "an entry must not be in the body and in the tail"
         assert "after" in entries, "what was appended after the processes' death must be there"

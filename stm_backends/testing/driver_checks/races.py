@@ -29,7 +29,9 @@ class Races(Contract):
         async def write(label: int) -> None:
             for number in range(10):
                 entry = f"{label}:{number}".encode()
-                lengths.append(await drivers[label % 2].append(key, entry, birth=new_version(), ttl=None))
+                lengths.append(
+                    await drivers[label % 2].append(key, entry, initial_version=new_version(), ttl=None)
+                )
 
         await asyncio.gather(*(write(label) for label in range(8)))
         tail = [entry.decode() for entry in (await loaded(drivers[0], key)).tail]
@@ -44,7 +46,9 @@ class Races(Contract):
 
         async def write(driver: Driver, label: str) -> None:
             for number in range(30):
-                await driver.append(key, f"{label}:{number}".encode(), birth=new_version(), ttl=None)
+                await driver.append(
+                    key, f"{label}:{number}".encode(), initial_version=new_version(), ttl=None
+                )
                 acknowledged.add(f"{label}:{number}")
                 await take_steps(number % 4)
 
@@ -77,7 +81,7 @@ class Races(Contract):
     async def test_of_writers_that_expect_the_same_version_exactly_one_wins(self, bench: Bench) -> None:
         drivers, key = [await bench.driver(), await bench.driver()], bench.key()
         for round_ in range(5):
-            await append_all(drivers[0], key, b"a", b"b", birth=f"birth{round_}")
+            await append_all(drivers[0], key, b"a", b"b", initial_version=f"initial{round_}")
             version = (await loaded(drivers[0], key)).version
             answers = await asyncio.gather(
                 *(
@@ -114,10 +118,17 @@ class Races(Contract):
     @check("driver.races")
     async def test_a_record_is_born_once_when_many_append_first(self, bench: Bench) -> None:
         drivers, key = [await bench.driver(), await bench.driver()], bench.key()
-        births = [f"birth{number}" for number in range(10)]
+        initial_versions = [f"initial{number}" for number in range(10)]
         lengths = await asyncio.gather(
-            *(drivers[n % 2].append(key, b"", birth=birth, ttl=None) for n, birth in enumerate(births))
+            *(
+                drivers[n % 2].append(key, b"", initial_version=initial_version, ttl=None)
+                for n, initial_version in enumerate(initial_versions)
+            )
         )
         must_be(sorted(lengths), list(range(1, 11)), "each of ten appends made the tail longer by one")
-        birth = births[lengths.index(1)]
-        must_be((await loaded(drivers[0], key)).version, birth, "this append was told that it was the first")
+        initial_version = initial_versions[lengths.index(1)]
+        must_be(
+            (await loaded(drivers[0], key)).version,
+            initial_version,
+            "this append was told that it was the first",
+        )

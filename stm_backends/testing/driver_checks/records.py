@@ -20,13 +20,17 @@ class Records(Contract):
     @check("driver.append")
     async def test_an_append_creates_a_record_with_its_birth_and_no_body(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        must_be(await driver.append(key, b"one", birth="birth", ttl=None), 1, "the tail has one entry")
-        must_be(await driver.load(key), Record("birth", None, (b"one",)), "the append created the record")
+        must_be(
+            await driver.append(key, b"one", initial_version="initial", ttl=None), 1, "the tail has one entry"
+        )
+        must_be(await driver.load(key), Record("initial", None, (b"one",)), "the append created the record")
 
     @check("driver.append")
     async def test_an_append_adds_at_the_end_and_returns_the_length_of_the_tail(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        lengths = [await driver.append(key, b"%d" % n, birth="birth", ttl=None) for n in range(12)]
+        lengths = [
+            await driver.append(key, b"%d" % n, initial_version="initial", ttl=None) for n in range(12)
+        ]
         must_be(lengths, list(range(1, 13)), "an append returns the new length of the tail")
         record = await loaded(driver, key)
         must_be(record.tail, tuple(b"%d" % n for n in range(12)), "an entry is added at the end")
@@ -34,11 +38,11 @@ class Records(Contract):
     @check("driver.append")
     async def test_an_append_does_not_change_the_version(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"one", birth="birth", ttl=None)
-        await driver.append(key, b"two", birth="other", ttl=None)
-        must_be((await loaded(driver, key)).version, "birth", "the second append met a record")
-        await driver.replace(key, b"body", version="second", expect="birth", ttl=None)
-        await driver.append(key, b"three", birth="third", ttl=None)
+        await driver.append(key, b"one", initial_version="initial", ttl=None)
+        await driver.append(key, b"two", initial_version="other", ttl=None)
+        must_be((await loaded(driver, key)).version, "initial", "the second append met a record")
+        await driver.replace(key, b"body", version="second", expect="initial", ttl=None)
+        await driver.append(key, b"three", initial_version="third", ttl=None)
         record = Record("second", b"body", (b"one", b"two", b"three"))
         must_be(await driver.load(key), record, "an append leaves version and body as they are")
 
@@ -46,7 +50,7 @@ class Records(Contract):
     async def test_the_same_entry_twice_stands_there_twice(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for length in (1, 2):
-            found = await driver.append(key, b"same", birth="birth", ttl=None)
+            found = await driver.append(key, b"same", initial_version="initial", ttl=None)
             must_be(found, length, "a tail is a list and not a set")
         must_be((await loaded(driver, key)).tail, (b"same", b"same"), "a tail is a list and not a set")
 
@@ -55,7 +59,7 @@ class Records(Contract):
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         for number in range(10):
             writer, reader = (one, two) if number % 2 else (two, one)
-            length = await writer.append(key, b"%d" % number, birth="birth", ttl=None)
+            length = await writer.append(key, b"%d" % number, initial_version="initial", ttl=None)
             must_be(length, number + 1, "the instances take turns in appending to one tail")
             entries = tuple(b"%d" % n for n in range(number + 1))
             must_be((await loaded(reader, key)).tail, entries, "the other instance was acknowledged the last")

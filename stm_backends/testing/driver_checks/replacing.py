@@ -22,11 +22,11 @@ class Replacing(Contract):
     @check("driver.replace")
     async def test_replace_any_replaces_what_is_there_and_empties_the_tail(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"one", birth="birth", ttl=None)
+        await driver.append(key, b"one", initial_version="initial", ttl=None)
         done = await driver.replace(key, b"body", version="v2", expect=ANY, ttl=None)
         must_be(done, True, "ANY is never refused")
         must_be(await driver.load(key), Record("v2", b"body", ()), "ANY empties the tail")
-        length = await driver.append(key, b"two", birth="birth", ttl=None)
+        length = await driver.append(key, b"two", initial_version="initial", ttl=None)
         must_be(length, 1, "the tail had been emptied")
         must_be(await driver.load(key), Record("v2", b"body", (b"two",)), "the tail had been emptied")
 
@@ -42,10 +42,10 @@ class Replacing(Contract):
     @check("driver.replace")
     async def test_a_record_that_only_has_a_tail_is_not_absent(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
-        await driver.append(key, b"one", birth="birth", ttl=None)
+        await driver.append(key, b"one", initial_version="initial", ttl=None)
         done = await driver.replace(key, b"body", version="v2", expect=ABSENT, ttl=None)
         must_be(done, False, "there is a record, if one without a body")
-        must_be(await driver.load(key), Record("birth", None, (b"one",)), "the write was refused")
+        must_be(await driver.load(key), Record("initial", None, (b"one",)), "the write was refused")
 
     @check("driver.replace")
     async def test_replace_with_a_version_stores_only_over_that_version(self, bench: Bench) -> None:
@@ -65,7 +65,7 @@ class Replacing(Contract):
     async def test_replace_with_a_version_keeps_the_tail(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        done = await driver.replace(key, b"body", version="v2", expect="birth", ttl=None)
+        done = await driver.replace(key, b"body", version="v2", expect="initial", ttl=None)
         must_be(done, True, "the record is of the version expected")
         must_be(await driver.load(key), Record("v2", b"body", (b"a", b"b")), "nothing was to be dropped")
 
@@ -73,10 +73,10 @@ class Replacing(Contract):
     async def test_a_fold_removes_exactly_the_oldest_entries(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b", b"c", b"d")
-        done = await driver.replace(key, b"ab", version="v2", expect="birth", drop=2, ttl=None)
+        done = await driver.replace(key, b"ab", version="v2", expect="initial", drop=2, ttl=None)
         must_be(done, True, "the record is of the version expected")
         must_be(await driver.load(key), Record("v2", b"ab", (b"c", b"d")), "the two oldest were folded")
-        length = await driver.append(key, b"e", birth="birth", ttl=None)
+        length = await driver.append(key, b"e", initial_version="initial", ttl=None)
         must_be(length, 3, "two entries of four had been folded")
         done = await driver.replace(key, b"abcde", version="v3", expect="v2", drop=3, ttl=None)
         must_be(done, True, "the record is of the version expected")
@@ -87,7 +87,7 @@ class Replacing(Contract):
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         await append_all(one, key, b"a", b"b")
         read = await loaded(one, key)
-        await two.append(key, b"c", birth="birth", ttl=None)
+        await two.append(key, b"c", initial_version="initial", ttl=None)
         done = await one.replace(key, b"ab", version="v2", expect=read.version, drop=2, ttl=None)
         must_be(done, True, "an append since leaves the version as it was")
         must_be(await two.load(key), Record("v2", b"ab", (b"c",)), "only what was read was folded")
@@ -96,16 +96,16 @@ class Replacing(Contract):
     async def test_a_drop_larger_than_the_tail_is_a_lost_race_and_changes_nothing(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
-        done = await driver.replace(key, b"abc", version="v2", expect="birth", drop=3, ttl=None)
+        done = await driver.replace(key, b"abc", version="v2", expect="initial", drop=3, ttl=None)
         must_be(done, False, "the tail has two entries, and three were to be dropped")
-        must_be(await driver.load(key), Record("birth", None, (b"a", b"b")), "the fold was refused")
+        must_be(await driver.load(key), Record("initial", None, (b"a", b"b")), "the fold was refused")
 
     @check("driver.resent")
     async def test_a_write_that_is_sent_twice_is_true_twice_and_done_once(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b", b"c")
         for _ in range(2):
-            done = await driver.replace(key, b"a", version="v2", expect="birth", drop=1, ttl=None)
+            done = await driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=None)
             must_be(done, True, "a write whose version the record carries has been done")
         must_be(await driver.load(key), Record("v2", b"a", (b"b", b"c")), "the fold is done once")
 
@@ -123,7 +123,7 @@ class Replacing(Contract):
     ) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
         done = await driver.replace(key, b"other", version="v1", expect=ANY, ttl=None)
         must_be(done, True, "a write whose version the record carries has been done")
         must_be(await driver.load(key), Record("v1", b"body", (b"a",)), "the write is not done again")

@@ -28,7 +28,7 @@ class Scanning(Contract):
     async def test_a_page_holds_no_more_than_its_limit(self, bench: Bench) -> None:
         driver, scope = await bench.driver(), bench.scope()
         for number in range(5):
-            await driver.append(Key(scope, f"{number}"), b"", birth="v", ttl=None)
+            await driver.append(Key(scope, f"{number}"), b"", initial_version="v", ttl=None)
         for limit in (1, 3, 5, 6):
             page = await driver.scan(scope, limit=limit)
             assert len(page.names) <= limit, f"a page with limit={limit} must hold no more names"
@@ -37,7 +37,7 @@ class Scanning(Contract):
     async def test_a_scan_begins_after_any_name_even_one_that_is_not_there(self, bench: Bench) -> None:
         driver, scope = await bench.driver(), bench.scope()
         for name in ("a", "c", "e"):
-            await driver.append(Key(scope, name), b"", birth="v", ttl=None)
+            await driver.append(Key(scope, name), b"", initial_version="v", ttl=None)
         for after, names in {"b": ("c", "e"), "c": ("e",), "e": ()}.items():
             page = await driver.scan(scope, after=after, limit=10)
             must_be(page.names, names, f"a, c and e are there, and these are greater than {after}")
@@ -54,7 +54,7 @@ class Scanning(Contract):
         driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()
         staying = [f"{number:03}" for number in range(0, 90, 2)]
         for name in staying:
-            await driver.append(Key(scope, name), b"", birth="v", ttl=None)
+            await driver.append(Key(scope, name), b"", initial_version="v", ttl=None)
         coming = (f"{number:03}" for number in itertools.cycle(range(1, 90, 2)))
         listed: list[str] = []
         after: str | None = ""
@@ -63,9 +63,11 @@ class Scanning(Contract):
             listed += page.names
             after = page.after
             name = Key(scope, next(coming))
-            await other.append(name, b"", birth="v", ttl=None)
-            await other.append(Key(scope, staying[len(listed) % len(staying)]), b"x", birth="v", ttl=None)
-            await other.append(Key(scope, f"0{len(listed)}-"), b"", birth="v", ttl=None)
+            await other.append(name, b"", initial_version="v", ttl=None)
+            await other.append(
+                Key(scope, staying[len(listed) % len(staying)]), b"x", initial_version="v", ttl=None
+            )
+            await other.append(Key(scope, f"0{len(listed)}-"), b"", initial_version="v", ttl=None)
             await other.delete(name)
         found = [name for name in listed if name in set(staying)]
         must_be(found, staying, "these names were there from the beginning to the end")
@@ -75,7 +77,7 @@ class Scanning(Contract):
         driver, scope = await bench.driver(), bench.scope()
         names = [f"{number:02}" for number in range(20)]
         for name in names:
-            await driver.append(Key(scope, name), b"", birth="v", ttl=None)
+            await driver.append(Key(scope, name), b"", initial_version="v", ttl=None)
         listed: list[str] = []
         after: str | None = ""
         while after is not None:

@@ -140,13 +140,15 @@ class DriverMachine(RuleBasedStateMachine):
     def append(self, which: int, scope: int, name: str, entry: bytes, ttl: float | None) -> None:
         """Append an entry."""
         self.catch_up()
-        key, birth = Key(self.scopes[scope], name), self.mint()
+        key, initial_version = Key(self.scopes[scope], name), self.mint()
         seconds, expires = self.lasting(ttl)
-        found = self.find(key) or Modelled(birth)
+        found = self.find(key) or Modelled(initial_version)
         found.tail.append(entry)
         found.expires = expires
         self.model[key] = found
-        length = self.run(self.drivers[which].append(key, entry, birth=birth, ttl=seconds))
+        length = self.run(
+            self.drivers[which].append(key, entry, initial_version=initial_version, ttl=seconds)
+        )
         if self.ended_in_time(key):
             must_be(length, len(found.tail), "an append returns the new length of the tail")
 

@@ -28,17 +28,17 @@ async def shared(bench: Bench) -> tuple[Driver, Key]:
     return driver, bench.key()
 
 
-async def append_all(driver: Driver, key: Key, *entries: bytes, birth: str = "birth") -> None:
+async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version: str = "initial") -> None:
     """Append entries one after the other."""
     for entry in entries:
-        await driver.append(key, entry, birth=birth, ttl=None)
+        await driver.append(key, entry, initial_version=initial_version, ttl=None)
 
 
 async def expired(bench: Bench) -> Key:
     """Return the key of a record of version `old`, with body and tail, whose time has come."""
     driver, key = await bench.driver(), bench.key()
     await driver.replace(key, b"old body", version="old", expect=ABSENT, ttl=bench.tick * 2)
-    await driver.append(key, b"old entry", birth="older", ttl=bench.tick)
+    await driver.append(key, b"old entry", initial_version="older", ttl=bench.tick)
     await bench.pass_time(bench.tick * 1.1)
     return key
 

@@ -151,7 +151,7 @@ async def _carry_out(task: Task) -> None:
             await task.work(driver, task.key)
         for number in range(task.count):
             entry = f"{task.label}:{number}"
-            length = await driver.append(task.key, entry.encode(), birth=new_version(), ttl=None)
+            length = await driver.append(task.key, entry.encode(), initial_version=new_version(), ttl=None)
             _acknowledge(entry)
             if task.fold_every and length >= task.fold_every:
                 await fold(driver, task.key, length // 2)

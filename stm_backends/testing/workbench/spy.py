@@ -74,8 +74,10 @@ class SpyDriver:
     async def load(self, key: Key) -> Record | None:
         return await self._through("load", key, self.inner.load(key))
 
-    async def append(self, key: Key, entry: bytes, *, birth: str, ttl: float | None) -> int:
-        return await self._through("append", key, self.inner.append(key, entry, birth=birth, ttl=ttl))
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        return await self._through(
+            "append", key, self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
+        )
 
     async def replace(
         self,

@@ -73,7 +73,7 @@ async def test_wrong_credentials_are_denied_and_shown_nowhere(guarded, written, 
     driver = await opened(url, users["writer"], **wrong)
     for work in (
         lambda: driver.load(KEY),
-        lambda: driver.append(KEY, b"b", birth="v", ttl=None),
+        lambda: driver.append(KEY, b"b", initial_version="v", ttl=None),
         lambda: driver.scan(KEY.scope, limit=1),
     ):
         with pytest.raises(Denied) as caught:
@@ -87,7 +87,7 @@ async def test_who_may_only_read_reads_and_is_denied_what_would_write(guarded, w
     driver = await opened(url, users["reader"])
     assert await driver.load(KEY) == Record("v1", b"a", ())
     for write in (
-        lambda: driver.append(KEY, b"b", birth="v", ttl=None),
+        lambda: driver.append(KEY, b"b", initial_version="v", ttl=None),
         lambda: driver.replace(KEY, b"b", version="v2", expect=ANY, ttl=None),
         lambda: driver.delete(KEY),
     ):

@@ -55,7 +55,7 @@ async def test_where_nobody_listens_nothing_was_done(place, key):
     async with opened(replace(place, endpoint_url=f"http://127.0.0.1:{free_port()}")) as driver:
         for operation in (
             lambda: driver.load(key),
-            lambda: driver.append(key, b"a", birth="v", ttl=None),
+            lambda: driver.append(key, b"a", initial_version="v", ttl=None),
             lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=None),
             lambda: driver.delete(key),
         ):
@@ -67,13 +67,13 @@ async def test_an_answer_that_is_lost_leaves_a_write_unknown_and_sending_it_agai
     behind, proxy, key
 ):
     async with opened(behind, deadline_s=1.0) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         proxy.silence("to client")
         fold = functools.partial(driver.replace, key, b"body", version="v2", expect="v1", drop=1, ttl=KEEP)
         with pytest.raises(OutcomeUnknown):
             await fold()
         with pytest.raises(OutcomeUnknown):
-            await driver.append(key, b"b", birth="v", ttl=None)
+            await driver.append(key, b"b", initial_version="v", ttl=None)
         with pytest.raises(Unavailable):
             await driver.load(key)
         proxy.restore()
@@ -84,9 +84,9 @@ async def test_an_answer_that_is_lost_leaves_a_write_unknown_and_sending_it_agai
 
 async def test_a_connection_that_breaks_in_the_middle_leaves_a_write_unknown(behind, proxy, key):
     async with opened(behind) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         proxy.silence("to client")
-        append = asyncio.ensure_future(driver.append(key, b"b", birth="v", ttl=None))
+        append = asyncio.ensure_future(driver.append(key, b"b", initial_version="v", ttl=None))
         await asyncio.sleep(0.3)
         proxy.cut()
         with pytest.raises(OutcomeUnknown, match="the connection was lost"):
@@ -97,7 +97,7 @@ async def test_a_connection_that_breaks_in_the_middle_leaves_a_write_unknown(beh
 
 async def test_cancelling_many_in_the_middle_leaves_the_pool_usable(behind, proxy, key):
     async with opened(behind, pool_size=4) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         for _ in range(3):
             proxy.silence("to client")
             loads = [asyncio.ensure_future(driver.load(key)) for _ in range(12)]
@@ -128,12 +128,12 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_the_deadline(ser
     async with opened(server.place, create=True):
         pass
     async with opened(server.place, deadline_s=2.5) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         server.pause()
         try:
             for operation, kind in (
                 (driver.load(key), Unavailable),
-                (driver.append(key, b"b", birth="v", ttl=None), OutcomeUnknown),
+                (driver.append(key, b"b", initial_version="v", ttl=None), OutcomeUnknown),
             ):
                 start = time.monotonic()
                 with pytest.raises(kind):
@@ -152,7 +152,7 @@ async def test_what_was_acknowledged_is_there_after_the_server_was_killed_and_st
 
         async def write():
             for number in range(1_000_000):
-                await driver.append(key, f"w:{number}".encode(), birth=new_version(), ttl=None)
+                await driver.append(key, f"w:{number}".encode(), initial_version=new_version(), ttl=None)
                 acknowledged.append(f"w:{number}")
                 if number == 30:
                     enough.set()
@@ -167,7 +167,7 @@ async def test_what_was_acknowledged_is_there_after_the_server_was_killed_and_st
         assert entries[: len(acknowledged)] == acknowledged
         # One more may have been done whose answer the server did not live to give.
         assert len(entries) - len(acknowledged) in (0, 1)
-        assert await driver.append(key, b"after", birth="v", ttl=None) == len(entries) + 1
+        assert await driver.append(key, b"after", initial_version="v", ttl=None) == len(entries) + 1
 
 
 # clocks --------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ async def test_hosts_half_a_second_apart_agree_for_half_a_second_about_the_short
 async def test_dynamodbs_own_reaper_never_comes_before_the_end(place, key):
     clock = FakeClock(1_900_000_000.25)
     async with opened(place, clock=clock) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=0.5)
+        await driver.append(key, b"a", initial_version="v1", ttl=0.5)
         client = place.client()
         item = client.get_item(TableName=place.table, Key={"pk": {"S": key.scope}, "sk": {"S": key.name}})[
             "Item"
@@ -210,8 +210,8 @@ async def test_a_page_of_expired_names_is_empty_and_not_the_last(place, key):
     clock = FakeClock(time.time())
     async with opened(place, clock=clock) as driver:
         for number in range(4):
-            await driver.append(Key(key.scope, f"{number}"), b"a", birth="v", ttl=60)
-        await driver.append(Key(key.scope, "9"), b"a", birth="v", ttl=None)
+            await driver.append(Key(key.scope, f"{number}"), b"a", initial_version="v", ttl=60)
+        await driver.append(Key(key.scope, "9"), b"a", initial_version="v", ttl=None)
         clock.now += 61
         assert await driver.scan(key.scope, limit=2) == Page((), "1")
         assert await driver.scan(key.scope, after="1", limit=2) == Page((), "3")
@@ -244,9 +244,9 @@ async def test_the_largest_record_under_the_longest_key_fits(place):
         largest = b"x" * driver.traits.max_entry
         count = driver.traits.max_record // len(largest)
         for number in range(count):
-            assert await driver.append(key, largest, birth=new_version(), ttl=60) == number + 1
+            assert await driver.append(key, largest, initial_version=new_version(), ttl=60) == number + 1
         with pytest.raises(TooLarge):
-            await driver.append(key, largest, birth=new_version(), ttl=60)
+            await driver.append(key, largest, initial_version=new_version(), ttl=60)
         assert (await driver.load(key)).tail == (largest,) * count
         assert await driver.delete(key) is True
 
@@ -255,7 +255,7 @@ async def test_the_largest_drop_fits_into_one_expression_and_a_larger_one_is_ref
     async with opened(place) as driver:
         most = driver.traits.max_drop
         for number in range(most + 2):
-            await driver.append(key, b"%d" % number, birth="v1", ttl=None)
+            await driver.append(key, b"%d" % number, initial_version="v1", ttl=None)
         with pytest.raises(ValueError, match="drops at most 250"):
             await driver.replace(key, b"", version="v2", expect="v1", drop=most + 1, ttl=None)
         fold = functools.partial(driver.replace, key, b"", expect="v1", drop=most)
@@ -280,7 +280,7 @@ async def test_the_largest_drop_fits_into_one_expression_and_a_larger_one_is_ref
 async def test_whatever_is_missing_or_of_another_type_is_corrupt(place, key, damage):
     client = place.client()
     async with opened(place) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=60)
+        await driver.append(key, b"a", initial_version="v1", ttl=60)
         client.update_item(
             TableName=place.table,
             Key={"pk": {"S": key.scope}, "sk": {"S": key.name}},

@@ -93,7 +93,7 @@ def items_of(client, place, key):
 
 
 def append(entry: bytes, ttl: float | None = None) -> Work:
-    return lambda driver, key: driver.append(key, entry, birth="birth", ttl=ttl)
+    return lambda driver, key: driver.append(key, entry, initial_version="initial", ttl=ttl)
 
 
 def replace(body: bytes, **how: Any) -> Work:
@@ -116,7 +116,7 @@ SETTINGS: dict[str, list[Work]] = {
     "a part and small entries": [append(b"large 1"), append(b"a"), append(b"b"), append(b"c")],
     "parts, a large body and a crowd": [
         *(append(b"%d" % number) for number in range(5)),
-        replace(LARGE, version="v1", expect="birth", drop=2),
+        replace(LARGE, version="v1", expect="initial", drop=2),
         *(append(b"large %d" % number) for number in range(6)),
     ],
 }
@@ -124,7 +124,7 @@ SETTINGS: dict[str, list[Work]] = {
 OPERATIONS: dict[str, Work] = {
     "a small append": append(b"x"),
     "a large append": append(b"xxxxxx"),
-    "a fold": replace(b"", version="w1", expect="birth", drop=2),
+    "a fold": replace(b"", version="w1", expect="initial", drop=2),
     "a later fold with a large body": replace(LARGE + b"!", version="w2", expect="v1", drop=4),
     "a save": replace(b"s", version="w3", expect=ANY, ttl=None),
     "a large save": replace(LARGE + b"?", version="w4", expect=ANY, ttl=None),
@@ -220,7 +220,7 @@ async def test_a_kill_between_two_requests_leaves_the_record_before_or_after_and
         found = await plain.load(key)
         assert found in allowed, f"killed before request {step}"
         # It goes on as if nothing had been.
-        length = await plain.append(key, b"large, and after", birth="birth", ttl=None)
+        length = await plain.append(key, b"large, and after", initial_version="initial", ttl=None)
         assert length == len(found.tail if found else ()) + 1
         if found and found.tail:
             assert await plain.replace(key, LARGE, version="after", expect=found.version, drop=1, ttl=KEEP)
@@ -232,7 +232,7 @@ async def test_a_kill_between_two_requests_leaves_the_record_before_or_after_and
 async def test_an_erasure_that_was_killed_is_listed_and_finished_by_the_next(place, client, driver_on, key):
     plain = driver_on(client)
     for number in range(3):
-        await plain.append(key, b"large %d" % number, birth="v1", ttl=None)
+        await plain.append(key, b"large %d" % number, initial_version="v1", ttl=None)
     stepping = Stepping(client)
     for step in range(1, 10):
         stepping.kill_at, stepping.steps = step, 0
@@ -253,10 +253,10 @@ async def test_parts_that_a_killed_writer_left_are_gone_after_a_load_and_the_nex
 ):
     plain = driver_on(client)
     for number in range(3):
-        await plain.append(key, b"large %d" % number, birth="v1", ttl=None)
+        await plain.append(key, b"large %d" % number, initial_version="v1", ttl=None)
     with pytest.raises(Killed):
         # The head is read, and the part put.
-        await driver_on(Stepping(client, kill_at=2)).append(key, b"large 3", birth="v1", ttl=None)
+        await driver_on(Stepping(client, kill_at=2)).append(key, b"large 3", initial_version="v1", ttl=None)
     assert len(items_of(client, place, key)[1]) == 4
     record = await plain.load(key)
     assert len(record.tail) == 3
@@ -293,24 +293,24 @@ async def test_a_write_that_a_client_sent_twice_keeps_its_part_whatever_was_clea
     place, client, driver_on, key
 ):
     plain = driver_on(client)
-    await plain.append(key, b"large 1", birth="birth", ttl=None)
+    await plain.append(key, b"large 1", initial_version="initial", ttl=None)
     stray = {"pk": {"S": f"{key.scope}\0{key.name}"}, "sk": {"S": "stray"}, "values": {"L": []}}
     client.put_item(TableName=place.table, Item=stray)
 
     async def clear() -> None:
         await plain.load(key)
-        assert await plain.replace(key, b"", version="v2", expect="birth", ttl=KEEP)
+        assert await plain.replace(key, b"", version="v2", expect="initial", ttl=KEEP)
 
     resending = Resending(client, meanwhile=lambda: asyncio.run(clear()))
     # Each sending of it added the entry, and the core drops the repeat.
-    assert await driver_on(resending).append(key, b"large 2", birth="birth", ttl=None) == 3
+    assert await driver_on(resending).append(key, b"large 2", initial_version="initial", ttl=None) == 3
     assert await plain.load(key) == Record("v2", b"", (b"large 1", b"large 2", b"large 2"))
     await assert_erased(plain, client, place, key)
 
 
 async def test_a_part_that_a_listing_does_not_show_yet_is_not_missing(client, driver_on, key):
     # A transaction is one step, but two reads beside it may see its two items one before and one after.
-    await driver_on(client).append(key, b"large", birth="birth", ttl=None)
+    await driver_on(client).append(key, b"large", initial_version="initial", ttl=None)
     hidden = iter([True])
 
     class Behind(Stepping):
@@ -320,12 +320,12 @@ async def test_a_part_that_a_listing_does_not_show_yet_is_not_missing(client, dr
                 return lambda **_: {"Items": []}
             return call
 
-    assert await driver_on(Behind(client)).load(key) == Record("birth", None, (b"large",))
+    assert await driver_on(Behind(client)).load(key) == Record("initial", None, (b"large",))
 
 
 async def test_an_erasure_that_could_not_be_finished_is_not_said_to_be_not_done(client, driver_on, key):
     plain = driver_on(client)
-    await plain.append(key, b"large", birth="birth", ttl=None)
+    await plain.append(key, b"large", initial_version="initial", ttl=None)
 
     class CutOff(Stepping):
         def __getattr__(self, name: str) -> Any:
@@ -344,7 +344,9 @@ async def test_appends_of_every_size_at_once_are_all_there_and_each_was_told_its
 ):
     driver = driver_on(client)
     entries = [b"%d" % number * (1 + number % 3) for number in range(60)]
-    lengths = await asyncio.gather(*(driver.append(key, one, birth="v", ttl=None) for one in entries))
+    lengths = await asyncio.gather(
+        *(driver.append(key, one, initial_version="v", ttl=None) for one in entries)
+    )
     assert sorted(lengths) == list(range(1, 61))
     record = await driver.load(key)
     assert [entries[lengths.index(place)] for place in range(1, 61)] == list(record.tail)
@@ -353,12 +355,12 @@ async def test_appends_of_every_size_at_once_are_all_there_and_each_was_told_its
 
 async def test_folds_go_on_while_appends_of_every_size_arrive(client, driver_on, key):
     driver, appended, folded = driver_on(client), [], []
-    await driver.append(key, b"first", birth="v0", ttl=None)
+    await driver.append(key, b"first", initial_version="v0", ttl=None)
 
     async def add(which: int) -> None:
         for number in range(15):
             entry = b"%d-%d" % (which, number)
-            await driver.append(key, entry, birth="never", ttl=None)
+            await driver.append(key, entry, initial_version="never", ttl=None)
             appended.append(entry)
 
     async def fold() -> None:
@@ -387,7 +389,7 @@ async def test_ten_turns_of_300_kb_stand_and_fold(place, client, driver_on, key)
     driver = driver_on(client, sizes=Sizes())
     turns = [bytes([number]) * 300_000 for number in range(10)]
     for number, turn in enumerate(turns):
-        assert await driver.append(key, turn, birth="v1", ttl=60) == number + 1
+        assert await driver.append(key, turn, initial_version="v1", ttl=60) == number + 1
     assert await driver.load(key) == Record("v1", None, tuple(turns))
     assert await driver.replace(key, b"summary", version="v2", expect="v1", drop=7, ttl=KEEP)
     assert await driver.load(key) == Record("v2", b"summary", tuple(turns[7:]))
@@ -401,7 +403,7 @@ async def test_small_entries_fill_a_record_too(client, driver_on, key):
 
     async def fill() -> None:
         for _ in range(1_000):
-            await driver.append(key, b"x" * 50, birth="v1", ttl=None)
+            await driver.append(key, b"x" * 50, initial_version="v1", ttl=None)
 
     with pytest.raises(TooLarge) as caught:
         await fill()
@@ -409,7 +411,7 @@ async def test_small_entries_fill_a_record_too(client, driver_on, key):
     record = await driver.load(key)
     assert sizes.record - 50 <= sum(map(len, record.tail)) <= sizes.record + 2 * sizes.loose
     assert await driver.replace(key, b"", version="v2", expect="v1", drop=20, ttl=KEEP)
-    assert await driver.append(key, b"x" * 50, birth="v1", ttl=None) == len(record.tail) - 19
+    assert await driver.append(key, b"x" * 50, initial_version="v1", ttl=None) == len(record.tail) - 19
     assert await driver.delete(key)
 
 
@@ -417,7 +419,7 @@ async def test_many_small_parts_become_few(place, client, driver_on, key):
     driver = driver_on(client, sizes=Sizes(crowd=16, large=10, loose=64))
     entries = [b"%03d of two sizes" % n if n % 3 else b"%03d" % n for n in range(200)]
     for entry in entries:
-        await driver.append(key, entry, birth="v1", ttl=None)
+        await driver.append(key, entry, initial_version="v1", ttl=None)
     head, parts = items_of(client, place, key)
     assert len(head["tail"]["L"]) < 40
     assert len(parts) < 40
@@ -439,12 +441,12 @@ async def test_dynamodbs_reaper_never_takes_a_part_before_its_record(place, clie
             if "reap_at" in part:
                 assert float(part["reap_at"]["N"]) >= float(head.get("expires", {"N": "inf"})["N"])
 
-    await driver.append(key, b"large 1", birth="v1", ttl=60)
+    await driver.append(key, b"large 1", initial_version="v1", ttl=60)
     assert_kept()
     first = items_of(client, place, key)[1][0]["reap_at"]
     for ttl, entry in itertools.product((60, 30 * 86_400, None, 60), (b"s", b"large 2")):
         clock.now += 50
-        await driver.append(key, entry, birth="never", ttl=ttl)
+        await driver.append(key, entry, initial_version="never", ttl=ttl)
         assert_kept()
     assert items_of(client, place, key)[1][0].get("reap_at") != first
     assert await driver.replace(key, LARGE, version="v2", expect="v1", drop=1, ttl=90 * 86_400)
@@ -453,7 +455,7 @@ async def test_dynamodbs_reaper_never_takes_a_part_before_its_record(place, clie
     clock.now += 91 * 86_400
     assert await driver.load(key) is None
     # Reborn in its place.
-    assert await driver.append(key, b"large 3", birth="v3", ttl=60) == 1
+    assert await driver.append(key, b"large 3", initial_version="v3", ttl=60) == 1
     assert len(items_of(client, place, key)[1]) == 1
     assert_kept()
     await assert_erased(driver, client, place, key)
@@ -462,11 +464,11 @@ async def test_dynamodbs_reaper_never_takes_a_part_before_its_record(place, clie
 async def test_parts_are_prolonged_seldom(place, client, driver_on, key):
     clock, stepping = FakeClock(1_900_000_000.0), Stepping(client)
     driver = driver_on(stepping, clock=clock)
-    await driver.append(key, b"large 1", birth="v1", ttl=86_400)
+    await driver.append(key, b"large 1", initial_version="v1", ttl=86_400)
     stepping.steps = 0
     for _ in range(6):
         clock.now += 86_000
-        await driver.append(key, b"s", birth="never", ttl=86_400)
+        await driver.append(key, b"s", initial_version="never", ttl=86_400)
     # One of them seals; none has to touch the parts.
     assert stepping.steps <= 6 + 5
     await driver.delete(key)
@@ -493,7 +495,7 @@ async def test_a_record_of_one_item_is_loaded_appended_to_and_folded(
     put_old(client, place, key, tail, b"summary")
     assert await driver.load(key) == Record("v1", b"summary", tail)
     for number in range(4):
-        assert await driver.append(key, entry, birth="never", ttl=None) == count + 1 + number
+        assert await driver.append(key, entry, initial_version="never", ttl=None) == count + 1 + number
     tail += (entry,) * 4
     assert await driver.load(key) == Record("v1", b"summary", tail)
     drop = min(count - 1, 250)
@@ -508,19 +510,19 @@ async def test_a_record_of_one_item_that_is_full_takes_more(place, client, drive
     room = 409_600 - 120 - sum(map(len, tail)) - len(key.scope)
     tail += (b"y" * room,)
     put_old(client, place, key, tail)
-    assert await driver.append(key, b"z" * 1_000, birth="never", ttl=None) == 42
+    assert await driver.append(key, b"z" * 1_000, initial_version="never", ttl=None) == 42
     assert (await driver.load(key)).tail == (*tail, b"z" * 1_000)
     await assert_erased(driver, client, place, key)
 
 
 async def test_a_record_without_parts_is_what_earlier_versions_wrote(place, client, driver_on, key):
     driver = driver_on(client)
-    await driver.append(key, b"a", birth="v1", ttl=60)
-    await driver.append(key, b"b", birth="v1", ttl=None)
+    await driver.append(key, b"a", initial_version="v1", ttl=60)
+    await driver.append(key, b"b", initial_version="v1", ttl=None)
     head, parts = items_of(client, place, key)
     assert set(head) - {"grown"} == {"pk", "sk", "version", "body", "tail", "entries"}
     assert parts == []
-    await driver.append(key, b"large", birth="v1", ttl=None)
+    await driver.append(key, b"large", initial_version="v1", ttl=None)
     head, _ = items_of(client, place, key)
     # An older reader takes only bytes for an entry, and so refuses the record.
     assert head["readable_since"] == {"N": "2"}
@@ -547,7 +549,7 @@ async def test_a_record_of_a_newer_layout_is_refused_and_left_as_it_is(place, cl
 async def test_a_part_that_is_missing_or_damaged_is_corrupt(place, client, driver_on, key):
     driver = driver_on(client)
     for damage in ("delete", "REMOVE #values[0]", "REMOVE #values", "SET #values = :text"):
-        await driver.append(key, b"large", birth="v1", ttl=None)
+        await driver.append(key, b"large", initial_version="v1", ttl=None)
         (part,) = items_of(client, place, key)[1]
         at = {"TableName": place.table, "Key": {"pk": part["pk"], "sk": part["sk"]}}
         if damage == "delete":
@@ -601,9 +603,9 @@ def units(client):
 async def test_a_turn_of_10_kb_onto_200_kb_takes_at_most_25_write_units(client, driver_on, key, units):
     driver = driver_on(client, sizes=Sizes())
     for _ in range(20):
-        await driver.append(key, b"x" * 10_000, birth="v1", ttl=None)
+        await driver.append(key, b"x" * 10_000, initial_version="v1", ttl=None)
     units.written = 0.0
-    await driver.append(key, b"x" * 10_000, birth="v1", ttl=None)
+    await driver.append(key, b"x" * 10_000, initial_version="v1", ttl=None)
     assert units.written <= 25
     await driver.delete(key)
 
@@ -611,10 +613,10 @@ async def test_a_turn_of_10_kb_onto_200_kb_takes_at_most_25_write_units(client, 
 async def test_items_of_1_kb_take_about_what_they_weigh_however_many_stand(client, driver_on, key, units):
     driver = driver_on(client, sizes=Sizes())
     for _ in range(180):
-        await driver.append(key, b"x" * 1_000, birth="v1", ttl=None)
+        await driver.append(key, b"x" * 1_000, initial_version="v1", ttl=None)
     units.written = 0.0
     for _ in range(20):
-        await driver.append(key, b"x" * 1_000, birth="v1", ttl=None)
+        await driver.append(key, b"x" * 1_000, initial_version="v1", ttl=None)
     assert units.written / 20 <= 15
     await driver.delete(key)
 
@@ -641,7 +643,7 @@ async def test_places_of_a_list_mean_what_they_did_before_the_update(
     """A promise of the engine that a seal rests on, where entries stand between references."""
     driver = driver_on(client)
     for entry in (b"a", b"b", b"c"):
-        await driver.append(key, entry, birth="v1", ttl=None)
+        await driver.append(key, entry, initial_version="v1", ttl=None)
     client.update_item(
         TableName=place.table,
         Key={"pk": {"S": key.scope}, "sk": {"S": key.name}},

@@ -167,7 +167,7 @@ async def count_all(url, lost):
             await work
             return len(requests.asked)
 
-        append = functools.partial(driver.append, KEY, b"a", birth="v1")
+        append = functools.partial(driver.append, KEY, b"a", initial_version="v1")
         replace = functools.partial(driver.replace, KEY, b"body")
         assert await count(driver.load(KEY)) == 1
         assert await count(append(ttl=60)) == 2
@@ -202,7 +202,7 @@ async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met,
             await work
             return requests.asked
 
-        append = functools.partial(driver.append, KEY, birth="v1", ttl=None)
+        append = functools.partial(driver.append, KEY, initial_version="v1", ttl=None)
         look = ["GetItem"] * met
         put = ["PutItem", "UpdateItem"]
         assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "a birth"
@@ -230,10 +230,10 @@ async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met,
 async def test_a_full_record_says_so_before_anything_is_written(old, small):
     async with opened(old, sizes=Sizes(record=500_000)) as driver:
         for _ in range(2):
-            await driver.append(KEY, b"x" * 249_500, birth="v1", ttl=None)
+            await driver.append(KEY, b"x" * 249_500, initial_version="v1", ttl=None)
         old.asked.clear()
         with pytest.raises(TooLarge, match="the record would take 50") as caught:
-            await driver.append(KEY, b"x" * (2_000 if small else 3_000), birth="v1", ttl=None)
+            await driver.append(KEY, b"x" * (2_000 if small else 3_000), initial_version="v1", ttl=None)
         assert (caught.value.what, caught.value.limit) == ("record", 500_000)
         assert old.asked == (["UpdateItem", "PutItem", "GetItem"] if small else ["GetItem"])
         assert len((await driver.load(KEY)).tail) == 2
@@ -247,7 +247,7 @@ async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry
         opened(theirs) as another,
     ):
         for _ in range(2):
-            await driver.append(KEY, b"x" * 249_500, birth="v1", ttl=None)
+            await driver.append(KEY, b"x" * 249_500, initial_version="v1", ttl=None)
 
         async def make_room():
             if room == "erased":
@@ -256,7 +256,7 @@ async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry
                 assert await another.replace(KEY, b"", version="v2", expect="v1", drop=2, ttl=KEEP)
 
         old.meanwhile = {"GetItem": make_room}
-        assert await driver.append(KEY, b"x" * 2_000, birth="v3", ttl=None) == 1
+        assert await driver.append(KEY, b"x" * 2_000, initial_version="v3", ttl=None) == 1
         assert (await driver.load(KEY)).version == ("v3" if room == "erased" else "v2")
 
 
@@ -274,10 +274,10 @@ async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry
 )
 async def test_what_was_throttled_is_sent_again_and_done_once(old, code):
     async with opened(old) as driver:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()
         old.script = [(400, code)] * 3
-        assert await driver.append(KEY, b"b", birth="v1", ttl=None) == 2
+        assert await driver.append(KEY, b"b", initial_version="v1", ttl=None) == 2
         assert old.asked == ["UpdateItem"] * 4
         assert await driver.load(KEY) == Record("v1", None, (b"a", b"b"))
 
@@ -287,7 +287,7 @@ async def test_what_is_throttled_until_the_deadline_was_not_done(old):
         old.script = [(400, "ThrottlingException")] * 1000
         start = time.monotonic()
         with pytest.raises(Unavailable, match="throttled"):
-            await driver.append(KEY, b"a", birth="v1", ttl=None)
+            await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         assert time.monotonic() - start < 5
         assert 2 <= len(old.asked) < 100, "sent in a busy loop, or never again"
         old.script = []
@@ -298,7 +298,7 @@ async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ou
     async with opened(old) as driver:
         old.script = [(500, "InternalServerError")]
         with pytest.raises(OutcomeUnknown, match="the server failed"):
-            await driver.append(KEY, b"a", birth="v1", ttl=None)
+            await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         assert old.asked == ["UpdateItem"]
 
 
@@ -307,13 +307,13 @@ async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ou
 )
 async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, code):
     async with opened(old) as driver:
-        await driver.append(KEY, b"a", birth="v1", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()
         old.script = [(status, code)]
         assert await driver.load(KEY) == Record("v1", None, (b"a",))
         assert old.asked == ["GetItem", "GetItem"]
         # Also the second request of a load.
-        await driver.append(KEY, b"x" * 3_000, birth="v1", ttl=None)
+        await driver.append(KEY, b"x" * 3_000, initial_version="v1", ttl=None)
         old.asked.clear()
         old.meanwhile = {"Query": functools.partial(fail_next, old, status, code)}
         assert (await driver.load(KEY)).tail == (b"a", b"x" * 3_000)
@@ -329,10 +329,10 @@ async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
     async with opened(old):
         driver = DynamoDriver(DynamoSettings(table="stm_requests"), client=client)
         old.script = [(500, "InternalServerError")]
-        assert await driver.append(KEY, b"0", birth="v0", ttl=None) == 1
+        assert await driver.append(KEY, b"0", initial_version="v0", ttl=None) == 1
         assert old.asked == ["UpdateItem", "UpdateItem", "PutItem"]
         lengths = await asyncio.gather(
-            *(driver.append(KEY, b"%d" % n, birth=f"v{n}", ttl=None) for n in range(1, 9))
+            *(driver.append(KEY, b"%d" % n, initial_version=f"v{n}", ttl=None) for n in range(1, 9))
         )
         assert sorted(lengths) == list(range(2, 10))
         await driver.close()
@@ -380,7 +380,7 @@ async def test_a_table_that_another_creates_is_asked_for_with_pauses_until_it_is
 async def test_an_error_of_dynamodb_is_one_of_ours_and_shows_nothing_of_the_key(old, status, code, kind):
     async with opened(old) as driver:
         for write in (
-            lambda: driver.append(KEY, b"a", birth="v1", ttl=None),
+            lambda: driver.append(KEY, b"a", initial_version="v1", ttl=None),
             lambda: driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None),
             lambda: driver.delete(KEY),
         ):
@@ -422,6 +422,6 @@ async def test_nobodys_credentials_are_denied(place, monkeypatch, tmp_path):
     await driver.open()
     try:
         with pytest.raises(Denied, match="no credentials"):
-            await driver.append(KEY, b"a", birth="v1", ttl=None)
+            await driver.append(KEY, b"a", initial_version="v1", ttl=None)
     finally:
         await driver.close()

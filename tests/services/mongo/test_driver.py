@@ -104,7 +104,7 @@ async def test_turns_of_many_kilobytes_and_of_megabytes_stand_side_by_side_in_on
     try:
         assert driver.traits.max_record > len(large) * 2 + sum(map(len, turns))
         for turn in (*turns, large):
-            await driver.append(key, turn, birth="v", ttl=None)
+            await driver.append(key, turn, initial_version="v", ttl=None)
         assert await driver.replace(key, large, version="w", expect="v", drop=3, ttl=None) is True
         record = await driver.load(key)
         assert record is not None

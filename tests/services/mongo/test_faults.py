@@ -48,7 +48,7 @@ class Writer:
         while not done.is_set():
             entry = b"%s:%d" % (self.label.encode(), self.acknowledged)
             try:
-                await self.driver.append(self.key, entry, birth=new_version(), ttl=None)
+                await self.driver.append(self.key, entry, initial_version=new_version(), ttl=None)
                 self.acknowledged += 1
             except StorageError:
                 self.resent.add(entry)
@@ -131,12 +131,12 @@ async def test_a_write_that_no_majority_has_confirmed_is_unknown_and_is_not_read
     primary = await asyncio.to_thread(replica_set.primary)
     others = [member for member in replica_set.members if member is not primary]
     async with opened(replica_place.options(deadline_s=DEADLINE_S)) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         for member in others:
             member.pause()
         try:
             with pytest.raises(OutcomeUnknown):
-                await driver.append(key, b"b", birth="v1", ttl=None)
+                await driver.append(key, b"b", initial_version="v1", ttl=None)
             # It may have noticed by now that it is alone, and have stepped down.
             with contextlib.suppress(Unavailable):
                 assert await driver.load(key) == Record("v1", None, (b"a",))
@@ -167,13 +167,13 @@ async def test_what_a_killed_server_had_acknowledged_is_there_when_it_starts_aga
 
 async def test_a_write_whose_answer_is_lost_is_unknown_and_sending_it_again_is_harmless(proxy, proxied, key):
     async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         proxy.silence("to client")
         with pytest.raises(OutcomeUnknown):
             await driver.replace(key, b"a", version="v2", expect="v1", drop=1, ttl=None)
         proxy.restore()
         assert await driver.load(key) == Record("v2", b"a", ())
-        await driver.append(key, b"b", birth="v3", ttl=None)
+        await driver.append(key, b"b", initial_version="v3", ttl=None)
         assert await driver.replace(key, b"a", version="v2", expect="v1", drop=1, ttl=None) is True
         assert await driver.load(key) == Record("v2", b"a", (b"b",))
 
@@ -182,33 +182,33 @@ async def test_an_append_whose_answer_is_lost_was_done_once_and_not_sent_again_b
     proxy, proxied, key
 ):
     async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         proxy.silence("to client")
         with pytest.raises(OutcomeUnknown):
-            await driver.append(key, b"b", birth="v1", ttl=None)
+            await driver.append(key, b"b", initial_version="v1", ttl=None)
         proxy.restore()
         assert await driver.load(key) == Record("v1", None, (b"a", b"b"))
 
 
 async def test_what_never_left_is_unavailable_and_was_not_done(proxied, place, proxy, key):
     async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver, opened(place.url) as other:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         async with proxy.outage():
             with pytest.raises(StorageError):
                 await driver.load(key)
             with pytest.raises(Unavailable, match="no server that could do this was found"):
-                await driver.append(key, b"b", birth="v1", ttl=None)
+                await driver.append(key, b"b", initial_version="v1", ttl=None)
         assert await other.load(key) == Record("v1", None, (b"a",))
 
 
 async def test_a_server_that_hangs_holds_nobody_beyond_the_deadline(single, single_place, key):
     async with opened(single_place.options(deadline_s=DEADLINE_S)) as driver:
-        await driver.append(key, b"a", birth="v1", ttl=None)
+        await driver.append(key, b"a", initial_version="v1", ttl=None)
         single.pause()
         try:
             for kind, call in (
                 (Unavailable, lambda: driver.load(key)),
-                (StorageError, lambda: driver.append(key, b"b", birth="v1", ttl=None)),
+                (StorageError, lambda: driver.append(key, b"b", initial_version="v1", ttl=None)),
                 (StorageError, lambda: driver.delete(Key(key.scope, "other"))),
             ):
                 started = time.monotonic()
@@ -227,7 +227,7 @@ async def test_closing_takes_no_longer_than_a_deadline_when_the_server_hangs(sin
     """PyMongo says good-bye to the server, and would wait half a minute for one to say it to."""
     driver = open_driver(single_place.options(deadline_s=DEADLINE_S))
     await driver.open()
-    await driver.append(key, b"a", birth="v1", ttl=None)
+    await driver.append(key, b"a", initial_version="v1", ttl=None)
     single.pause()
     try:
         started = time.monotonic()
@@ -243,7 +243,7 @@ async def test_the_server_is_told_to_give_up_too(single, single_place, key):
     try:
         async with opened(single_place.options(deadline_s=DEADLINE_S)) as driver:
             with pytest.raises(OutcomeUnknown):
-                await driver.append(key, b"a", birth="v1", ttl=None)
+                await driver.append(key, b"a", initial_version="v1", ttl=None)
 
             def is_idle() -> bool:
                 running = single.ask("currentOp", **{"command.findAndModify": "stm_records"})
@@ -259,7 +259,7 @@ async def test_the_server_is_told_to_give_up_too(single, single_place, key):
 async def test_cancelled_operations_leave_the_client_usable(place, key):
     async with opened(place.options(maxPoolSize=2)) as driver:
         for delay in itertools.islice(itertools.cycle((0, 0.0005, 0.001, 0.002)), 40):
-            task = asyncio.ensure_future(driver.append(key, b"a", birth="v1", ttl=None))
+            task = asyncio.ensure_future(driver.append(key, b"a", initial_version="v1", ttl=None))
             await asyncio.sleep(delay)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -272,7 +272,7 @@ async def test_cancelled_operations_leave_the_client_usable(place, key):
 async def test_more_callers_than_connections_wait_for_one_another(place, key):
     async with opened(place.options(maxPoolSize=2)) as driver:
         lengths = await asyncio.gather(
-            *(driver.append(key, b"%d" % n, birth="v", ttl=None) for n in range(30))
+            *(driver.append(key, b"%d" % n, initial_version="v", ttl=None) for n in range(30))
         )
     assert sorted(lengths) == list(range(1, 31))
 
@@ -283,7 +283,7 @@ def test_a_driver_that_was_closed_can_be_opened_in_another_event_loop(place, key
     async def use() -> int:
         await driver.open()
         try:
-            return await driver.append(key, b"a", birth="v", ttl=None)
+            return await driver.append(key, b"a", initial_version="v", ttl=None)
         finally:
             await driver.close()
 

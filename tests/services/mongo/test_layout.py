@@ -40,30 +40,30 @@ def noted(collection):
 
 async def test_a_collection_that_says_nothing_is_used_as_it_is_and_labelled_by_create(url, collection):
     async with opened(url) as driver:
-        assert await driver.append(KEY, b"a", birth="v", ttl=None) == 1
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == 1
     assert noted(collection) is None
     async with opened(url, create=True) as driver:
-        assert await driver.append(KEY, b"b", birth="v", ttl=None) == 2
+        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 2
     assert noted(collection) == statements.LAYOUT
 
 
 async def test_a_collection_is_upgraded_while_an_old_process_runs_on(url, collection, monkeypatch):
     async with opened(url) as old:
-        await old.append(KEY, b"a", birth="v", ttl=None)
+        await old.append(KEY, b"a", initial_version="v", ttl=None)
         with monkeypatch.context() as newer:
             newer.setattr(statements, "LAYOUT", Layout(version=2, readable_since=1))
             newer.setitem(statements.STEPS, 2, ("createIndexes", LATER))
             async with opened(url) as not_told:
-                assert await not_told.append(KEY, b"b", birth="v", ttl=None) == 2
+                assert await not_told.append(KEY, b"b", initial_version="v", ttl=None) == 2
             assert "stm_later" not in collection.index_information()
             async with opened(url, create=True) as new:
                 assert "stm_later" in collection.index_information()
-                assert await new.append(KEY, b"c", birth="v", ttl=60) == 3
-                assert await old.append(KEY, b"d", birth="v", ttl=60) == 4
+                assert await new.append(KEY, b"c", initial_version="v", ttl=60) == 3
+                assert await old.append(KEY, b"d", initial_version="v", ttl=60) == 4
                 assert await old.replace(KEY, b"A", version="w", expect="v", drop=1, ttl=KEEP) is True
                 assert await new.load(KEY) == Record("w", b"A", (b"b", b"c", b"d"))
         async with opened(url, create=True) as old_again:
-            assert await old_again.append(KEY, b"e", birth="v", ttl=60) == 4
+            assert await old_again.append(KEY, b"e", initial_version="v", ttl=60) == 4
             assert await old.load(KEY) == await old_again.load(KEY)
     assert noted(collection) == Layout(version=2, readable_since=1), "old code leaves the numbers alone"
 
@@ -107,7 +107,7 @@ async def test_what_a_collection_says_of_itself_is_no_record(url, collection):
             assert (await driver.scan(key.scope, limit=5)).names == ()
             assert await driver.load(key) is None
             assert await driver.delete(key) is False
-            assert await driver.append(key, b"a", birth="v", ttl=60) == 1
+            assert await driver.append(key, b"a", initial_version="v", ttl=60) == 1
             assert (await driver.scan(key.scope, limit=5)).names == (key.name,)
     assert noted(collection) == statements.LAYOUT
 
@@ -121,4 +121,4 @@ async def test_the_printed_schema_does_what_create_does(url, collection):
         collection.database.command(json.loads(argument.removesuffix(")")))
     assert noted(collection) == statements.LAYOUT
     async with opened(url) as driver:
-        assert await driver.append(KEY, b"a", birth="v", ttl=60) == 1
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=60) == 1

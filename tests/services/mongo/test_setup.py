@@ -38,7 +38,7 @@ async def test_a_collection_that_was_not_set_up_is_refused_with_the_remedy(place
     async with opened(place.options(collection=fresh), create=True):
         pass
     async with opened(place.options(collection=fresh)) as driver:
-        assert await driver.append(Key("s", "n"), b"a", birth="v", ttl=None) == 1
+        assert await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None) == 1
     assert set(place.past.records.database[fresh].index_information()) == {"_id_", "stm_expires"}
 
 
@@ -87,7 +87,7 @@ async def main():
     print("ready", flush=True)
     sys.stdin.readline()
     await driver.open()
-    await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+    await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
     await driver.close()
 asyncio.run(main())
 """
@@ -110,9 +110,9 @@ async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(sing
     records = single_place.past.records
     records.delete_many({})
     async with opened(single_place.url) as driver:
-        await driver.append(Key("s", "mortal"), b"a", birth="v", ttl=0.5)
-        await driver.append(Key("s", "lasting"), b"a", birth="v", ttl=None)
-        await driver.append(Key("s", "later"), b"a", birth="v", ttl=3600)
+        await driver.append(Key("s", "mortal"), b"a", initial_version="v", ttl=0.5)
+        await driver.append(Key("s", "lasting"), b"a", initial_version="v", ttl=None)
+        await driver.append(Key("s", "later"), b"a", initial_version="v", ttl=3600)
     await asyncio.to_thread(until, lambda: records.count_documents({}) == 2)
     assert sorted(record["_id"]["name"] for record in records.find()) == ["lasting", "later"]
 
@@ -148,7 +148,7 @@ async def test_the_permissions_that_the_readme_names_are_all_that_is_needed(guar
     async with opened(url_for(guarded, "writer"), create=True):
         pass
     async with opened(url_for(guarded, user)) as driver:
-        assert await driver.append(Key("s", user), b"a", birth="v", ttl=None) == 1
+        assert await driver.append(Key("s", user), b"a", initial_version="v", ttl=None) == 1
         assert (await driver.scan("s", limit=1)).names == (user,)
         assert await driver.replace(Key("s", user), b"b", version="w", expect=ANY, ttl=None) is True
         assert await driver.delete(Key("s", user)) is True
@@ -165,11 +165,11 @@ async def test_a_connection_by_tls_is_made_only_with_a_certificate_that_is_trust
 
 async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
     async with opened(url_for(guarded, "writer"), create=True) as driver:
-        await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+        await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
     async with opened(url_for(guarded, "reader")) as driver:
         assert await driver.load(Key("s", "n")) is not None
         with pytest.raises(Denied, match=r"mongo\.append: this user may not do that"):
-            await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+            await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
         with pytest.raises(Denied):
             await driver.delete(Key("s", "n"))
     driver = open_driver(url_for(guarded, "writer", "wr0ng"))
@@ -183,13 +183,13 @@ async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
 
 async def test_a_secondary_takes_no_writes_and_says_what_it_is(replica_set, replica_place, fresh):
     async with opened(replica_place.options(collection=fresh), create=True) as driver:
-        await driver.append(Key("s", "n"), b"a", birth="v", ttl=None)
+        await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
     primary = await asyncio.to_thread(replica_set.primary)
     secondary = next(member for member in replica_set.members if member is not primary)
     alone = f"mongodb://{secondary.address}/{replica_place.database}?directConnection=true"
     async with opened(f"{alone}&collection={fresh}&deadline_s=3") as driver:
         for write in (
-            lambda: driver.append(Key("s", "n"), b"b", birth="v", ttl=None),
+            lambda: driver.append(Key("s", "n"), b"b", initial_version="v", ttl=None),
             lambda: driver.replace(Key("s", "n"), b"b", version="w", expect=ANY, ttl=None),
             lambda: driver.delete(Key("s", "n")),
         ):

@@ -52,7 +52,7 @@ EXPRESSIONS = (
 async def test_text_that_looks_like_an_expression_is_text(place, text):
     key = Key(f"{text}:{text}", text)
     async with opened(place.url) as driver:
-        assert await driver.append(key, text.encode(), birth=text, ttl=60) == 1
+        assert await driver.append(key, text.encode(), initial_version=text, ttl=60) == 1
         assert await driver.load(key) == Record(text, None, (text.encode(),))
         assert await driver.scan(key.scope, after="", limit=5) == ((text,), None)
         assert await driver.replace(key, b"x", version="other", expect=f"{text}x", drop=1, ttl=None) is False
@@ -113,7 +113,7 @@ async def test_each_operation_carries_its_concern_and_its_deadline(replica_place
     commands, key = Commands(), Key("acme:concerns:memory", "chat")
     async with AsyncMongoClient(replica_place.url, event_listeners=[commands]) as client:
         driver = open_driver(None, client=client, database=replica_place.database, deadline_s=3.0, **settings)
-        assert await driver.append(key, b"a", birth="v", ttl=None) == 1
+        assert await driver.append(key, b"a", initial_version="v", ttl=None) == 1
         assert await driver.load(key) == Record("v", None, (b"a",))
         assert (await driver.scan(key.scope, limit=1)).names == ("chat",)
         assert await driver.replace(key, b"b", version="w", expect="v", drop=1, ttl=None) is True
@@ -153,7 +153,7 @@ async def test_a_listing_reads_a_range_of_the_index_and_nothing_else(place):
     scope = "acme:range:memory"
     async with opened(place.url) as driver:
         for name, other in itertools.product(("a", "b", "c"), ("", "x")):
-            await driver.append(Key(scope + other, name), b"a", birth="v", ttl=None)
+            await driver.append(Key(scope + other, name), b"a", initial_version="v", ttl=None)
     plan = place.past.records.find(statements.names_after(scope, "a"), statements.LISTED).sort("_id", 1)
     stats = plan.explain()["executionStats"]
     assert (stats["totalKeysExamined"], stats["totalDocsExamined"], stats["nReturned"]) == (2, 2, 2)
@@ -174,10 +174,10 @@ async def test_a_document_full_of_entries_without_bytes_is_too_large_before_anyt
     place.past.records.insert_one(document)
     async with opened(place.options(deadline_s=20)) as driver:
         with pytest.raises(TooLarge, match=r"mongo\.append: the record") as caught:
-            await driver.append(key, b"x" * room, birth="v", ttl=None)
+            await driver.append(key, b"x" * room, initial_version="v", ttl=None)
         assert caught.value.what == "record"
         assert (await driver.scan(key.scope, limit=1)).names == ("chat",)
-        assert await driver.append(key, b"x", birth="v", ttl=None) == 1_190_001
+        assert await driver.append(key, b"x", initial_version="v", ttl=None) == 1_190_001
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ async def test_nothing_is_written_to_a_document_whose_tail_is_none(place, damage
     key = Key("acme:tailless:memory", "chat")
     async with opened(place.url) as driver:
         await driver.delete(key)
-        await driver.append(key, b"a", birth="v", ttl=None)
+        await driver.append(key, b"a", initial_version="v", ttl=None)
         place.past.records.update_one({"_id": key._asdict()}, damage)
         before = place.past.records.find_one({"_id": key._asdict()})
         with pytest.raises(Corrupt):
             await driver.load(key)
         with pytest.raises(Corrupt):
-            await driver.append(key, b"b", birth="v", ttl=None)
+            await driver.append(key, b"b", initial_version="v", ttl=None)
         with pytest.raises(Corrupt):
             await driver.replace(key, b"b", version="w", expect="v", drop=1, ttl=None)
         assert place.past.records.find_one({"_id": key._asdict()}) == before
@@ -227,7 +227,7 @@ async def test_a_document_that_something_else_altered_is_corrupt_and_can_be_eras
 async def test_a_time_to_live_of_any_length_is_kept_or_cut_to_what_a_date_holds(place, ttl):
     key = Key("acme:ttl:memory", "chat")
     async with opened(place.url) as driver:
-        await driver.append(key, b"a", birth="v", ttl=ttl)
+        await driver.append(key, b"a", initial_version="v", ttl=ttl)
         await asyncio.sleep(0.01)
         assert (await driver.load(key) is not None) is (ttl > 1)
         await driver.delete(key)

@@ -43,7 +43,7 @@ async def test_many_appends_at_once_to_a_large_record_never_make_each_other_star
     async with opened(single_place.options(deadline_s=60)) as driver:
         before = conflicts()
         lengths = await asyncio.gather(
-            *(driver.append(key, b"%d" % n, birth="x", ttl=None) for n in range(64))
+            *(driver.append(key, b"%d" % n, initial_version="x", ttl=None) for n in range(64))
         )
         assert conflicts() == before
         assert lengths == [ENTRIES + n for n in range(1, 65)], "not in the order asked for"
@@ -58,7 +58,7 @@ async def test_several_processes_that_append_to_a_large_record_have_no_unknown_o
     async with contextlib.AsyncExitStack() as stack:
         drivers = [await stack.enter_async_context(opened(place.options(deadline_s=60))) for _ in range(4)]
         lengths = await asyncio.gather(
-            *(driver.append(key, b"x", birth="x", ttl=None) for driver in drivers for _ in range(8))
+            *(driver.append(key, b"x", initial_version="x", ttl=None) for driver in drivers for _ in range(8))
         )
     assert sorted(lengths) == [ENTRIES + n for n in range(1, 33)]
 
@@ -67,12 +67,12 @@ async def test_what_waits_behind_a_write_that_hangs_is_unavailable_and_was_never
     single, single_place, key
 ):
     async with opened(single_place.options(deadline_s=1.0)) as driver:
-        await driver.append(key, b"a", birth="v", ttl=None)
+        await driver.append(key, b"a", initial_version="v", ttl=None)
         single.pause()
         try:
             writes = (
-                driver.append(key, b"sent", birth="v", ttl=None),
-                driver.append(key, b"b", birth="v", ttl=None),
+                driver.append(key, b"sent", initial_version="v", ttl=None),
+                driver.append(key, b"b", initial_version="v", ttl=None),
                 driver.replace(key, b"c", version="w", expect=ANY, ttl=None),
                 driver.delete(key),
             )
@@ -91,8 +91,8 @@ async def test_what_waits_behind_a_write_that_hangs_is_unavailable_and_was_never
 async def test_other_records_do_not_wait(single_place, key):
     other = Key(key.scope, "other")
     async with opened(single_place.url) as driver, driver._turns.turn(key, operation="test"):  # noqa: SLF001 -- as a write that hangs would
-        waiting = asyncio.ensure_future(driver.append(key, b"a", birth="v", ttl=None))
-        assert await driver.append(other, b"a", birth="v", ttl=None) == 1
+        waiting = asyncio.ensure_future(driver.append(key, b"a", initial_version="v", ttl=None))
+        assert await driver.append(other, b"a", initial_version="v", ttl=None) == 1
         assert not waiting.done()
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -35,8 +35,8 @@ async def drop(url, schema):
 async def warm(driver):
     """Have a connection of the driver learn the statement of every operation."""
     key = Key("warm", f"{id(driver)}")
-    await driver.append(key, b"", birth="birth", ttl=1)
-    await driver.replace(key, b"", version="v2", expect="birth", drop=1, ttl=1)
+    await driver.append(key, b"", initial_version="initial", ttl=1)
+    await driver.replace(key, b"", version="v2", expect="initial", drop=1, ttl=1)
     await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
     await driver.load(key)
     await driver.scan("warm", limit=1)

@@ -100,7 +100,7 @@ async def test_a_server_is_trusted_by_its_certificate_and_by_nothing_less(url, s
 
     for place in (at("localhost", "verify-full"), at("127.0.0.1", "verify-ca")):
         driver = await open_at(place, create=True)
-        await driver.append(KEY, b"a", birth="birth", ttl=None)
+        await driver.append(KEY, b"a", initial_version="initial", ttl=None)
         await driver.close()
     with pytest.raises(Unavailable, match="certificate"):
         await open_at(at("127.0.0.1", "verify-full"))
@@ -119,11 +119,11 @@ async def test_a_certificate_of_somebody_elses_authority_is_not_trusted(
 async def test_tables_that_vanish_under_an_open_driver_are_unavailable_and_never_no_data(
     schema, driver, admin
 ):
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     await admin.execute(f"DROP TABLE {schema}.stm_entry, {schema}.stm_record CASCADE")
     for work in (
         lambda: driver.load(KEY),
-        lambda: driver.append(KEY, b"b", birth="birth", ttl=None),
+        lambda: driver.append(KEY, b"b", initial_version="initial", ttl=None),
         lambda: driver.scan(KEY.scope, limit=1),
     ):
         with pytest.raises(Unavailable, match="create=True"):

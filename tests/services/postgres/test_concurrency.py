@@ -57,27 +57,27 @@ def while_waiting(admin, schema, url):
 
 
 async def test_an_append_that_waited_stands_after_what_it_waited_for(driver, while_waiting):
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
-    waited = driver.append(KEY, b"mine", birth="no", ttl=None)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    waited = driver.append(KEY, b"mine", initial_version="no", ttl=None)
     assert await while_waiting(waited, APPEND) == 3
-    assert await driver.load(KEY) == Record("birth", None, (b"first", b"other", b"mine"))
+    assert await driver.load(KEY) == Record("initial", None, (b"first", b"other", b"mine"))
 
 
 async def test_an_append_that_waited_for_a_deletion_is_a_birth(driver, while_waiting):
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
-    assert await while_waiting(driver.append(KEY, b"mine", birth="again", ttl=None), ERASE) == 1
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    assert await while_waiting(driver.append(KEY, b"mine", initial_version="again", ttl=None), ERASE) == 1
     assert await driver.load(KEY) == Record("again", None, (b"mine",))
 
 
 async def test_a_record_that_expired_while_an_append_waited_is_absent(driver, while_waiting):
-    await driver.append(KEY, b"first", birth="birth", ttl=60)
-    assert await while_waiting(driver.append(KEY, b"mine", birth="again", ttl=None), EXPIRE) == 1
+    await driver.append(KEY, b"first", initial_version="initial", ttl=60)
+    assert await while_waiting(driver.append(KEY, b"mine", initial_version="again", ttl=None), EXPIRE) == 1
     assert await driver.load(KEY) == Record("again", None, (b"mine",))
 
 
 async def test_what_came_in_between_is_no_garbage_for_ever(driver, while_waiting, admin, schema):
-    await driver.append(KEY, b"first", birth="birth", ttl=60)
-    waited = driver.append(KEY, b"mine", birth="again", ttl=None)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=60)
+    waited = driver.append(KEY, b"mine", initial_version="again", ttl=None)
     assert await while_waiting(waited, APPEND, EXPIRE) == 1
     assert await driver.load(KEY) == Record("again", None, (b"mine",))
     assert await driver.replace(KEY, b"", version="v2", expect="again", drop=1, ttl=None) is True
@@ -85,23 +85,23 @@ async def test_what_came_in_between_is_no_garbage_for_ever(driver, while_waiting
 
 
 async def test_a_fold_that_waited_keeps_what_was_appended_meanwhile(driver, while_waiting):
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
-    fold = driver.replace(KEY, b"first", version="v2", expect="birth", drop=1, ttl=KEEP)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    fold = driver.replace(KEY, b"first", version="v2", expect="initial", drop=1, ttl=KEEP)
     assert await while_waiting(fold, APPEND) is True
     assert await driver.load(KEY) == Record("v2", b"first", (b"other",))
 
 
 async def test_of_two_folds_the_one_that_waited_loses(driver, while_waiting):
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
-    fold = driver.replace(KEY, b"first", version="v2", expect="birth", drop=1, ttl=KEEP)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    fold = driver.replace(KEY, b"first", version="v2", expect="initial", drop=1, ttl=KEEP)
     assert await while_waiting(fold, FOLD) is False
     assert await driver.load(KEY) == Record("theirs", b"b", ())
 
 
 async def test_a_fold_that_waited_for_itself_was_done(driver):
     """A client's own retry: the same write twice at once, the second waiting for the first."""
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
-    folds = [driver.replace(KEY, b"b", version="v2", expect="birth", drop=1, ttl=KEEP) for _ in range(8)]
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    folds = [driver.replace(KEY, b"b", version="v2", expect="initial", drop=1, ttl=KEEP) for _ in range(8)]
     assert await asyncio.gather(*folds) == [True] * 8
     assert await driver.load(KEY) == Record("v2", b"b", ())
 
@@ -120,16 +120,16 @@ async def test_a_lease_that_expired_while_somebody_waited_for_it_is_free(driver,
 
 
 async def test_a_save_that_waited_empties_the_tail_of_what_came_meanwhile(driver, while_waiting):
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
     saving = driver.replace(KEY, b"saved", version="v2", expect=ANY, ttl=None)
     assert await while_waiting(saving, APPEND) is True
     assert await driver.load(KEY) == Record("v2", b"saved", ())
-    assert await driver.append(KEY, b"next", birth="no", ttl=None) == 1
+    assert await driver.append(KEY, b"next", initial_version="no", ttl=None) == 1
     assert await driver.load(KEY) == Record("v2", b"saved", (b"next",))
 
 
 async def test_a_deletion_that_waited_takes_what_came_meanwhile_with_it(driver, while_waiting, admin, schema):
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
     assert await while_waiting(driver.delete(KEY), APPEND) is True
     assert await driver.load(KEY) is None
     assert await admin.fetchval(ENTRIES.format(schema=schema)) == 0
@@ -137,9 +137,9 @@ async def test_a_deletion_that_waited_takes_what_came_meanwhile_with_it(driver, 
 
 async def test_an_expired_record_born_anew_leaves_nothing_of_the_old_one(driver, admin, schema):
     for _ in range(3):
-        await driver.append(KEY, b"old", birth="old", ttl=0.05)
+        await driver.append(KEY, b"old", initial_version="old", ttl=0.05)
     await asyncio.sleep(0.1)
-    assert await driver.append(KEY, b"new", birth="new", ttl=None) == 1
+    assert await driver.append(KEY, b"new", initial_version="new", ttl=None) == 1
     assert await driver.load(KEY) == Record("new", None, (b"new",))
     assert await admin.fetchval(ENTRIES.format(schema=schema)) == 1
 
@@ -147,11 +147,11 @@ async def test_an_expired_record_born_anew_leaves_nothing_of_the_old_one(driver,
 async def test_a_purge_removes_no_more_than_its_limit_and_waits_for_nobody(driver, admin, schema):
     for number in range(5):
         await driver.replace(Key("scope", f"{number}"), b"", version="v", expect=ANY, ttl=0.05)
-    await driver.append(Key("scope", "lasting"), b"", birth="v", ttl=None)
+    await driver.append(Key("scope", "lasting"), b"", initial_version="v", ttl=None)
     await asyncio.sleep(0.1)
     assert [await driver.purge(2) for _ in range(4)] == [2, 2, 1, 0]
     assert await admin.fetchval(RECORDS.format(schema=schema)) == 1
-    await driver.append(KEY, b"", birth="v", ttl=0.001)
+    await driver.append(KEY, b"", initial_version="v", ttl=0.001)
     async with admin.transaction():
         await admin.execute(HOLD.format(schema=schema))
         assert await driver.purge(10) == 0
@@ -161,7 +161,7 @@ async def test_writers_remove_what_has_expired_as_they_pass(driver, admin, schem
     for number in range(40):
         await driver.replace(Key("scope", f"{number}"), b"", version="v", expect=ANY, ttl=0.001)
     for _ in range(400):
-        await driver.append(KEY, b"", birth="v", ttl=None)
+        await driver.append(KEY, b"", initial_version="v", ttl=None)
         if await admin.fetchval(RECORDS.format(schema=schema)) == 1:
             break
     assert (await driver.load(KEY)).version == "v"
@@ -175,7 +175,7 @@ async def test_writers_that_revive_and_purge_the_same_records_never_deadlock(url
 
     async def write(number):
         for turn in range(60):
-            await drivers[number % 2].append(keys[(number + turn) % 4], b"", birth="v", ttl=0.001)
+            await drivers[number % 2].append(keys[(number + turn) % 4], b"", initial_version="v", ttl=0.001)
 
     with purging(after_writes=True):
         await asyncio.gather(*(write(number) for number in range(8)))
@@ -184,10 +184,10 @@ async def test_writers_that_revive_and_purge_the_same_records_never_deadlock(url
 
 async def test_a_statement_that_waits_too_long_was_not_done(url, schema, driver, admin):
     impatient = await open_at(url, schema=schema, deadline_s=0.6)
-    await driver.append(KEY, b"first", birth="birth", ttl=None)
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
     async with admin.transaction():
         await admin.execute(HOLD.format(schema=schema))
         with pytest.raises(Unavailable, match="nothing was done"):
-            await impatient.append(KEY, b"late", birth="no", ttl=None)
+            await impatient.append(KEY, b"late", initial_version="no", ttl=None)
     assert (await driver.load(KEY)).tail == (b"first",)
     await impatient.close()

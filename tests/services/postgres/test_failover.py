@@ -71,7 +71,9 @@ async def test_after_a_failover_connections_to_the_former_primary_are_given_up(p
     keys = [Key("scope", f"{number}") for number in range(8)]
 
     async def append(entry):
-        return await asyncio.gather(*(driver.append(key, entry, birth="v", ttl=None) for key in keys))
+        return await asyncio.gather(
+            *(driver.append(key, entry, initial_version="v", ttl=None) for key in keys)
+        )
 
     assert await append(b"before") == [1] * 8
     await catch_up(primary, standby)
@@ -112,6 +114,6 @@ async def test_a_standby_is_refused_with_the_reason_and_the_primary_is_found_amo
     await pool.close()
     both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
     writer = await open_at(f"{both}?target_session_attrs=primary")
-    assert await writer.append(KEY, b"b", birth="v", ttl=None) == 1
+    assert await writer.append(KEY, b"b", initial_version="v", ttl=None) == 1
     await writer.close()
     await driver.close()

@@ -41,7 +41,7 @@ async def write_until(driver, count, acknowledged):
 
     async def write(label):
         for number in range(1_000_000):
-            await driver.append(Key("scope", label), b"%d" % number, birth="birth", ttl=None)
+            await driver.append(Key("scope", label), b"%d" % number, initial_version="initial", ttl=None)
             acknowledged.append((label, number))
             if len(acknowledged) >= count:
                 enough.set()
@@ -73,10 +73,10 @@ async def test_what_was_acknowledged_survives_the_death_of_every_process_of_the_
 
 async def test_a_server_that_hangs_is_an_error_at_the_deadline_and_works_on_when_it_does(server):
     driver = await open_at(server.url, create=True, deadline_s=1)
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     server.pause()
     for work, kind in (
-        (driver.append(KEY, b"b", birth="birth", ttl=None), (OutcomeUnknown, Unavailable)),
+        (driver.append(KEY, b"b", initial_version="initial", ttl=None), (OutcomeUnknown, Unavailable)),
         (driver.load(KEY), Unavailable),
     ):
         start = time.monotonic()
@@ -91,7 +91,7 @@ async def test_a_server_that_hangs_is_an_error_at_the_deadline_and_works_on_when
 
 async def test_closing_does_not_wait_for_a_server_that_hangs(server):
     driver = await open_at(server.url, create=True, deadline_s=0.5)
-    lost = asyncio.ensure_future(driver.append(KEY, b"a", birth="birth", ttl=None))
+    lost = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="initial", ttl=None))
     await asyncio.sleep(0)
     server.pause()
     start = time.monotonic()
@@ -109,8 +109,8 @@ async def test_a_write_whose_answer_was_lost_is_unknown_and_sending_it_again_is_
     far = await open_at(url, schema=schema, deadline_s=1)
     # Else the answer that is lost would be the statement's description.
     await warm(far)
-    await far.append(KEY, b"a", birth="birth", ttl=None)
-    write = {"version": "v2", "expect": "birth", "drop": 1, "ttl": None}
+    await far.append(KEY, b"a", initial_version="initial", ttl=None)
+    write = {"version": "v2", "expect": "initial", "drop": 1, "ttl": None}
     proxy.silence("to client")
     with pytest.raises(OutcomeUnknown):
         await far.replace(KEY, b"b", **write)
@@ -124,12 +124,12 @@ async def test_a_write_whose_answer_was_lost_is_unknown_and_sending_it_again_is_
 async def test_a_write_that_never_left_is_not_done(line, schema, driver):
     proxy, url = line
     far = await open_at(url, schema=schema, deadline_s=1)
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     proxy.cut()
     with pytest.raises(StorageError):
-        await far.append(KEY, b"b", birth="birth", ttl=None)
+        await far.append(KEY, b"b", initial_version="initial", ttl=None)
     with pytest.raises(Unavailable):
-        await far.append(KEY, b"b", birth="birth", ttl=None)
+        await far.append(KEY, b"b", initial_version="initial", ttl=None)
     assert (await driver.load(KEY)).tail == (b"a",)
     await far.close()
 
@@ -139,36 +139,36 @@ async def test_a_pool_without_a_free_connection_is_unavailable_and_nothing_was_s
     small = open_backend("postgres", client=pool, schema=schema, deadline_s=0.4).driver
     async with pool.acquire():
         with pytest.raises(Unavailable, match="no connection was free"):
-            await small.append(KEY, b"a", birth="birth", ttl=None)
-    assert await small.append(KEY, b"b", birth="birth", ttl=None) == 1
+            await small.append(KEY, b"a", initial_version="initial", ttl=None)
+    assert await small.append(KEY, b"b", initial_version="initial", ttl=None) == 1
     await pool.close()
 
 
 async def test_connections_that_an_administrator_ends_are_made_again(url, schema, driver, admin):
     await asyncio.gather(*(driver.load(KEY) for _ in range(5)))
     assert await admin.fetchval(TERMINATE, f"%{schema}%") > 1
-    assert await _until_answered(lambda: driver.append(KEY, b"a", birth="birth", ttl=None)) == 1
+    assert await _until_answered(lambda: driver.append(KEY, b"a", initial_version="initial", ttl=None)) == 1
 
 
 async def test_a_cancelled_caller_leaves_the_only_connection_usable(url, schema, driver, admin):
     small = await open_at(url, schema=schema, pool_size=1)
     async with admin.transaction():
         await admin.execute(f"LOCK TABLE {schema}.stm_record")
-        task = asyncio.ensure_future(small.append(KEY, b"a", birth="birth", ttl=None))
+        task = asyncio.ensure_future(small.append(KEY, b"a", initial_version="initial", ttl=None))
         await asyncio.sleep(0.2)
         start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert time.monotonic() - start < 1
-    assert await small.append(KEY, b"b", birth="birth", ttl=None) == 1
+    assert await small.append(KEY, b"b", initial_version="initial", ttl=None) == 1
     await small.close()
 
 
 async def test_the_server_gives_up_a_statement_whose_caller_did(url, schema, driver, admin):
     async with admin.transaction():
         await admin.execute(f"LOCK TABLE {schema}.stm_record")
-        task = asyncio.ensure_future(driver.append(KEY, b"a", birth="birth", ttl=None))
+        task = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="initial", ttl=None))
         await asyncio.sleep(0.2)
         task.cancel()
         async with asyncio.timeout(10):

@@ -49,7 +49,7 @@ class OldProcess:
         return found["comment"] == "stm-backends, schema 1"
 
     async def append(self, key, entry):
-        (row,) = await self.ask(layout_1.APPEND, *key, "birth", entry, None, 1_000_000)
+        (row,) = await self.ask(layout_1.APPEND, *key, "initial", entry, None, 1_000_000)
         return row["length"]
 
     async def fold(self, key, body, version, expect, drop):
@@ -106,8 +106,8 @@ async def test_a_store_is_brought_up_to_date_while_an_old_process_goes_on(old, u
     assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (2, 1)
     so_far = len(appended)
     new = await open_at("postgres", **options)
-    assert await new.load(OLD) == Record("birth", None, (b"old",))
-    assert await new.append(OLD, b"new", birth="no", ttl=None) == 2
+    assert await new.load(OLD) == Record("initial", None, (b"old",))
+    assert await new.append(OLD, b"new", initial_version="no", ttl=None) == 2
 
     async def has_gone_on():
         return len(appended) >= so_far + 20
@@ -117,7 +117,7 @@ async def test_a_store_is_brought_up_to_date_while_an_old_process_goes_on(old, u
     await running
     # Both see what the other writes, and fold, save and delete it.
     assert (await new.load(KEY)).tail == tuple(appended)
-    assert await process.fold(KEY, b"folded", "v2", "birth", len(appended) - 1) is True
+    assert await process.fold(KEY, b"folded", "v2", "initial", len(appended) - 1) is True
     assert await new.load(KEY) == Record("v2", b"folded", (appended[-1],))
     assert await new.replace(KEY, b"", version="v3", expect="v2", drop=1, ttl=None) is True
     assert await process.tail(OLD) == (b"old", b"new")
@@ -134,7 +134,7 @@ async def test_an_old_store_is_used_as_it_is_by_who_may_not_change_it(old, schem
     caplog.set_level(logging.WARNING, "stm_backends")
     for create in (False, True):
         driver = await open_at("postgres", **options, create=create)
-        assert await driver.append(OLD, b"new", birth="no", ttl=None) == 2 + create
+        assert await driver.append(OLD, b"new", initial_version="no", ttl=None) == 2 + create
         assert await driver.purge(1) == 0
         await driver.close()
     assert await admin.fetchval("SELECT to_regclass($1)", f"{schema}.stm_layout") is None
@@ -146,7 +146,7 @@ async def test_create_brings_a_store_up_to_date_and_many_may_do_so_at_once(url, 
     drivers = await asyncio.gather(*(open_at(url, schema=schema, create=True) for _ in range(8)))
     assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (2, 1)
     for length, driver in enumerate(drivers, 1):
-        assert await driver.append(KEY, b"a", birth="v", ttl=None) == length
+        assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == length
         await driver.close()
 
 
@@ -178,12 +178,12 @@ async def test_new_tables_and_those_brought_up_to_date_are_the_same(url, schema,
 
 
 async def test_columns_that_were_added_later_are_tolerated(url, schema, driver, admin):
-    await driver.append(KEY, b"a", birth="v", ttl=None)
+    await driver.append(KEY, b"a", initial_version="v", ttl=None)
     await admin.execute(ADD_COLUMN.format(schema=schema))
     await admin.execute(NEWER.format(schema=schema, version=3, readable_since=1))
     for create in (False, True):
         async with open_backend(url, schema=schema, create=create) as backend:
-            assert await backend.driver.append(KEY, b"b", birth="v", ttl=None) == 2 + create
+            assert await backend.driver.append(KEY, b"b", initial_version="v", ttl=None) == 2 + create
     assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (3, 1)
 
 
@@ -204,11 +204,11 @@ async def test_a_layout_that_is_too_new_is_refused_and_left_as_it_is(url, schema
 )
 async def test_what_a_dump_may_leave_out_is_not_needed(url, schema, driver, admin, lost):
     """Comments are left out by `pg_dump --no-comments`, and rows by `--schema-only`."""
-    await driver.append(KEY, b"a", birth="v", ttl=None)
+    await driver.append(KEY, b"a", initial_version="v", ttl=None)
     await admin.execute(lost.format(schema=schema))
     for create in (False, True):
         async with open_backend(url, schema=schema, create=create) as backend:
-            assert await backend.driver.append(KEY, b"b", birth="v", ttl=None) == 2 + create
+            assert await backend.driver.append(KEY, b"b", initial_version="v", ttl=None) == 2 + create
     assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (2, 1)
 
 

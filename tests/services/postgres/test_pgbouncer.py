@@ -105,7 +105,7 @@ async def test_writers_on_connections_that_change_all_the_time_lose_nothing(pool
     async def write(label):
         for number in range(25):
             entry = f"{label}:{number}".encode()
-            await drivers[label % 4].append(KEY, entry, birth="birth", ttl=None)
+            await drivers[label % 4].append(KEY, entry, initial_version="initial", ttl=None)
 
     await asyncio.gather(*(write(label) for label in range(12)))
     tail = (await drivers[0].load(KEY)).tail

@@ -20,7 +20,7 @@ async def test_plans_that_were_made_on_empty_tables_read_no_table_from_end_to_en
     ours = await open_at(url, schema=schema, pool_size=1)
     # A statement is planned for good at its sixth execution on a connection.
     for number in range(12):
-        await ours.append(KEY, b"a", birth="v", ttl=60)
+        await ours.append(KEY, b"a", initial_version="v", ttl=60)
         record = await ours.load(KEY)
         await ours.replace(KEY, b"b", version=f"v{number}", expect=record.version, drop=1, ttl=60)
         await ours.replace(Key("scope", "blob"), b"b", version=f"v{number}", expect=ANY, ttl=60)

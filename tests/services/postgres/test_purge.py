@@ -91,7 +91,7 @@ async def test_a_record_that_is_half_removed_is_absent_for_good_and_can_be_born_
     await fill(OTHER, LARGE, expired=YESTERDAY)
     while (await count())[1] == LARGE:
         await step()
-    assert await driver.append(OTHER, b"new", birth="new", ttl=None) == 1
+    assert await driver.append(OTHER, b"new", initial_version="new", ttl=None) == 1
     assert await driver.load(OTHER) == Record("new", None, (b"new",))
     await driver.close()
     assert await count() == (1, 1)
@@ -100,7 +100,7 @@ async def test_a_record_that_is_half_removed_is_absent_for_good_and_can_be_born_
 @pytest.mark.parametrize(
     "write",
     [
-        lambda driver: driver.append(KEY, b"new", birth="new", ttl=None),
+        lambda driver: driver.append(KEY, b"new", initial_version="new", ttl=None),
         lambda driver: driver.replace(KEY, b"new", version="new", expect=ANY, ttl=None),
     ],
     ids=["append", "replace"],
@@ -116,7 +116,7 @@ async def test_a_write_to_an_expired_record_removes_one_step_of_it_and_the_rest_
     assert await count() == (1, LARGE - STEP_ENTRIES + len(record.tail))
     # What a process that died has left, the folds of any other remove.
     other = await open_at(url, schema=schema)
-    await other.append(KEY, b"fold me", birth="no", ttl=None)
+    await other.append(KEY, b"fold me", initial_version="no", ttl=None)
     await other.replace(KEY, b"", version="v3", expect="new", drop=1, ttl=KEEP)
     await other.close()
     assert await count() == (1, len(record.tail))
@@ -175,13 +175,13 @@ async def test_writes_neither_wait_for_a_purge_nor_fail_with_it(fill, count, adm
     with purging(after_writes=True):
         async with admin.transaction():
             await admin.execute(HOLD.format(schema=schema))
-            assert await driver.append(KEY, b"a", birth="v", ttl=None) == 1
+            assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == 1
             await until(lambda: waiting(admin, schema))
             for length in range(2, 20):
-                assert await driver.append(KEY, b"a", birth="v", ttl=None) == length
+                assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == length
             assert await waiting(admin, schema) <= 1, "one at a time"
             await until(put_off)
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
     await driver.close()
     assert await count() == (1, 20)
 
@@ -191,7 +191,7 @@ async def test_processes_that_write_once_and_end_purge_too(fill, count, url, sch
         await fill(Key("scope", f"{number}"), 3, expired=YESTERDAY)
     with purging(after_writes=True):
         driver = await open_at(url, schema=schema)
-        await driver.append(KEY, b"a", birth="v", ttl=None)
+        await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.close()
     assert await count() == (1, 1)
 
@@ -202,7 +202,7 @@ async def test_closing_ends_a_purge_that_waits(fill, count, admin, url, schema):
     async with admin.transaction():
         await admin.execute(HOLD.format(schema=schema))
         with purging(after_writes=True):
-            await driver.append(KEY, b"a", birth="v", ttl=None)
+            await driver.append(KEY, b"a", initial_version="v", ttl=None)
         await driver.close()
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("stm-postgres")]
     assert await count() == (2, 4)

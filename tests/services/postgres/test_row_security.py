@@ -38,12 +38,12 @@ async def tenants(request, url, schema, admin, role):
 
 async def test_a_tenant_never_reads_or_changes_anothers_record(tenants):
     one, two = [(await open_at("postgres", **options)) for options in tenants]
-    await one.append(KEY, b"mine", birth="one", ttl=None)
+    await one.append(KEY, b"mine", initial_version="one", ttl=None)
     assert await two.load(KEY) is None
     assert await two.scan("scope", limit=10) == ((), None)
     assert await two.delete(KEY) is False
     assert await two.replace(KEY, b"", version="v", expect="one", ttl=None) is False
-    assert await two.append(KEY, b"yours", birth="two", ttl=0.001) == 1
+    assert await two.append(KEY, b"yours", initial_version="two", ttl=0.001) == 1
     assert await two.replace(KEY, b"yours", version="v", expect=ANY, ttl=0.001) is True
     assert await one.load(KEY) == Record("one", None, (b"mine",))
     assert await one.purge(10) == 0
@@ -53,7 +53,7 @@ async def test_a_tenant_never_reads_or_changes_anothers_record(tenants):
 
 async def test_sql_of_a_tenants_own_does_not_reach_across_either(tenants, schema, admin):
     one, two = [(await open_at("postgres", **options)) for options in tenants]
-    await one.append(KEY, b"mine", birth="one", ttl=None)
+    await one.append(KEY, b"mine", initial_version="one", ttl=None)
     settings = {"stm.tenant": tenants[1]["tenant"]} if "tenant" in tenants[1] else {}
     connection = await asyncpg.connect(tenants[1]["url"], server_settings=settings)
     for table in ("stm_record", "stm_entry"):
@@ -74,7 +74,7 @@ async def test_sql_of_a_tenants_own_does_not_reach_across_either(tenants, schema
 async def test_a_tenant_cannot_put_entries_under_anothers_record(tenants, schema, admin):
     """Its transaction would hold the lock of that record, and folds of the other tenant would wait for it."""
     one, two = [(await open_at("postgres", **options)) for options in tenants]
-    await one.append(KEY, b"mine", birth="one", ttl=None)
+    await one.append(KEY, b"mine", initial_version="one", ttl=None)
     record = await admin.fetchval(ID.format(schema=schema))
     settings = {"stm.tenant": tenants[1]["tenant"]} if "tenant" in tenants[1] else {}
     connection = await asyncpg.connect(tenants[1]["url"], server_settings=settings)
@@ -122,10 +122,10 @@ async def test_a_role_that_the_policies_do_not_bind_is_refused(url, schema, tena
 
 async def test_a_pool_of_such_a_role_is_refused_at_its_first_operation(url, schema, tenants):
     one = await open_at("postgres", **tenants[0])
-    await one.append(KEY, b"mine", birth="one", ttl=None)
+    await one.append(KEY, b"mine", initial_version="one", ttl=None)
     pool = await asyncpg.create_pool(url, min_size=0)
     theirs = open_backend("postgres", client=pool, schema=schema).driver
-    for work in (lambda: theirs.load(KEY), lambda: theirs.append(KEY, b"", birth="v", ttl=None)):
+    for work in (lambda: theirs.load(KEY), lambda: theirs.append(KEY, b"", initial_version="v", ttl=None)):
         with pytest.raises(ConfigurationError, match="not bound"):
             await work()
     assert (await one.load(KEY)).tail == (b"mine",)
@@ -138,7 +138,7 @@ async def test_the_owner_of_the_tables_is_bound_too(url, schema, admin, role):
     await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {owner}")
     options = {"schema": schema, "row_security": "setting"}
     async with open_backend(as_user(url, owner), create=True, tenant="one", **options) as backend:
-        await backend.driver.append(KEY, b"mine", birth="one", ttl=None)
+        await backend.driver.append(KEY, b"mine", initial_version="one", ttl=None)
     async with open_backend(as_user(url, owner), create=True, tenant="two", **options) as backend:
         assert await backend.driver.load(KEY) is None
 

@@ -21,7 +21,7 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
 async def main():
     async with open_backend(sys.argv[1], schema=sys.argv[2], create=True, deadline_s=60) as backend:
-        print(await backend.driver.append(Key("scope", "name"), b"", birth="birth", ttl=None))
+        print(await backend.driver.append(Key("scope", "name"), b"", initial_version="initial", ttl=None))
 asyncio.run(main())
 """
 
@@ -34,7 +34,7 @@ async def test_tables_are_not_created_unless_asked_for(url, schema):
 async def test_creating_again_changes_nothing(url, schema):
     for length in (1, 2):
         async with open_backend(url, schema=schema, create=True) as backend:
-            assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == length
+            assert await backend.driver.append(KEY, b"", initial_version="initial", ttl=None) == length
 
 
 async def test_ten_processes_that_create_at_once_all_work(url, schema):
@@ -53,14 +53,14 @@ async def test_ten_processes_that_create_at_once_all_work(url, schema):
 async def test_what_schema_prints_is_what_create_does(url, schema, admin):
     await admin.execute(schema_text(url, schema=schema))
     async with open_backend(url, schema=schema) as backend:
-        assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == 1
+        assert await backend.driver.append(KEY, b"", initial_version="initial", ttl=None) == 1
 
 
 async def test_a_schema_with_capitals_is_quoted(url):
     name = fresh_schema().upper()
     try:
         async with open_backend(url, schema=name, create=True) as backend:
-            assert await backend.driver.append(KEY, b"", birth="birth", ttl=None) == 1
+            assert await backend.driver.append(KEY, b"", initial_version="initial", ttl=None) == 1
     finally:
         await drop(url, name)
 
@@ -80,8 +80,8 @@ async def test_the_rights_that_the_readme_names_are_enough(url, schema, driver, 
     name = await role("app")
     async with open_backend(as_user(url, name), schema=schema, create=True) as backend:
         mine = backend.driver
-        assert await mine.append(KEY, b"a", birth="birth", ttl=None) == 1
-        assert await mine.replace(KEY, b"b", version="v2", expect="birth", drop=1, ttl=None) is True
+        assert await mine.append(KEY, b"a", initial_version="initial", ttl=None) == 1
+        assert await mine.replace(KEY, b"b", version="v2", expect="initial", drop=1, ttl=None) is True
         assert await mine.scan("scope", limit=1) == (("name",), None)
         assert await mine.delete(KEY) is True
 
@@ -91,7 +91,7 @@ async def test_a_role_without_the_rights_is_denied(url, schema, driver, role, ri
     name = await role("app", rights)
     with pytest.raises(Denied):
         async with open_backend(as_user(url, name), schema=schema) as backend:
-            await backend.driver.append(KEY, b"a", birth="birth", ttl=None)
+            await backend.driver.append(KEY, b"a", initial_version="initial", ttl=None)
 
 
 async def test_a_role_that_may_not_create_is_denied_and_nothing_is_half_there(url, schema, role, admin):
@@ -120,7 +120,7 @@ async def test_a_role_that_may_only_read_reads_and_its_writes_are_unavailable(
     async with open_backend(as_user(url, name), schema=schema) as backend:
         assert await backend.driver.load(KEY) is None
         with pytest.raises(Unavailable, match="read-only"):
-            await backend.driver.append(KEY, b"a", birth="birth", ttl=None)
+            await backend.driver.append(KEY, b"a", initial_version="initial", ttl=None)
 
 
 @pytest.mark.parametrize("level", ["serializable", "repeatable read"])
@@ -130,7 +130,7 @@ async def test_a_pool_of_another_isolation_level_is_refused_with_the_reason(url,
     for opened in (True, False):
         theirs = open_backend("postgres", client=pool, schema=schema).driver
         with pytest.raises(ConfigurationError, match=f"{level} by default.*default_transaction_isolation"):
-            await (theirs.open() if opened else theirs.append(KEY, b"a", birth="birth", ttl=None))
+            await (theirs.open() if opened else theirs.append(KEY, b"a", initial_version="initial", ttl=None))
     await pool.close()
     ours = await open_at(url, schema=schema)
     assert await ours.load(KEY) is None
@@ -146,7 +146,7 @@ async def test_a_pool_that_discards_prepared_statements_works_and_the_log_says_w
     pool = await asyncpg.create_pool(url, min_size=1, reset=discard)
     theirs = open_backend("postgres", client=pool, schema=schema).driver
     for length in range(1, 6):
-        assert await theirs.append(KEY, b"a", birth="birth", ttl=None) == length
+        assert await theirs.append(KEY, b"a", initial_version="initial", ttl=None) == length
         assert len((await theirs.load(KEY)).tail) == length
     said = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1, "once for each driver"

@@ -202,10 +202,10 @@ async def test_nothing_is_lost_or_doubled_while_the_slot_of_a_conversation_moves
     target = next(node for node in cluster.nodes if node is not source)
     standing = [Key(scope, f"standing{n}") for n in range(4)]
     for key in standing:
-        await driver.append(key, b"start", birth=new_version(), ttl=None)
+        await driver.append(key, b"start", initial_version=new_version(), ttl=None)
     moving = True
     done: dict[Key, list[str]] = {key: ["start"] for key in standing}
-    born: list[str] = []
+    created: list[str] = []
 
     async def write(label: int, key: Key) -> None:
         number = 0
@@ -214,7 +214,7 @@ async def test_nothing_is_lost_or_doubled_while_the_slot_of_a_conversation_moves
             writer = (driver, other)[number % 2]
             await until_done(
                 lambda entry=entry, writer=writer: writer.append(
-                    key, entry.encode(), birth=new_version(), ttl=None
+                    key, entry.encode(), initial_version=new_version(), ttl=None
                 )
             )
             done[key].append(entry)
@@ -224,11 +224,13 @@ async def test_nothing_is_lost_or_doubled_while_the_slot_of_a_conversation_moves
 
     async def give_birth() -> None:
         while moving:
-            name = f"born{len(born):03}"
+            name = f"created{len(created):03}"
             await until_done(
-                lambda name=name: driver.append(Key(scope, name), b"x", birth=new_version(), ttl=600)
+                lambda name=name: driver.append(
+                    Key(scope, name), b"x", initial_version=new_version(), ttl=600
+                )
             )
-            born.append(name)
+            created.append(name)
             await asyncio.sleep(0.02)
 
     async def look() -> None:
@@ -248,11 +250,11 @@ async def test_nothing_is_lost_or_doubled_while_the_slot_of_a_conversation_moves
         await asyncio.sleep(0.2)
         moving = False
     assert moved >= len(standing) + 1, "the records and their index have moved"
-    assert target.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == len(standing) + len(born) + 1
+    assert target.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == len(standing) + len(created) + 1
     for key in standing:
         assert await ledger(driver, key) == done[key]
     page = await driver.scan(scope, limit=10_000)
-    assert list(page.names) == sorted([*born, *(key.name for key in standing)])
+    assert list(page.names) == sorted([*created, *(key.name for key in standing)])
     await driver.close()
     await other.close()
 
@@ -264,24 +266,24 @@ async def test_a_record_that_has_moved_ahead_of_its_index_is_refused_and_not_hal
     slot = key_slot(place_of(key).encode())
     source = cluster.owner(slot)
     target = next(node for node in cluster.nodes if node is not source)
-    await driver.append(key, b"a", birth="birth", ttl=None)
+    await driver.append(key, b"a", initial_version="initial", ttl=None)
     before = await driver.load(key)
     cluster.begin_move(slot, source, target)
     source.ask("MIGRATE", "127.0.0.1", target.port, place_of(key), 0, 5000)
     with pytest.raises(Unavailable, match="moving"):
-        await driver.append(key, b"b", birth="birth", ttl=60)
+        await driver.append(key, b"b", initial_version="initial", ttl=60)
     with pytest.raises(Unavailable, match="moving"):
-        await driver.replace(key, b"", version="v", expect="birth", drop=1, ttl=KEEP)
+        await driver.replace(key, b"", version="v", expect="initial", drop=1, ttl=KEEP)
     with pytest.raises(Unavailable, match="moving"):
-        await driver.append(Key(key.scope, "new"), b"b", birth="birth", ttl=None)
+        await driver.append(Key(key.scope, "new"), b"b", initial_version="initial", ttl=None)
     assert await driver.load(key) == before, "one key alone can be read wherever it is"
     assert (await driver.scan(key.scope, limit=9)).names == (key.name,)
     source.ask("MIGRATE", "127.0.0.1", target.port, f"{PREFIX}{{{key.scope}}}", 0, 5000)
-    assert await driver.append(key, b"b", birth="birth", ttl=None) == 2, (
+    assert await driver.append(key, b"b", initial_version="initial", ttl=None) == 2, (
         "both are there, though not officially"
     )
     cluster.end_move(slot, source, target)
-    assert await driver.append(key, b"c", birth="birth", ttl=None) == 3
+    assert await driver.append(key, b"c", initial_version="initial", ttl=None) == 3
     await driver.close()
 
 
@@ -293,14 +295,14 @@ async def test_the_last_name_of_a_scope_goes_while_its_slot_moves(cluster):
     slot = key_slot(index.encode())
     source = cluster.owner(slot)
     target = next(node for node in cluster.nodes if node is not source)
-    await driver.append(erased, b"a", birth="birth", ttl=None)
+    await driver.append(erased, b"a", initial_version="initial", ttl=None)
     cluster.begin_move(slot, source, target)
     assert await driver.delete(erased)
     assert await driver.load(erased) is None
     assert await driver.scan(scope, limit=9) == ((), None)
     cluster.end_move(slot, source, source)
 
-    await driver.append(expiring, b"a", birth="birth", ttl=0.001)
+    await driver.append(expiring, b"a", initial_version="initial", ttl=0.001)
     source.ask("PERSIST", index)
     await asyncio.sleep(0.01)
     assert await driver.load(expiring) is None
@@ -382,7 +384,7 @@ async def test_records_that_have_moved_are_read_and_written_while_their_slot_sti
     source = cluster.owner(slot)
     target = next(node for node in cluster.nodes if node is not source)
     async with opened(cluster) as driver:
-        await driver.append(key, b"0", birth="birth", ttl=None)
+        await driver.append(key, b"0", initial_version="initial", ttl=None)
         # Several connections to each node, so that two commands in a row seldom have the same one.
         names = [Key(f"tenant:user{n}:{opened.__name__}", "conversation") for n in range(48)]
         await asyncio.gather(*(driver.load(name) for name in names))
@@ -390,7 +392,7 @@ async def test_records_that_have_moved_are_read_and_written_while_their_slot_sti
         for place in (place_of(key), f"{PREFIX}{{{key.scope}}}"):
             source.ask("MIGRATE", "127.0.0.1", target.port, place, 0, 5000)
         for number in range(1, 20):
-            assert await driver.append(key, b"%d" % number, birth="birth", ttl=None) == number + 1
+            assert await driver.append(key, b"%d" % number, initial_version="initial", ttl=None) == number + 1
             records = await asyncio.gather(*(driver.load(key) for _ in range(8)))
             assert {len(record.tail) for record in records} == {number + 1}
         assert (await driver.scan(key.scope, limit=9)).names == (key.name,)
@@ -404,7 +406,7 @@ async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(fragile)
     driver = await open_at(cluster.url, deadline_s=2.0)
     keys = [Key(f"tenant:user{n}:memory", "conversation") for n in range(12)]
     for key in keys:
-        await driver.append(key, b"a", birth="birth", ttl=None)
+        await driver.append(key, b"a", initial_version="initial", ttl=None)
     dead = cluster.nodes[2]
     lost = [key for key in keys if cluster.owner(key_slot(place_of(key).encode())) is dead]
     healthy = [key for key in keys if key not in lost]
@@ -417,11 +419,13 @@ async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(fragile)
     for _ in range(30):
         for key in lost:
             with pytest.raises(StorageError) as caught:
-                await driver.append(key, b"b", birth="birth", ttl=None)
+                await driver.append(key, b"b", initial_version="initial", ttl=None)
             assert key.scope not in str(caught.value)
             failed += 1
         # Each at once, and never in doubt.
-        await asyncio.gather(*(driver.append(key, b"b", birth="birth", ttl=None) for key in healthy))
+        await asyncio.gather(
+            *(driver.append(key, b"b", initial_version="initial", ttl=None) for key in healthy)
+        )
     seconds = time.monotonic() - began
     used = [node.ask("INFO", "commandstats") for node in cluster.nodes[:2]]
     # `cluster|slots` from 7.0 on.
@@ -435,7 +439,7 @@ async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(fragile)
     async def write(key: Key) -> int:
         count = 0
         while not back.is_set():
-            await driver.append(key, b"c", birth="birth", ttl=None)
+            await driver.append(key, b"c", initial_version="initial", ttl=None)
             count += 1
         return count
 
@@ -447,7 +451,7 @@ async def test_a_node_that_dies_takes_its_own_slots_along_and_no_others(fragile)
                 for key in lost:
                     while True:
                         with contextlib.suppress(StorageError):
-                            await driver.append(key, b"c", birth="birth", ttl=None)
+                            await driver.append(key, b"c", initial_version="initial", ttl=None)
                             break
                         await asyncio.sleep(0.05)
         finally:
@@ -492,15 +496,15 @@ def key_on(cluster: Cluster, node: RedisServer) -> Key:
 async def test_what_a_replica_has_confirmed_is_there_once_it_has_taken_over(fragile, replica):
     key = key_on(fragile, fragile.nodes[0])
     driver = await open_at(fragile.url, wait_replicas=1, deadline_s=2.0)
-    assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+    assert await driver.append(key, b"a", initial_version="initial", ttl=None) == 1
     replica.pause()
     with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
-        await driver.replace(key, b"body", version="v", expect="birth", drop=1, ttl=None)
+        await driver.replace(key, b"body", version="v", expect="initial", drop=1, ttl=None)
     replica.go_on()
     async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(OutcomeUnknown):
-                assert await driver.replace(key, b"body", version="v", expect="birth", drop=1, ttl=None)
+                assert await driver.replace(key, b"body", version="v", expect="initial", drop=1, ttl=None)
                 break
     # It hangs, so that nothing but the silence tells that another node has its slots now.
     fragile.nodes[0].pause()
@@ -510,7 +514,7 @@ async def test_what_a_replica_has_confirmed_is_there_once_it_has_taken_over(frag
                 assert await driver.load(key) == Record("v", b"body", ())
                 break
     with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
-        await driver.append(key, b"b", birth="birth", ttl=None)
+        await driver.append(key, b"b", initial_version="initial", ttl=None)
     assert replica.ask("INFO", "replication")["role"] == "master"
     fragile.nodes[0].go_on()
     await driver.close()
@@ -526,7 +530,7 @@ async def test_a_node_that_hangs_takes_no_places_from_the_others(fragile):
     await asyncio.sleep(0.1)
     for key in keys:
         if key not in lost:
-            assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+            assert await driver.append(key, b"a", initial_version="initial", ttl=None) == 1
     assert not any(load.done() for load in waiting)
     for load in waiting:
         with pytest.raises(Unavailable):
@@ -540,7 +544,7 @@ async def test_a_read_that_the_cluster_refuses_ends_in_time_and_with_the_reason(
     driver = await open_at(fragile.url, deadline_s=3.0)
     key = Key("tenant:user:memory", "conversation")
     slot = key_slot(place_of(key).encode())
-    await driver.append(key, b"a", birth="birth", ttl=None)
+    await driver.append(key, b"a", initial_version="initial", ttl=None)
     for node in fragile.nodes:
         node.ask("CLUSTER", "DELSLOTS", slot)
     with pytest.raises(Unavailable, match="fails over"):
@@ -556,7 +560,7 @@ async def test_one_node_is_enough_to_find_the_others_and_none_is_an_error(cluste
     driver = await open_at(f"redis+cluster://127.0.0.1:{unused_port},127.0.0.1:{cluster.nodes[1].port}")
     for number in range(6):
         key = Key(f"tenant:finder{number}:memory", "conversation")
-        assert await driver.append(key, b"a", birth="birth", ttl=None) == 1
+        assert await driver.append(key, b"a", initial_version="initial", ttl=None) == 1
     await driver.close()
     with pytest.raises(Unavailable, match="no node of a cluster"):
         await open_at(f"redis+cluster://127.0.0.1:{unused_port}")
@@ -568,6 +572,6 @@ async def test_a_user_with_the_permissions_of_the_readme_may_use_a_cluster(clust
     driver = await open_at(cluster.url, **login("enough"))
     for number in range(6):
         key = Key(f"tenant:allowed{number}:memory", "conversation")
-        assert await driver.append(key, b"a", birth="birth", ttl=60) == 1
+        assert await driver.append(key, b"a", initial_version="initial", ttl=60) == 1
         assert (await driver.scan(key.scope, limit=1)).names == (key.name,)
     await driver.close()

@@ -71,8 +71,8 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_datastore(error):
 async def refused(driver, kind):
     """Try a write of each kind; each must be refused as `kind`, in words that show nothing of the data."""
     for write in (
-        lambda: driver.append(KEY, b"private turn", birth="b", ttl=60),
-        lambda: driver.append(KEY, b"private turn", birth="b", ttl=None),
+        lambda: driver.append(KEY, b"private turn", initial_version="b", ttl=60),
+        lambda: driver.append(KEY, b"private turn", initial_version="b", ttl=None),
         lambda: driver.replace(KEY, b"private turn", version="v", expect=ANY, ttl=None),
     ):
         with pytest.raises(StorageError) as caught:
@@ -85,7 +85,7 @@ async def refused(driver, kind):
 async def test_a_full_server_refuses_a_write_and_nothing_changes(start):
     server = start()
     driver = await open_at(server.url)
-    await driver.append(KEY, b"a", birth="b", ttl=None)
+    await driver.append(KEY, b"a", initial_version="b", ttl=None)
     before = await driver.load(KEY)
     server.ask("CONFIG", "SET", "maxmemory", 1)
     assert "memory is full" in await refused(driver, Unavailable)
@@ -93,7 +93,7 @@ async def test_a_full_server_refuses_a_write_and_nothing_changes(start):
     assert await driver.delete(KEY), "what is full can still be emptied"
     assert (await driver.scan(KEY.scope, limit=9)).names == ()
     server.ask("CONFIG", "SET", "maxmemory", 0)
-    assert await driver.append(KEY, b"a", birth="b", ttl=None) == 1
+    assert await driver.append(KEY, b"a", initial_version="b", ttl=None) == 1
     await driver.close()
 
 
@@ -122,7 +122,7 @@ async def test_users_are_told_what_they_lack(start):
     server.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS)
     enough = await open_at(server.url, **login("enough"))
     for ttl in (60, None):
-        await enough.append(KEY, b"a", birth="b", ttl=ttl)
+        await enough.append(KEY, b"a", initial_version="b", ttl=ttl)
     assert await enough.replace(KEY, b"", version="v", expect="b", drop=1, ttl=60)
     assert (await enough.scan(KEY.scope, limit=1)).names == (KEY.name,)
     assert await enough.delete(KEY)
@@ -146,7 +146,7 @@ async def test_a_server_that_is_busy_with_a_script_says_so(start):
     server.ask("SCRIPT", "KILL")
     with pytest.raises(client.ResponseError):
         await hog
-    assert await driver.append(KEY, b"a", birth="b", ttl=None) == 1
+    assert await driver.append(KEY, b"a", initial_version="b", ttl=None) == 1
     await endless.aclose()
     await driver.close()
 
@@ -154,7 +154,7 @@ async def test_a_server_that_is_busy_with_a_script_says_so(start):
 async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(start):
     server = start()
     driver = await open_at(server.url)
-    await driver.append(KEY, b"a", birth="b", ttl=None)
+    await driver.append(KEY, b"a", initial_version="b", ttl=None)
     place = f"stm:{{{KEY.scope}}}:{KEY.name}"
     for value in (("SET", place, "text"), ("RPUSH", place, "one"), ("RPUSH", place, "v", "no measure", "")):
         server.ask("DEL", place)

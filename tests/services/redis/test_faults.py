@@ -46,7 +46,7 @@ async def test_what_was_acknowledged_survives_the_death_of_a_server_that_always_
         for number in range(100_000):
             entry = f"{label}:{number}"
             try:
-                await driver.append(KEY, entry.encode(), birth=new_version(), ttl=600)
+                await driver.append(KEY, entry.encode(), initial_version=new_version(), ttl=600)
             except StorageError:
                 assert dying
                 unsure.append(entry)
@@ -75,22 +75,22 @@ async def test_what_was_acknowledged_survives_the_death_of_a_server_that_always_
 async def warm(driver) -> None:
     """Let the server know the scripts, so that the answer which is lost is that of the write itself."""
     other = Key("tenant:user:other", "conversation")
-    await driver.append(other, b"", birth="birth", ttl=None)
+    await driver.append(other, b"", initial_version="initial", ttl=None)
     await driver.replace(other, b"", version="v", expect=ANY, ttl=None)
 
 
 async def test_a_write_whose_answer_is_lost_is_unknown_and_sending_it_again_is_harmless(through_proxy):
     server, proxy = through_proxy
     driver = await open_at(f"redis://127.0.0.1:{proxy.port}", deadline_s=0.7)
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     await warm(driver)
     proxy.silence("to client")
     with pytest.raises(OutcomeUnknown, match="deadline"):
-        await driver.replace(KEY, b"folded", version="v2", expect="birth", drop=1, ttl=KEEP)
+        await driver.replace(KEY, b"folded", version="v2", expect="initial", drop=1, ttl=KEEP)
     proxy.cut()
     proxy.restore()
     assert server.ask("LRANGE", PLACE, 0, -1)[0] == b"v2", "it was done all the same"
-    assert await driver.replace(KEY, b"folded", version="v2", expect="birth", drop=1, ttl=KEEP) is True
+    assert await driver.replace(KEY, b"folded", version="v2", expect="initial", drop=1, ttl=KEEP) is True
     assert await driver.load(KEY) == Record("v2", b"folded", ())
     await driver.close()
 
@@ -100,7 +100,7 @@ async def test_a_connection_that_breaks_before_the_answer_leaves_a_write_unknown
     driver = await open_at(f"redis://127.0.0.1:{proxy.port}")
     await warm(driver)
     proxy.silence("to client")
-    write = asyncio.ensure_future(driver.append(KEY, b"a", birth="birth", ttl=None))
+    write = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="initial", ttl=None))
     await asyncio.sleep(0.1)
     proxy.cut()
     with pytest.raises(OutcomeUnknown, match="connection was lost"):
@@ -118,7 +118,7 @@ async def test_a_write_that_found_no_connection_was_not_done_for_certain(through
         fault()
         await asyncio.sleep(0.05)
         with pytest.raises(Unavailable, match="no connection"):
-            await driver.append(KEY, b"a", birth="birth", ttl=None)
+            await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     proxy.restore()
     assert await driver.load(KEY) is None
     server.stop()
@@ -130,11 +130,11 @@ async def test_a_write_that_found_no_connection_was_not_done_for_certain(through
 async def test_a_server_that_hangs_ends_every_operation_at_its_deadline(start):
     server = start()
     driver = await open_at(server.url, deadline_s=0.5)
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     server.pause()
     before = time.monotonic()
     with pytest.raises(OutcomeUnknown):
-        await driver.append(KEY, b"b", birth="birth", ttl=None)
+        await driver.append(KEY, b"b", initial_version="initial", ttl=None)
     with pytest.raises(Unavailable):
         await driver.load(KEY)
     assert time.monotonic() - before < 6
@@ -147,7 +147,7 @@ async def test_cancelled_operations_leave_no_answer_for_the_next_one_to_take(sta
     driver = await open_at(start().url, pool_size=2)
     keys = [Key(KEY.scope, f"{n}") for n in range(4)]
     for key in keys:
-        await driver.append(key, key.name.encode(), birth=key.name, ttl=None)
+        await driver.append(key, key.name.encode(), initial_version=key.name, ttl=None)
     for steps in range(40):
         loads = [asyncio.ensure_future(driver.load(key)) for key in keys]
         for _ in range(steps):
@@ -162,13 +162,13 @@ async def test_cancelled_operations_leave_no_answer_for_the_next_one_to_take(sta
 async def test_more_operations_than_connections_wait_for_their_turn(start):
     server = start()
     driver = await open_at(server.url, pool_size=3)
-    writes = (driver.append(KEY, b"%d" % n, birth="birth", ttl=None) for n in range(100))
+    writes = (driver.append(KEY, b"%d" % n, initial_version="initial", ttl=None) for n in range(100))
     assert sorted(await asyncio.gather(*writes)) == list(range(1, 101))
     assert server.ask("INFO", "clients")["connected_clients"] <= 4
     server.pause()
     late = [asyncio.ensure_future(driver.load(KEY)) for _ in range(3)]
     await asyncio.sleep(0.1)
-    waiting = asyncio.ensure_future(driver.append(KEY, b"", birth="birth", ttl=None))
+    waiting = asyncio.ensure_future(driver.append(KEY, b"", initial_version="initial", ttl=None))
     with pytest.raises(Unavailable, match="pool_size"):
         await waiting
     server.go_on()
@@ -197,14 +197,14 @@ async def test_a_server_that_has_forgotten_the_scripts_is_sent_them_again(start)
         return {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")}
 
     server.ask("CONFIG", "RESETSTAT")
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     assert calls() == {"eval": 1, "evalsha": 1}, "the first time costs a second round trip"
     for _ in range(3):
-        await driver.append(KEY, b"a", birth="birth", ttl=None)
+        await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     assert calls() == {"eval": 1, "evalsha": 4}
     server.ask("SCRIPT", "FLUSH")
-    assert await driver.append(KEY, b"a", birth="birth", ttl=None) == 5
-    assert await driver.append(KEY, b"a", birth="birth", ttl=None) == 6
+    assert await driver.append(KEY, b"a", initial_version="initial", ttl=None) == 5
+    assert await driver.append(KEY, b"a", initial_version="initial", ttl=None) == 6
     assert calls() == {"eval": 2, "evalsha": 6}
     await driver.close()
 
@@ -226,7 +226,7 @@ async def test_a_user_who_may_use_our_keys_alone_needs_no_more(start):
     server = start()
     await (await open_at(server.url, key_prefix="app:stm:")).close()
     driver = await open_at(server.url, key_prefix="app:stm:")
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     assert sorted(server.ask("KEYS", "*")) == [f"app:stm:{{{KEY.scope}}}".encode(), f"app:{PLACE}".encode()]
     await driver.close()
 
@@ -237,8 +237,8 @@ async def test_a_fold_counts_what_stays_whichever_side_of_the_cut_it_looks_at(st
     driver = await open_at(server.url)
     entries = tuple(b"x" * (7 * n % 5_000) for n in range(200))
     for entry in entries:
-        await driver.append(KEY, entry, birth="birth", ttl=None)
-    assert await driver.replace(KEY, b"body", version="v", expect="birth", drop=drop, ttl=KEEP)
+        await driver.append(KEY, entry, initial_version="initial", ttl=None)
+    assert await driver.replace(KEY, b"body", version="v", expect="initial", drop=drop, ttl=KEEP)
     # Loading compares what there is with what was counted.
     assert await driver.load(KEY) == Record("v", b"body", entries[drop:])
     left = entries[drop:]
@@ -252,11 +252,11 @@ async def test_a_fold_counts_what_stays_whichever_side_of_the_cut_it_looks_at(st
 async def test_an_index_forgets_those_that_have_expired_though_nobody_lists_it(start):
     server = start()
     driver = await open_at(server.url)
-    await driver.append(Key(KEY.scope, "lasting"), b"", birth="birth", ttl=None)
+    await driver.append(Key(KEY.scope, "lasting"), b"", initial_version="initial", ttl=None)
     for number in range(100):
-        await driver.append(Key(KEY.scope, f"a{number}"), b"", birth="birth", ttl=0.001)
+        await driver.append(Key(KEY.scope, f"a{number}"), b"", initial_version="initial", ttl=0.001)
     assert server.ask("ZCARD", INDEX) < 40, "most that expired were removed by the births after them"
-    await driver.append(Key(KEY.scope, "b"), b"", birth="birth", ttl=600)
+    await driver.append(Key(KEY.scope, "b"), b"", initial_version="initial", ttl=600)
     assert (await driver.scan(KEY.scope, limit=1000)).names == ("b", "lasting")
     assert server.ask("ZCARD", INDEX) == 2, "what a listing meets it removes"
     await driver.close()
@@ -282,14 +282,14 @@ async def test_an_index_lasts_as_long_as_the_last_of_its_records(start):
     def life() -> int:
         return server.ask("PTTL", INDEX)
 
-    await driver.append(KEY, b"", birth="birth", ttl=100)
+    await driver.append(KEY, b"", initial_version="initial", ttl=100)
     assert 99_000 < life() <= 101_000
-    await driver.append(Key(KEY.scope, "shorter"), b"", birth="birth", ttl=10)
+    await driver.append(Key(KEY.scope, "shorter"), b"", initial_version="initial", ttl=10)
     assert 99_000 < life() <= 101_000
-    await driver.append(Key(KEY.scope, "shorter"), b"", birth="birth", ttl=200)
+    await driver.append(Key(KEY.scope, "shorter"), b"", initial_version="initial", ttl=200)
     assert 199_000 < life() <= 201_000
-    await driver.append(Key(KEY.scope, "lasting"), b"", birth="birth", ttl=None)
-    await driver.append(KEY, b"", birth="birth", ttl=1)
+    await driver.append(Key(KEY.scope, "lasting"), b"", initial_version="initial", ttl=None)
+    await driver.append(KEY, b"", initial_version="initial", ttl=1)
     assert life() == -1
     await driver.close()
 
@@ -301,10 +301,10 @@ async def test_an_index_expires_again_once_none_of_its_records_is_for_ever(start
     driver = await open_at(server.url)
     names = [f"{n:04}" for n in range(number)]
     for name in names[-2:]:
-        await driver.append(Key(KEY.scope, name), b"", birth="birth", ttl=None)
+        await driver.append(Key(KEY.scope, name), b"", initial_version="initial", ttl=None)
     for name in names[:-2]:
-        await driver.append(Key(KEY.scope, name), b"", birth="birth", ttl=300)
-    await driver.append(Key(KEY.scope, names[-2]), b"", birth="birth", ttl=200)
+        await driver.append(Key(KEY.scope, name), b"", initial_version="initial", ttl=300)
+    await driver.append(Key(KEY.scope, names[-2]), b"", initial_version="initial", ttl=200)
     assert server.ask("PTTL", INDEX) == -1, "one is left that is for ever"
     lasting = Key(KEY.scope, names[-1])
     if last == "erased":
@@ -324,8 +324,8 @@ async def test_an_index_expires_again_once_none_of_its_records_is_for_ever(start
 async def test_an_index_that_holds_a_record_for_ever_is_not_given_an_end_by_a_listing(start):
     server = start()
     driver = await open_at(server.url)
-    await driver.append(KEY, b"", birth="birth", ttl=None)
-    await driver.append(Key(KEY.scope, "other"), b"", birth="birth", ttl=100)
+    await driver.append(KEY, b"", initial_version="initial", ttl=None)
+    await driver.append(Key(KEY.scope, "other"), b"", initial_version="initial", ttl=100)
     assert (await driver.scan(KEY.scope, limit=10)).names == (KEY.name, "other")
     assert server.ask("PTTL", INDEX) == -1
     await driver.close()
@@ -335,7 +335,7 @@ async def test_each_record_has_one_entry_in_the_index_however_its_life_changes(s
     server = start()
     driver = await open_at(server.url)
     for ttl in (None, 50, 60, None, 70):
-        await driver.append(KEY, b"a", birth="birth", ttl=ttl)
+        await driver.append(KEY, b"a", initial_version="initial", ttl=ttl)
         assert server.ask("ZCARD", INDEX) == 1
     await driver.replace(KEY, b"", version="v", expect=ANY, ttl=KEEP)
     assert server.ask("ZCARD", INDEX) == 1
@@ -348,9 +348,9 @@ async def test_each_record_has_one_entry_in_the_index_however_its_life_changes(s
 async def test_an_index_that_was_evicted_is_mended_by_the_next_write(start):
     server = start()
     driver = await open_at(server.url)
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     server.ask("DEL", INDEX)
-    await driver.append(KEY, b"b", birth="birth", ttl=None)
+    await driver.append(KEY, b"b", initial_version="initial", ttl=None)
     assert (await driver.scan(KEY.scope, limit=9)).names == (KEY.name,)
     await driver.close()
 
@@ -364,8 +364,8 @@ async def test_a_client_that_decodes_its_owners_answers_is_given_bytes_all_the_s
     blob = bytes(range(256))
     async with Redis(port=server.port, decode_responses=True, protocol=protocol) as client:
         driver = RedisDriver(client=client)
-        await driver.append(KEY, blob, birth="birth", ttl=None)
-        await driver.replace(KEY, blob, version="v2", expect="birth", ttl=KEEP)
+        await driver.append(KEY, blob, initial_version="initial", ttl=None)
+        await driver.replace(KEY, blob, version="v2", expect="initial", ttl=KEEP)
         assert await driver.load(KEY) == Record("v2", blob, (blob,))
         assert (await driver.scan(KEY.scope, limit=9)).names == (KEY.name,)
         await driver.close()

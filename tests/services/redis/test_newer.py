@@ -40,7 +40,7 @@ class TestRedisDriverOnANewerServer(DriverContract):
 
 async def test_errors_that_end_a_script_are_known_in_the_words_of_newer_servers(newer):
     driver = await open_at(newer.url)
-    await driver.append(KEY, b"a", birth="b", ttl=None)
+    await driver.append(KEY, b"a", initial_version="b", ttl=None)
     newer.ask("CONFIG", "SET", "maxmemory", 1)
     assert "memory is full" in await refused(driver, Unavailable)
     newer.ask("CONFIG", "SET", "maxmemory", 0)

@@ -72,7 +72,7 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     driver = await open_at(url, wait_replicas=1, deadline_s=2.0)
     acknowledged: list[str] = []
     for number in range(50):
-        await driver.append(KEY, f"a:{number}".encode(), birth=new_version(), ttl=None)
+        await driver.append(KEY, f"a:{number}".encode(), initial_version=new_version(), ttl=None)
         acknowledged.append(f"a:{number}")
     eventually(lambda: "slave0" in master.ask("INFO", "replication"))
     master.kill()
@@ -81,7 +81,7 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     until = asyncio.get_running_loop().time() + 60
     while True:
         try:
-            await driver.append(KEY, b"b:0", birth=new_version(), ttl=None)
+            await driver.append(KEY, b"b:0", initial_version=new_version(), ttl=None)
         except OutcomeUnknown as error:
             if "not confirmed in time" in str(error):
                 break
@@ -94,7 +94,7 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     entries = await ledger(driver, KEY)
     assert entries[:50] == acknowledged
     assert set(entries[50:]) == {"b:0"}
-    await driver.append(KEY, b"c:0", birth=new_version(), ttl=None)
+    await driver.append(KEY, b"c:0", initial_version=new_version(), ttl=None)
     await driver.close()
 
 
@@ -116,8 +116,8 @@ async def test_a_connection_to_a_master_that_became_a_replica_is_not_used_again(
     old.ask("REPLICAOF", "127.0.0.1", new.port)
     proxy.lead_to(new.port)
     with pytest.raises(Unavailable, match="replica"):
-        await driver.append(KEY, b"a", birth="birth", ttl=None)
-    assert await driver.append(KEY, b"a", birth="birth", ttl=None) == 1
+        await driver.append(KEY, b"a", initial_version="initial", ttl=None)
+    assert await driver.append(KEY, b"a", initial_version="initial", ttl=None) == 1
     assert new.ask("EXISTS", f"stm:{{{KEY.scope}}}:{KEY.name}") == 1
     await driver.close()
     await client.aclose()
@@ -136,21 +136,21 @@ async def test_a_write_that_no_replica_confirms_is_unknown_and_one_that_is_confi
 ):
     master, replica = replicated
     driver = await open_at(f"{master.url}?wait_replicas=1&deadline_s=1")
-    assert await driver.append(KEY, b"a", birth="birth", ttl=None) == 1
+    assert await driver.append(KEY, b"a", initial_version="initial", ttl=None) == 1
     master.ask("CONFIG", "RESETSTAT")
-    assert await driver.append(KEY, b"b", birth="birth", ttl=None) == 2
+    assert await driver.append(KEY, b"b", initial_version="initial", ttl=None) == 2
     stats = master.ask("INFO", "commandstats")
     assert (stats["cmdstat_evalsha"]["calls"], stats["cmdstat_wait"]["calls"]) == (1, 1)
     replica.pause()
     with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
-        await driver.replace(KEY, b"body", version="v", expect="birth", drop=2, ttl=None)
+        await driver.replace(KEY, b"body", version="v", expect="initial", drop=2, ttl=None)
     with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
-        await driver.replace(KEY, b"body", version="v", expect="birth", drop=2, ttl=None)
+        await driver.replace(KEY, b"body", version="v", expect="initial", drop=2, ttl=None)
     replica.go_on()
     async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(OutcomeUnknown):
-                assert await driver.replace(KEY, b"body", version="v", expect="birth", drop=2, ttl=None)
+                assert await driver.replace(KEY, b"body", version="v", expect="initial", drop=2, ttl=None)
                 break
     await driver.close()
 
@@ -160,19 +160,19 @@ async def test_a_write_sent_again_on_another_connection_is_confirmed_by_a_replic
     url = f"{master.url}?wait_replicas=1&deadline_s=1"
     first, again = await open_at(url), await open_at(url)
     for key in (KEY, OTHER):
-        await first.append(key, b"a", birth="birth", ttl=None)
+        await first.append(key, b"a", initial_version="initial", ttl=None)
     replica.pause()
     writes = (
-        lambda driver: driver.replace(KEY, b"body", version="v", expect="birth", drop=1, ttl=None),
+        lambda driver: driver.replace(KEY, b"body", version="v", expect="initial", drop=1, ttl=None),
         lambda driver: driver.delete(OTHER),
-        lambda driver: driver.append(KEY, b"b", birth="birth", ttl=None),
+        lambda driver: driver.append(KEY, b"b", initial_version="initial", ttl=None),
     )
     for write in writes:
         for driver in (first, again):
             with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
                 await write(driver)
     replica.go_on()
-    await confirmed(lambda: again.replace(KEY, b"body", version="v", expect="birth", drop=1, ttl=None))
+    await confirmed(lambda: again.replace(KEY, b"body", version="v", expect="initial", drop=1, ttl=None))
     assert await confirmed(lambda: again.delete(OTHER)) is False, "it was removed by the first of them"
     assert master.ask("EXISTS", f"stm:{{{OTHER.scope}}}:{OTHER.name}") == 0
     # What was confirmed is there, although the master is lost with everything that it did not pass on.
@@ -190,7 +190,7 @@ async def test_a_script_that_the_server_does_not_know_is_waited_for_once(replica
     driver = await open_at(f"{master.url}?wait_replicas=1")
     master.ask("SCRIPT", "FLUSH")
     master.ask("CONFIG", "RESETSTAT")
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     found = str(master.ask("INFO", "commandstats"))
     await driver.close()
     assert re.search(r"cmdstat_wait'?: ?\W*calls\W+1\b", found), found
@@ -207,12 +207,12 @@ async def confirmed(write):
 async def test_a_lost_race_is_known_although_no_replica_is_there(replicated):
     master, replica = replicated
     driver = await open_at(f"{master.url}?wait_replicas=1&deadline_s=1")
-    await driver.append(KEY, b"a", birth="birth", ttl=None)
+    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     replica.pause()
     assert await driver.replace(KEY, b"", version="v", expect="another", drop=1, ttl=None) is False
     assert await driver.replace(KEY, b"", version="v", expect=ABSENT, ttl=None) is False
     assert await driver.delete(KEY, expect="another") is False
-    assert (await driver.load(KEY)).version == "birth"
+    assert (await driver.load(KEY)).version == "initial"
     await driver.close()
     replica.go_on()
 
@@ -220,9 +220,9 @@ async def test_a_lost_race_is_known_although_no_replica_is_there(replicated):
 async def test_what_was_not_written_needs_no_replica_to_be_known(start):
     driver = await open_at(f"{start().url}?wait_replicas=1&deadline_s=1&max_record_bytes=10")
     with pytest.raises(TooLarge):
-        await driver.append(KEY, b"eleven byte", birth="birth", ttl=None)
+        await driver.append(KEY, b"eleven byte", initial_version="initial", ttl=None)
     with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
-        await driver.append(KEY, b"ten bytes.", birth="birth", ttl=None)
+        await driver.append(KEY, b"ten bytes.", initial_version="initial", ttl=None)
     await driver.close()
 
 
@@ -236,7 +236,7 @@ async def test_a_user_who_may_not_wait_is_denied_when_opening_and_told_no_lie_wh
     driver = await open_at(by_user)
     server.ask("ACL", "SETUSER", "user", "-wait")
     with pytest.raises(OutcomeUnknown, match="done, but the server refused to wait"):
-        await driver.append(KEY, b"a", birth="birth", ttl=None)
+        await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     assert (await driver.load(KEY)).tail == (b"a",)
     await driver.close()
 
@@ -266,7 +266,7 @@ def logging_server(start):
 async def test_a_write_is_acknowledged_once_it_is_on_the_disk(logging_server):
     driver = await open_at(f"{logging_server.url}?wait_fsync=true")
     for number in range(3):
-        await driver.append(KEY, b"%d" % number, birth="birth", ttl=None)
+        await driver.append(KEY, b"%d" % number, initial_version="initial", ttl=None)
     logging_server.kill()
     logging_server.start()
     assert (await driver.load(KEY)).tail == (b"0", b"1", b"2")

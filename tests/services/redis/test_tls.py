@@ -26,7 +26,7 @@ def port(redis_url, server_tls):
 async def test_a_server_is_trusted_by_its_certificate_and_by_nothing_less(port, authority, other_authority):
     driver = await open_at(f"rediss://localhost:{port}?tls_ca_file={authority}")
     key = Key("scope", f"over TLS at {port}")
-    assert await driver.append(key, b"a", birth="birth", ttl=60) == 1
+    assert await driver.append(key, b"a", initial_version="initial", ttl=60) == 1
     assert await driver.delete(key) is True
     await driver.close()
     for url in (
