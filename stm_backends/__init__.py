@@ -2,8 +2,6 @@
 
 from stm_backends.admin.sessions import OnConflict, Sessions
 from stm_backends.backend import Backend, open_backend
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Page, Record, Traits, new_version
-from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.errors import (
     AmbiguousBackend,
     ConfigurationError,
@@ -36,7 +34,6 @@ from stm_backends.protocols import (
     SupportsMemoryState,
 )
 from stm_backends.records.codec import Transform
-from stm_backends.records.directory import Directory
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import (
     ConversationTurn,
@@ -53,25 +50,18 @@ from stm_backends.types import (
 )
 
 __all__ = [
-    "ABSENT",
-    "ANY",
-    "KEEP",
     "AmbiguousBackend",
     "Backend",
-    "BackendPlugin",
     "ConfigurationError",
     "ConversationTurn",
     "Corrupt",
     "DefaultShortTermMemory",
     "Denied",
-    "Directory",
     "DistributedShortTermMemory",
-    "Driver",
     "ExtractiveSummarizer",
     "InvalidKey",
     "InvalidState",
     "ItemLog",
-    "Key",
     "MemoryBudget",
     "MemoryBudgetExceeded",
     "MemoryHealth",
@@ -82,8 +72,6 @@ __all__ = [
     "OnConflict",
     "OutcomeUnknown",
     "OverflowPolicy",
-    "Page",
-    "Record",
     "SessionExists",
     "SessionNotFound",
     "Sessions",
@@ -100,15 +88,12 @@ __all__ = [
     "SupportsMemoryState",
     "TokenEstimator",
     "TooLarge",
-    "Traits",
     "TrajectoryDigest",
     "Transform",
     "Unavailable",
     "UnknownBackend",
     "__version__",
     "default_token_estimator",
-    "hookimpl",
-    "new_version",
     "open_backend",
 ]
 

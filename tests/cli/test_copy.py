@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 
 import stm_backends
 from stm_backends import (
-    ABSENT,
     ConversationTurn,
     ExtractiveSummarizer,
     MemoryBudget,
@@ -27,6 +26,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
 )
 from stm_backends.cli.app import app
+from stm_backends.drivers import ABSENT
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.records import keys, operations
 

@@ -29,7 +29,8 @@ LONGEST_DRIVER = 150
 
 STORING = """
 import asyncio, sys, time
-from stm_backends import Corrupt, Key
+from stm_backends import Corrupt
+from stm_backends.drivers import Key
 from stm_backends.drivers.plugins import open_driver
 from stm_backends_lmdb.driver import END, Environment, place
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stm_backends import MemoryKey, Record, open_backend
+from stm_backends import MemoryKey, open_backend
+from stm_backends.drivers import Record
 from stm_backends.records import keys
 from tests.support.places import EACH, Place
 

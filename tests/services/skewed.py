@@ -17,14 +17,8 @@ if __name__ == "__main__":
     # Before anything is imported that asks for the time.
     time.time = lambda: _right() + _off
 
-from stm_backends import (
-    ABSENT,
-    ConversationTurn,
-    MemoryBudget,
-    MemoryKey,
-    ShortTermMemoryConfig,
-    open_backend,
-)
+from stm_backends import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends.drivers import ABSENT
 from stm_backends.drivers.contract import Key, new_version
 
 KEY = MemoryKey("acme", "u1", "chat")

@@ -15,7 +15,6 @@ import pytest
 from stm_backends import (
     ConversationTurn,
     DefaultShortTermMemory,
-    Key,
     MemoryBudget,
     MemoryHealth,
     MemoryKey,
@@ -27,6 +26,7 @@ from stm_backends import (
 )
 from stm_backends.agents import KeyResolver, resolve_memory_key
 from stm_backends.backend import Backend
+from stm_backends.drivers import Key
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.large.driver import LargeEntries

@@ -13,18 +13,8 @@ from pathlib import Path
 
 import lmdb
 
-from stm_backends import (
-    ABSENT,
-    ANY,
-    KEEP,
-    Corrupt,
-    Key,
-    OutcomeUnknown,
-    Page,
-    Record,
-    Traits,
-    Unavailable,
-)
+from stm_backends import Corrupt, OutcomeUnknown, Unavailable
+from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
 from stm_backends.drivers.checks import require_drop, require_fits, require_limit, require_ttl
 from stm_backends.errors import located
 

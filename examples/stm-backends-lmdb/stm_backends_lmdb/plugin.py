@@ -3,7 +3,8 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stm_backends import BackendPlugin, ConfigurationError, Driver, hookimpl
+from stm_backends import ConfigurationError
+from stm_backends.drivers import BackendPlugin, Driver, hookimpl
 
 
 def open_driver(url: str | None, *, create: bool = False) -> Driver:
