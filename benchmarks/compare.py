@@ -439,13 +439,13 @@ async def measure(names: list[str]) -> str:
             if not candidate.at_once:
                 continue
             acknowledged, standing, errors = await two_at_once(name, await _place(stack))
-            raised = ", ".join(f"{count} × `{kind}`" for kind, count in sorted(errors.items()))
+            raised = ", ".join(f"{count} x `{kind}`" for kind, count in sorted(errors.items()))
             losses.append(
                 f"| {candidate.label} | {acknowledged} | {acknowledged - standing} | {raised or 'none'} |"
             )
     return PAGE.format(
         versions=", ".join(f"{package} {number}" for package, number in sorted(versions.items())),
-        date=time.strftime("%d %B %Y"),
+        date=time.strftime("%d %B %Y").lstrip("0"),
         sizes="\n".join(sizes),
         losses="\n".join(losses),
         each=TURNS_EACH,
@@ -470,15 +470,11 @@ Written by `python -m benchmarks.compare`; its first lines say how to run it. {d
 
 ## Bytes for each turn
 
-A turn reads what the model is shown and stores a question of 200 characters and an answer of 393. *Written* and
-*read* are the bytes that Redis received and sent for one turn, the mean of the last ten, work in the background
-included. For LangGraph, *written* is the size of the rows that it added to SQLite. PenguiFlow and stm-backends
-summarize with the same summarizer and the same default budget; the others keep every message and show all of it.
-
-stm-backends reads more than PenguiFlow: each summary loads the conversation again, under a lease and after it, and
-the body holds the ids of the last 256 turns that left, so that a repeated turn is recognized. With
-`fold_batch_turns=5` it does that for every fifth turn. LangGraph stores the full state with each step; since 1.2 it
-has an opt-in `DeltaChannel` that stores differences ([why](https://github.com/langchain-ai/langgraph/pull/7586)).
+A turn reads what the model is shown and stores a question of 200 characters and an answer of 393. *Written*
+and *read* are the bytes that Redis received and sent for one turn, the mean of the last ten, work in the
+background included. For LangGraph, *written* is the size of the rows that it added to SQLite. PenguiFlow and
+stm-backends summarize with the same summarizer and the same default budget; the others keep every message and
+show all of it.
 
 | | written at 10 turns | read | at 100 | read | at 1,000 | read |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -487,13 +483,24 @@ has an opt-in `DeltaChannel` that stores differences ([why](https://github.com/l
 ## Two processes on one conversation
 
 Each process stores {each} turns: it reads, waits 2 ms in place of a model, and stores. *Lost* turns were
-acknowledged, and were not in the conversation afterwards. PenguiFlow and stm-backends are told to keep all turns
-here, so that they can be counted. How many are lost depends on the timing of the two processes; that some are lost
-does not.
+acknowledged, and were not in the conversation afterwards. PenguiFlow and stm-backends are told to keep all
+turns here, so that they can be counted. How many are lost depends on the timing of the two processes.
 
 | | acknowledged | lost | errors raised |
 | --- | ---: | ---: | --- |
 {losses}
+
+## Notes
+
+- stm-backends reads more than PenguiFlow: each summary loads the conversation again, under a lease and after
+  it, and the body holds the ids of the last 256 turns that left, so that a repeated turn is recognized. With
+  `fold_batch_turns=5` it does that for every fifth turn.
+- LangGraph stores the full state with each step. Since 1.2 its opt-in `DeltaChannel` stores differences
+  ([pull request 7586](https://github.com/langchain-ai/langgraph/pull/7586)). Its open source library does not
+  order two runs of one thread; LangSmith Deployment
+  [queues them](https://docs.langchain.com/langsmith/double-texting).
+- PenguiFlow loads the state before a run and saves it after; the later save wins.
+- The lists of LangChain and of the OpenAI Agents SDK lose nothing: they append, too.
 """
 
 

@@ -1,5 +1,5 @@
 # pip install ".[openai-agents]" && python examples/openai_agents.py
-"""The OpenAI Agents SDK on two pods that share one conversation. See docs/agents.md."""
+"""The OpenAI Agents SDK on two pods that share one conversation. See docs/how-to/openai-agents.md."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
 # pip install . penguiflow==3.11.2 && python examples/planner.py
-"""PenguiFlow's planner on two pods that share one conversation. See docs/penguiflow.md."""
+"""PenguiFlow's planner on two pods that share one conversation. See docs/how-to/penguiflow.md."""
 
 import asyncio
 import json

@@ -6,8 +6,9 @@ from stm_backends.telemetry.opentelemetry import Telemetry
 async with open_backend("sqlite:///memory.db", observer=Telemetry()) as backend: ...
 ```
 
-Needs the API package alone (extra `otel`), which does nothing until your program sets up an SDK. Names and
-attributes are in `docs/telemetry.md`; those of the datastore's operations are the semantic conventions'.
+Needs the API package alone (extra `otel`), which does nothing until your program sets up an SDK.
+`docs/how-to/telemetry.md` lists names and attributes; those of the datastore's operations are the semantic
+conventions'.
 No text of a conversation, no id, no key and no message of an error ever gets into a span or a metric: of an
 error, the name of its class.
 """

@@ -1,89 +1,166 @@
-"""What the documents say is true: the examples run as printed, the tables hold, the links lead somewhere."""
+"""The documents are true: programs run as printed, tables match the code, links lead somewhere."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from stm_backends import MemoryBudget, MemoryIsolation, ShortTermMemoryConfig
+from stm_backends import MemoryBudget, MemoryIsolation, ShortTermMemoryConfig, errors
 from stm_backends.cli.replay.conversations import read_conversations
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text("utf-8")
-GUIDES = [
-    (ROOT / "docs" / name).read_text("utf-8") for name in ("penguiflow.md", "agents.md", "telemetry.md")
+COMMAND_LINE = (DOCS / "how-to" / "command-line.md").read_text("utf-8")
+# `tests/conformance/test_example.py` builds the package that the pages for authors of backends print.
+FOR_AUTHORS = {"writing-a-backend.md", "sql-server-driver.md"}
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in sorted(DOCS.glob("*.md")) if path.name not in FOR_AUTHORS),
+    *(
+        path
+        for folder in ("how-to", "explanation", "reference")
+        for path in sorted((DOCS / folder).glob("*.md"))
+    ),
 ]
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+    *sorted(ROOT.glob("stm_backends_*/README.md")),
 ]
 
-EXAMPLES = [
-    example
-    for page in (README, *GUIDES)
-    for example in re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", page, re.DOTALL)
-]
-COMMANDS = sorted(set(re.findall(r"^stm-backends ([a-z]+)", README, re.MULTILINE)))
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
-def run(*arguments: str, cwd: Path) -> str:
-    """Run Python as a reader would, and return what it prints."""
+class Block(NamedTuple):
+    """A fenced block of a page, and the `text` block right below it."""
+
+    language: str
+    text: str
+    output: str | None
+
+    @property
+    def file(self) -> str | None:
+        """The name that a program is to be saved under, as its first line says."""
+        found = re.match(r"# (\w+\.py)\n", self.text) if self.language == "python" else None
+        return found and found[1]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is run: programs that are not saved, and commands that run those that are."""
+        return (self.language == "python" and not self.file) or (
+            self.language == "sh" and self.text.startswith("python ")
+        )
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    found = re.findall(
+        r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return (Block(language, text, output or None) for language, text, output in found)
+
+
+WITH_PROGRAMS = [page for page in PAGES if any(block.runs for block in blocks(page))]
+COMMANDS = sorted(set(re.findall(r"^stm-backends ([a-z]+)", COMMAND_LINE, re.MULTILINE)))
+
+
+def run(*command: str, cwd: Path, timeout: float = 100) -> str:
+    """Run a command as a reader would, and return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize(("program", "output"), EXAMPLES)
-def test_an_example_runs_as_printed_and_prints_what_stands_below_it(
-    program: str, output: str, tmp_path: Path
-) -> None:
-    (tmp_path / "example.py").write_text(program, "utf-8")
-    printed = run("example.py", cwd=tmp_path)
-    if output:
-        assert printed == output
+def run_in_shell(commands: str, cwd: Path) -> str:
+    here = f'python() {{ "{sys.executable}" "$@"; }}\n'
+    here += f'stm-backends() {{ "{sys.executable}" -m stm_backends "$@"; }}\n'
+    return run("bash", "-euc", here + commands, cwd=cwd)
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=named)
+def test_the_programs_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(blocks(page)):
+        if block.language == "python":
+            file = tmp_path / (block.file or f"program_{number}.py")
+            file.write_text(block.text, "utf-8")
+        if block.runs and block.language == "python":
+            printed = run(sys.executable, file.name, cwd=tmp_path)
+        elif block.runs:
+            printed = run_in_shell(block.text, tmp_path)
+        else:
+            continue
+        if block.output is not None:
+            assert printed == block.output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_file_that_a_page_has_saved_is_used_on_it(page: Path) -> None:
+    run_there = "\n".join(block.text for block in blocks(page) if block.runs)
+    for file in filter(None, (block.file for block in blocks(page))):
+        assert re.search(rf"python {file}|^from {Path(file).stem} import", run_there, re.MULTILINE)
+
+
+def test_the_pages_with_programs_were_found() -> None:
+    names = {page.stem for page in WITH_PROGRAMS}
+    guides = {"fastapi-service", "penguiflow", "openai-agents", "langchain", "telemetry"}
+    assert {"README", "tutorial", "around-your-agent", "without-an-event-loop"} | guides <= names
 
 
 def test_the_first_example_is_on_the_first_screen() -> None:
-    program, _ = EXAMPLES[0]
+    (program,) = (block.text for block in blocks(ROOT / "README.md") if block.runs)
     assert len(program.splitlines()) <= 15
     assert README[: README.index(program)].count("\n") <= 20
 
 
+def test_the_readme_can_be_skimmed() -> None:
+    assert len(README.splitlines()) <= 130
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_in_the_readme_exists(command: str, tmp_path: Path) -> None:
+def test_every_command_on_the_page_exists(command: str, tmp_path: Path) -> None:
     pytest.importorskip("typer")
-    assert command in run("-m", "stm_backends.cli", command, "--help", cwd=tmp_path)
+    assert command in run(sys.executable, "-m", "stm_backends.cli", command, "--help", cwd=tmp_path)
 
 
-def test_the_commands_run_from_top_to_bottom_as_they_stand(tmp_path: Path) -> None:
+def test_the_page_of_the_command_line_names_every_command() -> None:
+    app = pytest.importorskip("stm_backends.cli.app").app
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} == {*COMMANDS}
+
+
+def test_the_commands_run_from_top_to_bottom(tmp_path: Path) -> None:
     pytest.importorskip("typer")
-    (block,) = re.findall(r"```sh\npip install [^\n]*\n(export STM_BACKENDS_URL.*?)```", README, re.DOTALL)
+    (block,) = re.findall(
+        r"```sh\npip install [^\n]*\n(export STM_BACKENDS_URL.*?)```", COMMAND_LINE, re.DOTALL
+    )
     assert block.count("\nstm-backends ") >= 11
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    command = f'stm-backends() {{ "{sys.executable}" -m stm_backends "$@"; }}\n'
-    done = subprocess.run(
-        ["bash", "-euc", command + block],  # noqa: S607 -- whichever there is
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "acme:u123:trip-to-lisbon" in done.stdout
-    assert "Error" not in done.stderr
+    assert "acme:u123:trip-to-lisbon" in run_in_shell(block, tmp_path)
 
 
-def test_the_conversation_that_shows_the_shape_of_a_file_can_be_replayed(tmp_path: Path) -> None:
-    (shape,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+def test_the_conversation_that_shows_the_format_can_be_replayed(tmp_path: Path) -> None:
+    (shape,) = re.findall(r"```json\n(.*?)```", COMMAND_LINE, re.DOTALL)
     (tmp_path / "c.jsonl").write_text(shape, "utf-8")
     (conversation,) = read_conversations(tmp_path / "c.jsonl")
     digest = conversation.turns[0].trajectory_digest
@@ -91,19 +168,18 @@ def test_the_conversation_that_shows_the_shape_of_a_file_can_be_replayed(tmp_pat
     assert digest.tools_invoked == ["book"]
 
 
-def test_the_readme_names_the_command_of_each_kind() -> None:
-    assert {"replay", "drivers", "schema", "ping", "show", "ls", "export", "import", "copy", "erase"} <= set(
-        COMMANDS
-    )
-
-
-def test_the_table_of_settings_has_every_setting_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", README, re.MULTILINE))
+def test_the_table_of_settings_has_each_with_its_default() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text("utf-8")
+    memory, _, drivers = page.partition("\n## `open_backend`")
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", memory, re.MULTILINE))
     expected = {field.name: _default(field) for field in dataclasses.fields(ShortTermMemoryConfig)}
     del expected["budget"], expected["isolation"]
     for prefix, cls in (("budget", MemoryBudget), ("isolation", MemoryIsolation)):
         expected |= {f"{prefix}.{field.name}": _default(field) for field in dataclasses.fields(cls)}
-    expected |= {field.name: _default(field) for field in dataclasses.fields(SqliteSettings)}
+    assert rows == expected
+    sqlite = drivers.partition("\n## SQLite")[2]
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", sqlite, re.MULTILINE))
+    expected = {field.name: _default(field) for field in dataclasses.fields(SqliteSettings)}
     # The URL gives it.
     del expected["path"]
     assert rows == expected
@@ -113,26 +189,78 @@ def _default(field: dataclasses.Field[object]) -> str:
     return f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", document.read_text("utf-8"))
-    assert [link for link in links if not (document.parent / link).exists()] == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_path_that_a_document_names_exists(document: Path) -> None:
-    named = re.findall(
-        r"`((?:stm_backends|tests|docs|examples|benchmarks)/[\w./]+)`", document.read_text("utf-8")
-    )
-    assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def test_the_architecture_has_a_place_for_every_module_of_the_core_and_every_driver() -> None:
-    chapters = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("\n## ")
-    (house,) = (chapter for chapter in chapters if chapter.startswith("The house"))
-    core = ROOT / "stm_backends"
-    modules = {path.name for path in core.glob("*.py")} | {
-        f"{path.parent.name}/" for path in core.glob("*/*.py")
+def test_the_page_of_errors_names_every_error() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    every = {
+        name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)
     }
-    drivers = {f"{path.parent.name}/" for path in ROOT.glob("stm_backends_*/plugin.py")}
-    assert set(re.findall(r"`(\w+\.py|\w+/)`", house)) == (modules | drivers) - {"__init__.py"}
+    assert {name for name in every if not re.search(rf"\b{name}\b", page)} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_link_leads_to_a_file_and_a_heading_in_it(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", prose(document))
+    assert [link for link in links if not leads_somewhere(document, link)] == []
+
+
+def leads_somewhere(document: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (document.parent / path) if path else document
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def prose(document: Path) -> str:
+    """Return a document without what stands in fences and code spans."""
+    text = re.sub(r"^( *)```.*?^\1```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "``", text)
+
+
+@cache
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = set[str]()
+    for heading in re.findall(r"^#+ +(.+)$", text, re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().strip()
+        kept = (c for c in words if c in "-_ " or unicodedata.category(c)[0] in "LN")
+        found.add("".join(kept).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_path_that_a_document_names_exists(document: Path) -> None:
+    paths = re.findall(
+        r"`((?:stm_backends|tests|docs|examples|benchmarks)/[\w./-]+)`", document.read_text("utf-8")
+    )
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    waiting, seen = [DOCS / "index.md"], set[Path]()
+    while waiting:
+        page = waiting.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\((?!https?:)([^)#\s]+)", prose(page))
+        waiting += [target for link in links if (target := (page.parent / link).resolve()).is_file()]
+    assert [named(page) for page in DOCS.rglob("*.md") if page not in seen] == []
+
+
+def test_the_module_map_has_every_folder_and_module() -> None:
+    chapters = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("\n## ")
+    (chapter,) = (chapter for chapter in chapters if chapter.startswith("Module map"))
+    rows = {
+        room.strip("/"): set(re.findall(r"`(\w+)`", modules))
+        for room, modules in re.findall(r"^\| `([\w/]+)` \|(.*)$", chapter, re.MULTILINE)
+    }
+    core = ROOT / "stm_backends"
+    rooms = {path.parent.relative_to(core).as_posix(): set[str]() for path in core.rglob("*.py")}
+    for path in core.rglob("*.py"):
+        rooms[path.parent.relative_to(core).as_posix()].add(path.stem)
+    rooms["stm_backends"] = rooms.pop(".")
+    rooms |= {path.parent.name: set[str]() for path in ROOT.glob("stm_backends_*/plugin.py")}
+    assert rows.keys() == rooms.keys()
+    whole = [room for room in rooms if not room.startswith(("cli", "testing"))]
+    missing = {room: rooms[room] - rows[room] - {"__init__", "__main__"} for room in whole}
+    assert {room: names for room, names in missing.items() if names} == {}

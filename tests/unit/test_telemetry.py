@@ -44,7 +44,7 @@ MARK = "MARKER"
 KEY = MemoryKey(f"{MARK}-tenant", f"{MARK}-user", f"{MARK}-session")
 BUDGET = MemoryBudget(full_zone_turns=1)
 ROLLING = ShortTermMemoryConfig(strategy="rolling_summary", budget=BUDGET)
-TABLE = Path(__file__).parents[2] / "docs" / "telemetry.md"
+TABLE = Path(__file__).parents[2] / "docs" / "how-to" / "telemetry.md"
 
 
 def turn(text: str = MARK) -> ConversationTurn:
