@@ -22,25 +22,25 @@ GOAL_CPU_US = 100
 BEGINNING = """\
 # Results
 
-Written by `nox -s bench`. How it is measured, and where the time goes, is told in [the note](README.md).
+Written by `nox -s bench`. [The note](README.md) says how it is measured, and where the time goes.
 
 Each call of the memory is compared with a **bare round trip**: one write or one read of the same bytes
 through the same client library, with the same settings and durability, made in turns with it. A ratio is the
 median of ours over the median of the bare one. *Own code* is the processor time of the memory, the codec and
-the driver, without what passes within the client library. *More in all* is what a call costs this process
+the driver, without the client library. *More in all* is what a call costs this process
 beyond a bare one, the client library's part included. The goals: a ratio of at most {ratio}, the same however
-many turns were ever added, and less than {cpu} µs of own code. What misses one of them stands in bold.
+many turns were ever added, and less than {cpu} µs of own code. Values that miss a goal are in bold.
 """
 
 TOGETHER_TEXT = """\
 ## {count} conversations at once
 
-Each adds a turn, reads its context, and begins again, in one process on one event loop; beside them as many
-bare loops of one write and one read, in blocks that alternate. Here summaries are written while it goes on:
-each takes {requests} requests more, which a bare loop does not have, and a summarizer that answers at once.
-*Turns* is our number of turns as a share of the bare one, *requests* the same with those of folding counted.
+Each conversation adds a turn, reads its context, and repeats, in one process on one event loop. Blocks of
+these alternate with blocks of as many bare loops of one write and one read. Summaries are written at the
+same time, by a summarizer that answers at once; each takes {requests} more requests, which a bare loop does not have.
+*Turns* is our number of turns as a share of the bare one; *requests* also counts the requests of folding.
 One thread of Python does all of it, the client library's part included, so this compares processor time
-rather than waiting. Times are medians in ms, and after the stroke what 95 of 100 calls stay below.
+rather than waiting. Times are medians in ms; after the slash, the 95th percentile.
 """
 
 IN_PROCESS_TEXT = """\
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass
 class Results:
-    """Everything that one run has measured. `missing` says why a datastore is not among it."""
+    """Everything that one run has measured. `missing` says why a datastore is missing."""
 
     rounds: int
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
@@ -72,7 +72,7 @@ class Results:
 
 
 def markdown(results: Results, picture: str | None) -> str:
-    """Return the page; `picture` is where the picture stands, seen from there."""
+    """Return the page; `picture` is its path relative to the page."""
     lengths = [at.length for at in results.datastores[0].lengths] if results.datastores else []
     parts = [
         BEGINNING.format(ratio=GOAL_RATIO, cpu=GOAL_CPU_US),
@@ -105,7 +105,7 @@ def markdown(results: Results, picture: str | None) -> str:
         ),
         f"Medians of {results.rounds} rounds; processor time after the fewest turns and after the most.\n",
         "## The times behind them\n",
-        "Medians in µs, and after the stroke what 95 of 100 calls stay below.\n",
+        "Medians in µs; after the slash, the 95th percentile.\n",
         _table(
             ["", "turns", "`add_turn`", "bare write", "`get_llm_context`", "bare read"],
             (
@@ -194,7 +194,7 @@ def _blocking(measured: Measured) -> str:
     at = measured.lengths[-1]
     write, read = at.blocking
     return (
-        f"{measured.name} without the hand-off to a thread, the event loop standing still meanwhile: a bare "
+        f"{measured.name} without the hand-off to a thread, which blocks the event loop: a bare "
         f"write takes {_times(write)}, a bare read {_times(read)}, after {at.length:,} turns.\n"
     )
 

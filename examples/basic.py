@@ -1,5 +1,5 @@
 # pip install . && python examples/basic.py
-"""An agent that knows what was said before. Run it again, or on several terminals at once: it goes on."""
+"""Give an agent a memory. Run it again, or in several terminals at once: the conversation continues."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
 # pip install . && python examples/callbacks.py
-"""Be told of turns, of summaries, and of a summarizer that fails and recovers."""
+"""Receive a callback for each turn and summary, and when a summarizer fails and recovers."""
 
 import asyncio
 

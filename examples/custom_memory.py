@@ -1,7 +1,7 @@
 # pip install . && python examples/custom_memory.py
-"""A memory of one's own (Layer 4): what the user asks to be remembered is shown for ever.
+"""Write your own memory: requests that begin with `remember` are always shown.
 
-It stands on two parts of the library, and an agent uses it like any other memory.
+It is built on a memory and the state store of a backend. An agent uses it like any other memory.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class PinningMemory:
     async def add_turn(self, turn: ConversationTurn) -> None:
         await self._turns.add_turn(turn)
         saved = not turn.user_message.startswith("remember")
-        while not saved:  # Saved on the condition that nobody saved in between.
+        while not saved:  # Save only if no other process saved in between.
             state, version = await self._store.load_versioned(self._pins)
             pins = dict.fromkeys([*(state or {"pins": []})["pins"], turn.user_message])
             saved = await self._store.save_if(self._pins, {"pins": list(pins)}, expect=version)

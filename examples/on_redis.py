@@ -1,5 +1,5 @@
 # pip install ".[redis]" && python examples/on_redis.py
-"""One conversation of two pods in Redis, which `REDIS_URL` names: redis://localhost:6379/0 unless set."""
+"""Share a conversation between two pods in Redis, at `REDIS_URL` or redis://localhost:6379/0."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ async def main():
         here, there = (pod.memory(KEY, CONFIG, summarizer=ExtractiveSummarizer()) for pod in (one, two))
         await here.add_turn(ConversationTurn("A table for two at Sino, please.", "Booked: Sino, 11:30."))
         await there.add_turn(ConversationTurn("Make it noon.", "Done: Sino, 12:00."))
-        await here.flush()  # whichever of them summarizes, wait for it
+        await here.flush()  # wait for the summary, whichever pod writes it
         memory = (await there.get_llm_context())["conversation_memory"]
         print("in the summary:", "Sino, 11:30" in memory["summary"])
         print("in full:", [turn["user"] for turn in memory["recent_turns"]])

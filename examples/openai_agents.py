@@ -1,5 +1,5 @@
 # pip install ".[openai-agents]" && python examples/openai_agents.py
-"""The OpenAI Agents SDK on two pods that share one conversation. See docs/how-to/openai-agents.md."""
+"""Run the OpenAI Agents SDK on two pods that share one conversation. See docs/how-to/openai-agents.md."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ except ModuleNotFoundError:
 from stm_backends.integrations.openai_agents import StmSession
 
 KEY = MemoryKey("acme", "u123", "chat_001")
-set_tracing_disabled(True)  # without a key of OpenAI's there is nowhere to send traces
+set_tracing_disabled(True)  # traces need an OpenAI key
 
 
 class ScriptedModel(Model):
@@ -33,7 +33,7 @@ class ScriptedModel(Model):
 
 
 async def pod(query: str) -> None:
-    """Answer as a process of its own would: with its own backend and its own agent."""
+    """Answer as a separate process does: with its own backend and agent."""
     async with open_backend("sqlite:///agents.db") as backend:
         agent = Agent(name="Assistant", model=ScriptedModel())
         result = await Runner.run(agent, query, session=StmSession(backend, KEY))
@@ -41,7 +41,7 @@ async def pod(query: str) -> None:
 
 
 async def take_back() -> None:
-    """Take the last question and its answer back, so that the conversation goes on from before."""
+    """Remove the last question and its answer, so that the conversation continues before them."""
     async with open_backend("sqlite:///agents.db") as backend:
         session = StmSession(backend, KEY)
         await session.pop_item()

@@ -1,5 +1,5 @@
 # pip install . && python examples/persistence.py
-"""A memory in this process, saved in a store. Two processes that save at once lose nothing."""
+"""Save a memory of this process in a store. Two processes that save at once lose nothing."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ async def main() -> None:
         await later.hydrate(store, KEY)
         print([turn.user_message for turn in await later.turns()])
 
-        # The state is a JSON object, and may as well be carried anywhere else.
+        # The state is a JSON object; you may save it anywhere.
         print(sorted(later.to_dict()))
 
 

@@ -1,5 +1,5 @@
 # pip install . penguiflow==3.11.2 && python examples/planner.py
-"""PenguiFlow's planner on two pods that share one conversation. See docs/how-to/penguiflow.md."""
+"""Run PenguiFlow's planner on two pods that share one conversation. See docs/how-to/penguiflow.md."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class Model:
 
 
 async def pod(query: str) -> None:
-    """Answer as a process of its own would: with its own backend and its own planner."""
+    """Answer as a separate process does: with its own backend and planner."""
     async with open_backend("sqlite:///planner.db") as backend:
         planner = ReactPlanner(
             llm_client=Model(),

@@ -1,5 +1,5 @@
 # pip install . && python examples/synchronous.py
-"""An agent without an event loop: any number of threads, and a summarizer that is a plain function."""
+"""Use it without an event loop: from any number of threads, with a plain function as the summarizer."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +10,7 @@ CONFIG = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(f
 
 
 def summarize(request: dict) -> dict:
-    """Stand in for a call of your model, which may take its time."""
+    """Stand in for a call of your model, which may block."""
     told = [request["previous_summary"], *(turn["user"] for turn in request["turns"])]
     return {"summary": ", ".join(filter(None, told))}
 

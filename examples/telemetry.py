@@ -1,5 +1,5 @@
 # pip install ".[otel]" opentelemetry-sdk && python examples/telemetry.py
-"""Spans and metrics of a conversation, on the console. Yours would go to a collector."""
+"""Print spans and metrics of a conversation. Your program would send them to a collector."""
 
 import asyncio
 
@@ -22,12 +22,12 @@ CONFIG = ShortTermMemoryConfig(strategy="truncation")
 
 
 def as_line(span) -> str:
-    """Print less than the whole of a span, which is long and never the same."""
+    """Return the parts of a span that are the same in each run."""
     return f"span {span.name} {dict(span.attributes)}\n"
 
 
 def as_lines(data) -> str:
-    """Print each metric with what was counted: of a histogram, how often; of a gauge, what it shows."""
+    """Return each metric with its sum; for a histogram its count, for a gauge its value."""
     lines = ""
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
         points = [getattr(point, "count", getattr(point, "value", 0)) for point in metric.data.data_points]
@@ -36,7 +36,7 @@ def as_lines(data) -> str:
 
 
 def set_up() -> None:
-    """What a program does once, whatever it traces."""
+    """Set up the SDK, as a program does once."""
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=as_line)))
     trace.set_tracer_provider(tracers)
@@ -53,7 +53,7 @@ async def main() -> None:
             await memory.add_turn(ConversationTurn(query, "Done."))
         await memory.get_llm_context()
 
-        # A call that names no session has no memory, and that is counted.
+        # A call without a session has no memory, and is counted.
         print(resolve_memory_key({"user_id": "u123"}, CONFIG.isolation, observer=telemetry))
 
 

@@ -1,5 +1,5 @@
 # pip install . && python examples/truncation.py
-"""The last turns and nothing else, no summarizer. Whose turns they are is read from the request."""
+"""Keep only the last turns, without a summarizer. The key of a conversation comes from the request."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ CONFIG = ShortTermMemoryConfig(
 async def main() -> None:
     ann = {"auth": {"tenant": "acme", "user": "ann"}, "chat": "1"}
     bob = {"auth": {"tenant": "acme", "user": "bob"}, "chat": "1"}
-    lost = {"auth": {"tenant": "acme", "user": "ann"}}  # which chat? Nobody's memory is opened.
+    lost = {"auth": {"tenant": "acme", "user": "ann"}}  # no chat id: no memory is opened
     requests = [(ann, "one"), (bob, "hello"), (ann, "two"), (ann, "three"), (lost, "?"), (ann, "four")]
 
     async with open_backend("sqlite:///truncation.db") as backend:

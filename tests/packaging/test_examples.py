@@ -1,4 +1,4 @@
-"""The examples run as they stand, and print what stands at their end."""
+"""The examples run unchanged, and print what the comment at their end says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_examples_were_found() -> None:
 
 
 def run(example: Path, folder: Path, **environment: str) -> list[str]:
-    """Run an example to a good end, and return what it printed."""
+    """Run an example, which must succeed, and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
         cwd=folder,
@@ -38,15 +38,15 @@ def run(example: Path, folder: Path, **environment: str) -> list[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_begins_with_the_command_that_runs_it_in_a_fresh_clone(example: Path) -> None:
+def test_an_example_begins_with_the_command_that_runs_it_in_a_clone(example: Path) -> None:
     first = example.read_text("utf-8").splitlines()[0]
-    # The library itself comes first: nobody has it in a fresh clone, and an index may have another version.
+    # The library itself comes first: a fresh clone does not have it, and an index may have another version.
     clone = r'(\.|"\.\[[\w,-]+\]")( [\w.=-]+)?'
     assert re.fullmatch(rf"# pip install {clone} && python examples/{example.name}", first)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_prints_what_stands_at_its_end(
+def test_an_example_runs_and_prints_what_its_end_says(
     example: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     needed = {"REDIS_URL": request.getfixturevalue("redis_url")} if example.stem == "on_redis" else {}

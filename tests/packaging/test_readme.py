@@ -210,7 +210,7 @@ def leads_somewhere(document: Path, link: str) -> bool:
 
 
 def prose(document: Path) -> str:
-    """Return a document without what stands in fences and code spans."""
+    """Return a document without its fences and code spans."""
     text = re.sub(r"^( *)```.*?^\1```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "``", text)
 
