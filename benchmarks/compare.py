@@ -502,8 +502,8 @@ turns here, so that they can be counted. How many are lost depends on the timing
 - PenguiFlow loads the state before a run and saves it after; the later save wins.
 - The lists of LangChain and of the OpenAI Agents SDK lose nothing: they append, too.
 - LangChain's `RedisChatMessageHistory` is that of langchain-community, which is
-  [no longer maintained](https://github.com/langchain-ai/langchain-community/issues/674). The class of that name
-  in langchain-redis needs Redis' search module and was not measured.
+  [no longer maintained](https://github.com/langchain-ai/langchain-community/issues/674). The class of that
+  name in langchain-redis needs Redis' search module and was not measured.
 """
 
 

@@ -37,7 +37,7 @@ TOGETHER_TEXT = """\
 
 Each conversation adds a turn, reads its context, and repeats, in one process on one event loop. Blocks of
 these alternate with blocks of as many bare loops of one write and one read. Summaries are written at the
-same time, by a summarizer that answers at once; each takes {requests} more requests, which a bare loop does not have.
+same time, by a summarizer that answers at once; each takes {requests} more requests, which a bare loop lacks.
 *Turns* is our number of turns as a share of the bare one; *requests* also counts the requests of folding.
 One thread of Python does all of it, the client library's part included, so this compares processor time
 rather than waiting. Times are medians in ms; after the slash, the 95th percentile.
