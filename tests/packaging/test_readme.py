@@ -235,18 +235,6 @@ def test_every_path_that_a_document_names_exists(document: Path) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_page_is_reached_from_the_index() -> None:
-    waiting, seen = [DOCS / "index.md"], set[Path]()
-    while waiting:
-        page = waiting.pop()
-        if page in seen or page.suffix != ".md":
-            continue
-        seen.add(page)
-        links = re.findall(r"\]\((?!https?:)([^)#\s]+)", prose(page))
-        waiting += [target for link in links if (target := (page.parent / link).resolve()).is_file()]
-    assert [named(page) for page in DOCS.rglob("*.md") if page not in seen] == []
-
-
 def test_the_module_map_has_every_folder_and_module() -> None:
     chapters = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("\n## ")
     (chapter,) = (chapter for chapter in chapters if chapter.startswith("Module map"))
