@@ -27,12 +27,9 @@ COMMAND_LINE = (DOCS / "how-to" / "command-line.md").read_text("utf-8")
 FOR_AUTHORS = {"writing-a-backend.md", "sql-server-driver.md"}
 PAGES = [
     ROOT / "README.md",
-    *(path for path in sorted(DOCS.glob("*.md")) if path.name not in FOR_AUTHORS),
-    *(
-        path
-        for folder in ("how-to", "explanation", "reference")
-        for path in sorted((DOCS / folder).glob("*.md"))
-    ),
+    *sorted(DOCS.glob("*.md")),
+    *(path for path in sorted((DOCS / "how-to").glob("*.md")) if path.name not in FOR_AUTHORS),
+    *(path for folder in ("explanation", "reference") for path in sorted((DOCS / folder).glob("*.md"))),
 ]
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
