@@ -103,7 +103,7 @@ async def test_a_run_whose_tool_context_is_not_json_is_resumed_with_another(data
 
 
 async def test_the_pod_that_paused_resumes_from_its_own_memory_and_leaves_the_copy(datastore: str) -> None:
-    # As docs/how-to/penguiflow.md says. Should PenguiFlow ask the store there, too, that sentence can go.
+    # As docs/penguiflow.md says. Should PenguiFlow ask the store there, too, that sentence can go.
     async with pod(datastore) as one, pod(datastore) as two:
         token = await one.pause("ask: may I?")
         for each in (one, two):
@@ -131,7 +131,7 @@ async def test_what_a_tool_keeps_is_there_on_another_pod_for_the_same_session_al
 
 
 async def test_a_large_value_that_a_tool_keeps_needs_an_artifact_store(datastore: str) -> None:
-    # As docs/how-to/penguiflow.md says: PenguiFlow hands our store a reference, and nobody has the value.
+    # As docs/penguiflow.md says: PenguiFlow hands our store a reference, and nobody has the value.
     async with pod(datastore) as one:
         await one.run(f"note: {'x' * 9000}")
         await one.run("note: milk")
