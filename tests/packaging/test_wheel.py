@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
 FRAMEWORKS = ("openai", "openai-agents", "langchain")
 EXTRAS = (*DRIVERS, "mongo-motor", *FRAMEWORKS, "otel", "cli", "conformance", "all")
+INSTALL = (sys.executable, "-m", "uv", "pip", "install", "--quiet")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
 
 
@@ -40,7 +41,7 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    run(sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder, ROOT, cwd=folder)
     return folder
 
 
@@ -69,7 +70,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     executable = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run(sys.executable, "-m", "pip", "--python", executable, "install", "--quiet", wheel, cwd=folder)
+    run(*INSTALL, "--python", executable, wheel, cwd=folder)
     return executable
 
 
@@ -139,8 +140,7 @@ def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    run(*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extra}]", cwd=tmp_path)
+    run(*INSTALL, "--dry-run", "--python", python, f"{wheel}[{extra}]", cwd=tmp_path)
 
 
 def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_path: Path) -> None:
