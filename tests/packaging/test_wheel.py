@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
 FRAMEWORKS = ("openai", "openai-agents", "langchain")
 EXTRAS = (*DRIVERS, "mongo-motor", *FRAMEWORKS, "otel", "cli", "conformance", "all")
-INSTALL = (sys.executable, "-m", "uv", "pip", "install", "--quiet")
+UV = (sys.executable, "-m", "uv", "pip")
+INSTALL = (*UV, "install", "--quiet")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
 
 
@@ -144,9 +145,7 @@ def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp
 
 
 def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_path: Path) -> None:
-    listed = run(
-        sys.executable, "-m", "pip", "--python", python, "list", "--format", "json", cwd=tmp_path
-    ).stdout
+    listed = run(*UV, "list", "--python", python, "--format", "json", cwd=tmp_path).stdout
     assert {each["name"] for each in json.loads(listed)} == {"pluggy", "stm-backends"}
 
 
