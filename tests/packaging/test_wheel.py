@@ -162,7 +162,7 @@ for module in pkgutil.walk_packages(stm_backends.__path__, "stm_backends."):
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_installed_alone_a_driver_can_be_asked_about_and_says_what_it_lacks(
+def test_installed_alone_a_driver_shows_its_schema_and_names_its_extra(
     driver: str, python: Path, tmp_path: Path
 ) -> None:
     """Its package, its settings and what it would set up need no client library; opening it does."""
