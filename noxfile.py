@@ -94,7 +94,8 @@ def run_tests(session: nox.Session) -> None:
 def prepare_tests(session: nox.Session) -> None:
     """Install what the tests need: clients, servers, PenguiFlow and the other frameworks."""
     install_group(session, "test", "telemetry", "services", "penguiflow", "agents")
-    session.install("-e", ".[all,mongo-motor]")
+    # An author's page installs with pip, which an environment made by uv lacks.
+    session.install("pip", "-e", ".[all,mongo-motor]")
     # LangChain brings a plugin for pytest that takes seconds to import, and the tests start many a pytest.
     session.env["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
     # Containers often set this. Each of the many processes would then compile all that it imports.
@@ -106,8 +107,7 @@ def run_penguiflows_tests(session: nox.Session) -> None:
     (release,) = PYPROJECT["dependency-groups"]["penguiflow"]
     plugins = Path("tests", "penguiflow").absolute()
     with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
-        # A wheel has no tests, and uv cannot download a source distribution.
-        session.install("pip")
+        # A wheel has no tests, and uv does not download source distributions.
         session.run(
             *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps"),
             *("--dest", folder, release),
