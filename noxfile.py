@@ -1,7 +1,8 @@
-"""Everything that is checked, built and shown: `nox` and `nox -s full` check, `nox -s demo` shows it at work.
+"""Check, build and show the project: `nox` checks in minutes, `nox -s full` at full length.
 
 Needs Python, the package index, and nothing else: no other interpreter, no root. The servers that the tests
-talk to come from package indexes too; DynamoDB Local needs Java and npm.
+talk to come from package indexes too; DynamoDB Local needs Java and npm. With `nox[uv]`, uv installs, which
+takes a sixth of pip's time; without it, pip does.
 """
 
 import os
@@ -15,6 +16,7 @@ nox.needs_version = ">=2025.2.9"
 # `tests` comes last, so that its closing lines are the last ones in the log.
 nox.options.sessions = ["lint", "types", "packaging", "tests"]
 nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = False
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
@@ -22,7 +24,7 @@ PYTHONS = nox.project.python_versions(PYPROJECT)
 
 
 def install_group(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups of pyproject.toml, with whatever pip there is."""
+    """Install dependency groups of pyproject.toml, also with a pip that does not know them."""
     session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
 
 
@@ -55,43 +57,57 @@ def packaging(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests with coverage; arguments after `--` select tests instead, without it."""
+    """Run the tests on every driver, with the suites in their quick form; or the arguments after `--`."""
     run_tests(session)
 
 
 @nox.session(name="tests-all", python=PYTHONS, default=False)
 def tests_all(session: nox.Session) -> None:
-    """All tests on each supported Python that this machine has."""
+    """Run the same tests on each supported Python that this machine has."""
     run_tests(session)
-
-
-def run_tests(session: nox.Session) -> None:
-    """Run pytest on the tree, on real servers, with PenguiFlow and the other frameworks beside it."""
-    install_group(session, "test", "telemetry", "services", "penguiflow", "agents")
-    session.install("-e", ".[all,mongo-motor]")
-    # LangChain brings a plugin for pytest that takes seconds to import, and the tests start many a pytest.
-    session.env["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
-    if session.posargs:
-        session.run("python", "-m", "pytest", *session.posargs)
-        return
-    session.run("coverage", "erase")
-    # The wheel has a session of its own, with the tools that build it.
-    # Tests wait for processes, leases and clocks, too; many more workers than cores would miss deadlines.
-    workers = str((os.cpu_count() or 1) + 1)
-    session.run("coverage", "run", "-m", "pytest", "--ignore=tests/packaging/test_wheel.py", "-n", workers)
-    session.run("coverage", "combine", "--quiet")
-    session.run("coverage", "report")
 
 
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
-    """What CI runs after `nox`: PenguiFlow's own tests of its memory and its planner, on our classes."""
-    install_group(session, "test", "penguiflow")
-    session.install("-e", ".")
+    """Run all tests at full length, with coverage, and PenguiFlow's own tests on our memory."""
+    prepare_tests(session)
+    session.run("coverage", "erase")
+    # From Python 3.14 on, coverage measures branches by `sys.monitoring`, without being asked.
+    session.run("coverage", "run", "-m", "pytest", *ALL_IN_PARALLEL, *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    run_penguiflows_tests(session)
+    session.run("coverage", "report")
+
+
+# The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
+# clocks. One worker more than there are cores uses that time; many more would miss deadlines.
+ALL_IN_PARALLEL = ("--ignore=tests/packaging/test_wheel.py", "-n", str((os.cpu_count() or 1) + 1))
+
+
+def run_tests(session: nox.Session) -> None:
+    """Run the default selection of tests, or the one that the arguments make."""
+    prepare_tests(session)
+    selection = session.posargs or ("-m", "not full", "--stm-quick", *ALL_IN_PARALLEL)
+    session.run("python", "-m", "pytest", *selection)
+
+
+def prepare_tests(session: nox.Session) -> None:
+    """Install what the tests need: clients, servers, PenguiFlow and the other frameworks."""
+    install_group(session, "test", "telemetry", "services", "penguiflow", "agents")
+    # An author's page installs with pip, which an environment made by uv lacks.
+    session.install("pip", "-e", ".[all,mongo-motor]")
+    # LangChain brings a plugin for pytest that takes seconds to import, and the tests start many a pytest.
+    session.env["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
+    # Containers often set this. Each of the many processes would then compile all that it imports.
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
+
+
+def run_penguiflows_tests(session: nox.Session) -> None:
+    """Run PenguiFlow's own tests of its memory and its planner, on our classes."""
     (release,) = PYPROJECT["dependency-groups"]["penguiflow"]
     plugins = Path("tests", "penguiflow").absolute()
     with tempfile.TemporaryDirectory(prefix="stm-backends-") as folder:
-        # A wheel has no tests.
+        # A wheel has no tests, and uv does not download source distributions.
         session.run(
             *("python", "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps"),
             *("--dest", folder, release),
@@ -101,10 +117,7 @@ def full(session: nox.Session) -> None:
         with session.chdir(sdist.with_name(sdist.name.removesuffix(".tar.gz"))):
             files = sorted(str(path) for pattern in THEIR_TESTS for path in Path("tests").glob(pattern))
             options = ("-p", "our_memory", "-p", "no:cacheprovider", "-ra")
-            session.run(
-                *("python", "-m", "pytest", *options, *(session.posargs or files)),
-                env={"PYTHONPATH": str(plugins)},
-            )
+            session.run("python", "-m", "pytest", *options, *files, env={"PYTHONPATH": str(plugins)})
 
 
 THEIR_TESTS = (

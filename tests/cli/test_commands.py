@@ -130,7 +130,7 @@ def test_show_gives_a_readable_view_of_a_conversation(url: str):
     assert shown.index("pending") < shown.index("I want number 2.") < shown.index("recent")
 
 
-def test_show_says_that_it_guesses_how_many_turns_are_recent_unless_it_is_told(url: str):
+def test_show_says_when_it_guesses_how_many_turns_are_recent(url: str):
     guessed = cli("show", "acme:u1:trip", "--url", url).stdout
     assert "the newest 5, by default: a guess; give --full-zone-turns" in guessed
     told = cli("show", "acme:u1:trip", "--url", url, "--full-zone-turns", "2").stdout
@@ -155,7 +155,7 @@ def test_what_a_terminal_would_obey_or_cannot_show_is_shown_escaped(tmp_path: Pa
     assert "\x1b" not in shown
 
 
-def test_ls_lists_users_and_conversations_in_the_form_that_other_commands_take(url: str):
+def test_other_commands_accept_the_keys_that_ls_prints(url: str):
     assert sorted(lines(cli("ls", "acme", "--url", url))) == ["acme:u1", "acme:u2"]
     listed = lines(cli("ls", "acme:u1", "--url", url))
     assert sorted(listed) == ["acme:u1:a%3Ab", "acme:u1:trip"]
@@ -200,7 +200,7 @@ def test_show_labels_the_time_of_a_turn(tmp_path: Path):
     assert re.search(r"time +2023-11-14 22:13:20 UTC", shown)
 
 
-def test_a_conversation_that_cannot_be_read_is_a_failure_of_show_not_of_an_export(url: str):
+def test_the_error_for_an_unreadable_conversation_names_show(url: str):
     damage(url, "trip")
 
     result = cli("show", "acme:u1:trip", "--url", url)
@@ -230,7 +230,7 @@ def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     assert (tmp_path / "new.db").exists()
 
 
-def test_a_place_is_named_by_what_tells_it_from_others_and_never_by_a_secret():
+def test_a_datastore_is_shown_with_its_location_but_no_secret():
     for url, shown in (
         ("postgresql://me:secret@host/db?schema=a&password=secret", "postgresql://host/db?schema=a"),
         ("redis://:secret@host:7/0?key_prefix=x:", "redis://host:7/0?key_prefix=x:"),
@@ -342,7 +342,7 @@ def test_every_command_explains_itself():
 # Moving
 
 
-def test_what_agent_frameworks_keep_is_neither_listed_nor_exported_and_that_is_said(url: str, tmp_path: Path):
+def test_ls_and_export_report_the_framework_logs_they_leave_out(url: str, tmp_path: Path):
     async def add() -> None:
         async with stm_backends.open_backend(url) as backend:
             await backend.item_log(TRIP, "langchain").add([{"text": "Hello"}])
@@ -400,9 +400,7 @@ def test_an_export_names_what_it_cannot_read_and_goes_on_with_the_rest(url: str,
     assert json.loads(line)["key"]["session_id"] == "trip"
 
 
-def test_an_export_that_fails_keeps_the_file_that_was_there_and_leaves_nothing_behind(
-    url: str, tmp_path: Path
-):
+def test_a_failed_export_keeps_the_old_file_and_leaves_no_temporary_one(url: str, tmp_path: Path):
     folder = tmp_path / "folder"
     folder.mkdir()
     file = folder / "keep.jsonl"
@@ -476,9 +474,7 @@ def test_a_conversation_without_a_session_id_is_in_nobodys_way(url: str):
 
 
 @pytest.mark.parametrize("bad", ["{", '{"format": "stm-session", "version": 1}', "the first line again"])
-def test_an_import_with_a_bad_line_stores_nothing_so_that_it_can_be_run_again(
-    url: str, tmp_path: Path, bad: str
-):
+def test_an_import_with_a_bad_line_stores_nothing(url: str, tmp_path: Path, bad: str):
     good = cli("export", "acme:u1:trip", "--url", url).stdout
     file, elsewhere = tmp_path / "x.jsonl", f"sqlite:///{tmp_path}/elsewhere.db"
     file.write_text(good + (good if "again" in bad else bad))
@@ -504,7 +500,7 @@ def test_an_import_that_meets_one_conversation_stores_none_of_the_others(url: st
     assert lines(cli("ls", "acme:u1", "--url", elsewhere)) == []
 
 
-def test_an_import_with_a_turn_that_is_too_large_for_the_backend_stores_nothing(tmp_path: Path):
+def test_an_import_with_a_turn_too_large_for_the_backend_stores_nothing(tmp_path: Path):
     large = exported()
     large["key"]["session_id"] = "large"
     large["turns"][0]["user_message"] = "x" * 5000
@@ -674,7 +670,7 @@ def test_a_datastore_that_fails_is_exit_status_1_with_a_remedy(tmp_path: Path):
     assert "newer" not in result.stderr
 
 
-def test_a_datastore_that_cannot_be_opened_is_not_answered_with_the_command_that_said_so(tmp_path: Path):
+def test_the_error_of_ping_does_not_suggest_ping(tmp_path: Path):
     for command in (("ping",), ("ls", "a")):
         result = cli(*command, "--url", f"sqlite:///{tmp_path}/no/such.db")
         assert result.exit_code == 1

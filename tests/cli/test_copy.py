@@ -413,7 +413,7 @@ def test_a_copy_that_was_killed_is_completed_by_the_same_command(tmp_path: Path)
     }
 
 
-def test_a_writer_in_another_process_is_noticed_and_the_next_copy_completes(
+def test_a_write_by_another_process_is_reported_and_copied_by_the_next_run(
     source: str, tmp_path: Path
 ) -> None:
     target = url_of(tmp_path, "to")

@@ -103,6 +103,7 @@ def test_an_import_says_how_many_it_has_done_and_a_merge_does_the_rest(
     assert exported(target) == exported(url)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["--merge", "--replace"])
 def test_an_import_onto_what_exists_is_completed_by_the_same_command(
     url: str, tmp_path: Path, python_path: str, how: str
@@ -158,7 +159,7 @@ def test_an_export_to_standard_output_says_how_many_it_has_written(
     assert "Interrupted. 2 conversations had been written; run the same again for all of them." in said
 
 
-def test_a_copy_says_how_many_records_it_has_brought_and_goes_on_from_there(
+def test_an_interrupted_copy_reports_its_progress_and_can_be_resumed(
     url: str, tmp_path: Path, python_path: str
 ) -> None:
     path = tmp_path / "to.db"
@@ -192,6 +193,7 @@ def test_a_replay_says_how_many_turns_it_has_added_and_how_to_start_over(
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.full
 def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -> None:
     file = generated(tmp_path, conversations=4, turns=5_000)
     command = subprocess.Popen(

@@ -29,6 +29,7 @@ def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Pat
     assert "634 EUR for the flights and 438 EUR for the hotel" in shown.stdout
 
 
+@pytest.mark.full
 def test_processes_that_are_killed_take_nothing_acknowledged_with_them(tmp_path: Path):
     # Leases of the killed expire after some deadlines, which the replay waits for.
     url = f"sqlite:///{tmp_path}/x.db?deadline_s=0.5"
@@ -77,6 +78,7 @@ def test_the_command_line_runs_as_a_module_of_either_name(tmp_path: Path):
     assert "(temporary)" in done.stdout.splitlines()[0]
 
 
+@pytest.mark.full
 def test_truncation_keeps_at_least_the_newest_turns(tmp_path: Path):
     file = generated(tmp_path, conversations=6, turns=15)
 
@@ -121,6 +123,7 @@ def test_a_backend_that_breaks_its_promises_is_found_out(
     assert numbers["ok"] is False
 
 
+@pytest.mark.full
 def test_summaries_that_race_each_other_lose_and_double_nothing(tmp_path: Path, python_path: str):
     status, numbers = replay(
         generated(tmp_path, conversations=2, turns=30),
@@ -135,7 +138,7 @@ def test_summaries_that_race_each_other_lose_and_double_nothing(tmp_path: Path, 
     assert numbers["turns"] == numbers["summarized"] + numbers["in_full"] == 60
 
 
-def test_a_second_replay_into_the_same_conversations_is_refused_unless_told(tmp_path: Path):
+def test_a_second_replay_into_the_same_conversations_needs_replace(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/x.db"
     file = generated(tmp_path, conversations=2, turns=3)
     arguments = ("replay", file, "--url", url, "--pods", 1)

@@ -257,7 +257,7 @@ def test_with_a_backend_of_the_facade_they_wait(tmp_path: Path) -> None:
         _ = history.messages
 
 
-def test_on_the_loops_own_thread_they_refuse_instead_of_waiting_for_themselves() -> None:
+def test_synchronous_calls_on_the_event_loop_thread_raise() -> None:
     with sync.open_backend("memory://") as backend:
         history = StmChatMessageHistory(backend.asynchronous, KEY, run=backend.run)
 

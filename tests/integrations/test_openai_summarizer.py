@@ -189,7 +189,7 @@ async def test_a_request_that_is_refused_in_any_case_is_an_error(ask: Summarizer
         assert len(endpoint.requests) == 6
 
 
-async def test_another_model_behind_the_endpoint_is_understood_with_the_next_attempt(
+async def test_a_changed_model_behind_the_endpoint_works_at_the_next_attempt(
     ask: Summarizers,
 ) -> None:
     refused = "max_completion_tokens"
@@ -228,7 +228,7 @@ async def test_what_a_client_has_is_not_given_beside_it(option: str) -> None:
             OpenAISummarizer("m", client=client, **{option: "http://localhost/v1"})
 
 
-async def test_a_client_that_was_handed_in_stays_open_and_one_of_our_own_is_closed() -> None:
+async def test_a_given_client_stays_open_and_an_owned_client_is_closed() -> None:
     with Endpoint(ANSWER) as endpoint:
         async with openai.AsyncOpenAI(base_url=endpoint.url, api_key="k") as client:
             async with OpenAISummarizer("m", client=client) as summarize:
@@ -264,7 +264,7 @@ def echo(body: Any) -> Reply:
     return completion(f"Sure!\n```json\n{json.dumps({'summary': f'{kept.strip()} {said}'})}\n```")
 
 
-async def test_a_summary_written_in_the_background_of_one_pod_is_in_the_next_prompt_of_another(
+async def test_a_background_summary_of_one_pod_is_in_the_prompt_of_another(
     tmp_path: Path, ask: Summarizers
 ) -> None:
     url = f"sqlite:///{tmp_path}/stm.db"
@@ -289,7 +289,7 @@ async def test_a_summary_written_in_the_background_of_one_pod_is_in_the_next_pro
     [refusal(500), completion("no JSON"), completion("{", finish_reason="length"), Reply(hang=True)],
     ids=["an error", "no summary", "cut off", "no answer"],
 )
-async def test_a_model_that_fails_degrades_the_memory_and_a_later_answer_heals_it(
+async def test_a_failing_model_degrades_the_memory_until_it_answers_again(
     tmp_path: Path, ask: Summarizers, reply: Reply, caplog: pytest.LogCaptureFixture
 ) -> None:
     healths: list[MemoryHealth] = []

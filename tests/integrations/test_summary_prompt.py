@@ -33,7 +33,7 @@ def asked(request: dict[str, Any], **options: Any) -> tuple[str, str]:
 # What is asked
 
 
-def test_the_model_is_shown_the_previous_summary_and_the_turns_and_told_its_limit() -> None:
+def test_the_prompt_has_the_previous_summary_the_turns_and_the_limit() -> None:
     request = {"previous_summary": GOOD, "turns": [{"user": "é", "assistant": "b"}]}
     system, shown = asked(request)
     assert json.loads(shown) == request

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
 FRAMEWORKS = ("openai", "openai-agents", "langchain")
 EXTRAS = (*DRIVERS, "mongo-motor", *FRAMEWORKS, "otel", "cli", "conformance", "all")
+UV = (sys.executable, "-m", "uv", "pip")
+INSTALL = (*UV, "install", "--quiet")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
 
 
@@ -40,7 +42,7 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    run(sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder, ROOT, cwd=folder)
     return folder
 
 
@@ -69,7 +71,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     executable = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run(sys.executable, "-m", "pip", "--python", executable, "install", "--quiet", wheel, cwd=folder)
+    run(*INSTALL, "--python", executable, wheel, cwd=folder)
     return executable
 
 
@@ -139,14 +141,11 @@ def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_every_extra_can_be_installed(extra: str, wheel: Path, python: Path, tmp_path: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    run(*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extra}]", cwd=tmp_path)
+    run(*INSTALL, "--dry-run", "--python", python, f"{wheel}[{extra}]", cwd=tmp_path)
 
 
 def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_path: Path) -> None:
-    listed = run(
-        sys.executable, "-m", "pip", "--python", python, "list", "--format", "json", cwd=tmp_path
-    ).stdout
+    listed = run(*UV, "list", "--python", python, "--format", "json", cwd=tmp_path).stdout
     assert {each["name"] for each in json.loads(listed)} == {"pluggy", "stm-backends"}
 
 
@@ -163,7 +162,7 @@ for module in pkgutil.walk_packages(stm_backends.__path__, "stm_backends."):
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_installed_alone_a_driver_can_be_asked_about_and_says_what_it_lacks(
+def test_installed_alone_a_driver_shows_its_schema_and_names_its_extra(
     driver: str, python: Path, tmp_path: Path
 ) -> None:
     """Its package, its settings and what it would set up need no client library; opening it does."""

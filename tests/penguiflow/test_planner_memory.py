@@ -87,7 +87,7 @@ async def test_concurrent_runs_of_one_conversation_on_two_pods_lose_no_turn(data
 
 
 @on_each_datastore
-async def test_a_summary_written_in_the_background_by_one_pod_is_in_the_next_prompt_of_another(
+async def test_a_background_summary_of_one_pod_is_in_the_prompt_of_another(
     datastore: str,
 ) -> None:
     async with pod(datastore) as one, pod(datastore) as two:
@@ -132,7 +132,7 @@ def test_a_run_paused_in_a_process_that_is_killed_is_resumed_in_another(datastor
     assert run_and_die(datastore, "run", "q1")["known"] == ["q0", "ask: may I?"]
 
 
-async def test_other_conversations_run_while_one_is_paused_and_each_gets_its_own_turn(datastore: str) -> None:
+async def test_other_conversations_run_while_one_is_paused(datastore: str) -> None:
     async with pod(datastore) as one:
         await one.run("q0")
         token = await one.pause("ask: may I?")
@@ -144,7 +144,7 @@ async def test_other_conversations_run_while_one_is_paused_and_each_gets_its_own
         assert await queries(one, OTHER) == ["theirs", "more"]
 
 
-async def test_a_conversation_that_runs_inside_a_tool_of_another_keeps_its_turns_apart(
+async def test_a_conversation_inside_a_tool_of_another_keeps_its_own_turns(
     datastore: str,
 ) -> None:
     async with pod(datastore) as one:
@@ -195,7 +195,7 @@ async def test_a_configuration_of_penguiflows_own_works_in_the_router(datastore:
         assert one.model.prompts[-1].known == ["q1"]
 
 
-async def test_parts_with_a_colon_work_in_a_key_of_ours_and_fail_closed_in_one_of_theirs(
+async def test_a_colon_works_in_our_keys_and_fails_closed_in_theirs(
     datastore: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts = ("acme", "mail:u", "50%")
@@ -219,7 +219,7 @@ async def test_a_configuration_of_ours_in_place_of_a_memory_is_no_memory(
 
 
 @on_each_datastore
-async def test_when_the_datastore_is_gone_the_planner_answers_without_memory_and_says_so(
+async def test_without_its_datastore_the_planner_answers_and_reports_it(
     datastore: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pod(datastore) as one:

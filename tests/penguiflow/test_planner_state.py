@@ -102,7 +102,7 @@ async def test_a_run_whose_tool_context_is_not_json_is_resumed_with_another(data
         assert isinstance(result, PlannerFinish)
 
 
-async def test_the_pod_that_paused_resumes_from_its_own_memory_and_leaves_the_copy(datastore: str) -> None:
+async def test_the_pod_that_paused_resumes_from_memory_and_keeps_the_copy(datastore: str) -> None:
     # As docs/penguiflow.md says. Should PenguiFlow ask the store there, too, that sentence can go.
     async with pod(datastore) as one, pod(datastore) as two:
         token = await one.pause("ask: may I?")
@@ -114,7 +114,7 @@ async def test_the_pod_that_paused_resumes_from_its_own_memory_and_leaves_the_co
 
 
 @on_each_datastore
-async def test_what_a_tool_keeps_is_there_on_another_pod_for_the_same_session_alone(datastore: str) -> None:
+async def test_what_a_tool_stores_is_on_another_pod_for_that_session_only(datastore: str) -> None:
     async def noted(on: Pod, text: str, key: MemoryKey) -> str:
         """Note something and return what the tool said was there before."""
         await on.run(f"note: {text}", key)

@@ -1,4 +1,4 @@
-"""Programs from Debian's or Ubuntu's archive, unpacked into the user's cache: neither root nor an install."""
+"""Programs from Debian's or Ubuntu's archive, unpacked into the user's cache without root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class NotAtHand(Exception):
-    """There is no apt here, or its archive does not have or give the package; says which."""
+    """apt is missing, or its archive does not provide the package; the message says which."""
 
 
 class Program(NamedTuple):
@@ -26,8 +26,8 @@ def find(
 ) -> Program:
     """Return an installed program, or the one of a package, fetched once together with its libraries'.
 
-    `path` is where an installed one is looked for, if that is not wherever programs are. What was fetched is
-    copied to a folder, for programs that run as somebody who cannot reach the cache. Raises `NotAtHand`.
+    `path` is where to look for an installed one, instead of `PATH`. `copy_to` receives a copy of what was
+    fetched, for programs that run as a user who cannot read the cache. Raises `NotAtHand`.
     """
     installed = shutil.which(name, path=path) or shutil.which(name, path="/usr/sbin")
     if installed:
@@ -38,7 +38,7 @@ def find(
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stm-backends-tests"
     kept = cache / f"apt-{package}"
     if not kept.exists():
-        # Unpacked beside, and moved there whole: others may be about the same thing.
+        # Unpacked beside and then renamed: other processes may do the same at once.
         beside = cache / f"apt-{package}-{uuid.uuid4().hex}"
         beside.mkdir(parents=True)
         try:

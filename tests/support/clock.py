@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: it stands still while anything runs and jumps when all wait."""
+"""An event loop with virtual time: it stops while anything runs and jumps ahead when all tasks wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Never waits: the time it was asked to wait has passed at once."""
+    """A selector that never waits: the requested time has passed at once."""
 
     jumped = 0.0
 
@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine in a virtual loop of its own."""
+    """Run a coroutine in a new virtual loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 

@@ -1,4 +1,4 @@
-"""The command line as a process of its own, and what a replay says in numbers."""
+"""Run the command line in a process, and read the figures of a replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cli(*arguments: object, timeout: float = 100, **environment: str) -> subproc
 
 
 def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> tuple[int, dict[str, Any]]:
-    """Run a replay; returns its exit status and its numbers."""
+    """Run a replay; returns its exit status and its figures."""
     numbers = tmp_path / "numbers.json"
     done = cli("replay", file, "--json", numbers, *options, timeout=250, **environment)
     assert numbers.exists(), done.stderr
@@ -32,7 +32,7 @@ def replay(file: Path, tmp_path: Path, *options: object, **environment: str) -> 
 
 
 def generated(tmp_path: Path, *, conversations: int, turns: int) -> Path:
-    """Write so many conversations to a file that can be replayed."""
+    """Write conversations to a file that can be replayed."""
     path = tmp_path / "generated.jsonl"
     with path.open("w") as out:
         for session in range(conversations):

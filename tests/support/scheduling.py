@@ -1,4 +1,4 @@
-"""Which worker of pytest-xdist runs which test, so that a server that is slow to start is started once."""
+"""How pytest-xdist distributes the tests: a server that is slow to start is started by one worker only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _WHOLE_FILES = re.compile(r"(tests/services/\w+/test_(?:cluster|newer|pgbouncer|
 
 
 class ByServer(LoadScopeScheduling):
-    """Gives all tests on MongoDB to one worker, and all on DynamoDB; any other test to whoever is free.
+    """Give all tests on MongoDB to one worker, all on DynamoDB to one, and any other test to a free worker.
 
-    A Redis and a PostgreSQL are up in a second, so each worker may have its own. Files whose tests share
-    servers of their own stay together. `--dist loadgroup` would need the names of tests to carry their
-    group, which they have not done since pytest 9.2.
+    Redis and PostgreSQL start within a second, so each worker has its own. Files whose tests share further
+    servers stay together. The largest groups run first. `--dist loadgroup` would need the group in each
+    test's name, where pytest 9.2 no longer puts it.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -19,7 +19,7 @@ START_S = 60.0
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
+    """Return a port that is not in use."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -81,7 +81,7 @@ class Server:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End the process in good order; twice is harmless."""
+        """Shut the process down in order; a second call is a no-op."""
         self._end(signal.SIGTERM)
 
     def pause(self) -> None:
@@ -91,7 +91,7 @@ class Server:
         await_stopped(self._process.pid)
 
     def go_on(self) -> None:
-        """Let a paused process go on."""
+        """Resume a paused process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -143,19 +143,19 @@ class Proxy:
         self._call(self._set(cut=True))
 
     def silence(self, *directions: str) -> None:
-        """Hold back what passes in the named directions (`to server`, `to client`); none means both."""
+        """Hold back the data of the named directions (`to server`, `to client`); none means both."""
         self._call(self._set(cut=False, silent=directions or tuple(self._flowing)))
 
     def slow_down(self, delay_s: float) -> None:
-        """Let everything pass so much later."""
+        """Delay all data."""
         self._call(self._set(cut=False, delay_s=delay_s))
 
     def lead_to(self, port: int) -> None:
-        """Take new connections to another port of the host; those that there are stay where they are."""
+        """Lead new connections to another port of the host; existing connections stay."""
         self._upstream = self._upstream[0], port
 
     def restore(self) -> None:
-        """Let everything pass again, what was held back included."""
+        """Let all data pass again, including what was held back."""
         self._call(self._set(cut=False))
 
     @contextlib.asynccontextmanager

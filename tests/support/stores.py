@@ -42,7 +42,7 @@ class PlainStore:
 
 
 class ConditionalStore(PlainStore):
-    """A store of ours: saves on the version that was loaded."""
+    """A store with conditional saves: a save needs the version that was loaded."""
 
     def __init__(self, delay: Callable[[], float] | None = None) -> None:
         super().__init__(delay)
@@ -71,7 +71,7 @@ class ConditionalStore(PlainStore):
 
 
 class Gate(ConditionalStore):
-    """A store whose next operation of a kind waits until it is let through."""
+    """A store whose next operation of a kind waits until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()

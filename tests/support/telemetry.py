@@ -1,4 +1,4 @@
-"""A `Telemetry` and all that it exports, for tests to look at. Needs OpenTelemetry's SDK."""
+"""A `Telemetry` and all that it exports. Needs OpenTelemetry's SDK."""
 
 from __future__ import annotations
 
