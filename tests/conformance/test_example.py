@@ -17,7 +17,7 @@ pytest.importorskip("lmdb", reason="the dependency group `test` brings what the 
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "stm-backends-lmdb"
-PAGE = (ROOT / "docs" / "writing-a-backend.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "writing-a-backend.md").read_text("utf-8")
 
 # A paragraph that begins with a file's name, and the block below it.
 _NAMED = re.compile(
