@@ -15,7 +15,7 @@ import lmdb
 
 from stm_backends import Corrupt, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
-from stm_backends.drivers.checks import not_open, require_drop, require_fits, require_limit, require_ttl
+from stm_backends.drivers.checks import require_drop, require_limit, require_ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends_lmdb.settings import MIB, LmdbSettings
 
@@ -84,7 +84,6 @@ class LmdbDriver:
     def __init__(self, settings: LmdbSettings) -> None:
         self._path = Path(settings.path).absolute()
         self._environment: Environment | None = None
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self.traits = Traits(
             reach="host",
             clock="host",
@@ -94,6 +93,7 @@ class LmdbDriver:
             max_drop=1_000_000,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
         if self._environment is None:
@@ -179,7 +179,7 @@ class LmdbDriver:
     async def _run(self, operation: str, work):
         environment, write = self._environment, operation not in ("load", "scan")
         if environment is None:
-            raise not_open(backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
 
         def transact():
             with environment.lmdb.begin(write=write) as txn:
@@ -191,9 +191,8 @@ class LmdbDriver:
         return await self._edge.run(operation, lambda: loop.run_in_executor(environment.thread, transact))
 
     def _require_fits(self, operation: str, value: bytes, record: Record) -> None:
-        size, where = sum(map(len, record.tail), len(record.body or b"")), {"backend": self.name}
-        require_fits("entry", len(value), self.traits.max_entry, operation=operation, **where)
-        require_fits("record", size, self.traits.max_record, operation=operation, **where)
+        self._edge.require_fits(operation, "entry", len(value))
+        self._edge.require_fits(operation, "record", sum(map(len, record.tail), len(record.body or b"")))
 
 
 def meaning(error: Exception):
