@@ -13,16 +13,15 @@ from pathlib import Path
 
 import lmdb
 
-from stm_backends import Corrupt, OutcomeUnknown, Unavailable
+from stm_backends import Corrupt, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
-from stm_backends.drivers.checks import require_drop, require_fits, require_limit, require_ttl
-from stm_backends.errors import located
-
-MIB = 1024 * 1024
+from stm_backends.drivers.checks import require_drop, require_limit, require_ttl
+from stm_backends.drivers.edge import Edge
+from stm_backends_lmdb.settings import MIB, LmdbSettings
 
 
 class Environment:
-    """An open folder and the one thread that works on it: LMDB wants no more than one in a process."""
+    """An open folder and its thread; LMDB allows one environment per folder in a process."""
 
     shared: "dict[Path, Environment]" = {}
 
@@ -30,41 +29,40 @@ class Environment:
         path.mkdir(parents=True, exist_ok=True)
         self.users, self.swept = 0, b""
         self.lmdb = lmdb.open(str(path), map_size=1024 * MIB)
-        # One thread keeps operations in the order in which they were called, cancelled ones included.
+        # One thread runs the operations in the order of their calls, including cancelled ones.
         self.thread = ThreadPoolExecutor(1, "stm-lmdb")
 
     def sweep(self, txn) -> None:
-        """Remove what has expired among the next two records; every write does, so that nothing piles up."""
+        """Remove the expired ones among the next two records; every write calls this."""
         cursor = txn.cursor()
         cursor.set_range(self.swept)
         for _ in range(2):
-            # Past the last record there is neither value nor key, and the next write begins anew.
-            (cursor.delete if ended(cursor.value(), time.time()) else cursor.next)()
-        self.swept = cursor.key()
+            (cursor.delete if expired(cursor.value(), time.time()) else cursor.next)()
+        self.swept = cursor.key()  # empty past the last record, so the next sweep starts over
 
 
-END = struct.Struct(">d")  # seconds since 1970; infinity is for ever
+END = struct.Struct(">d")  # seconds since 1970; infinity if the record never expires
 
 
 def place(*parts: str) -> bytes:
-    """Return where a key's record is. LMDB's keys end at 511 bytes and ours do not, so it is a hash."""
+    """Return the LMDB key of a record, or the prefix of a scope: a hash of each part."""
     return b"".join(hashlib.sha256(part.encode()).digest() for part in parts)
 
 
-def ended(data: bytes | None, now: float) -> bool:
-    """Return whether there is no record, or one whose time has come."""
+def expired(data: bytes | None, now: float) -> bool:
+    """Return whether a record is absent or expired."""
     return data is None or (len(data) >= END.size and END.unpack_from(data)[0] <= now)
 
 
 def head(data: bytes) -> list[str]:
-    """Return a stored record's name and version."""
+    """Return the name and the version of a stored record."""
     return json.loads(data[END.size :].partition(b"\n")[0])
 
 
 def find(txn, key: Key, now: float) -> tuple[Record | None, float]:
-    """Return a record and when it ends, as a transaction sees them."""
+    """Return a record, and when it expires, as the transaction sees them."""
     data = txn.get(place(*key))
-    if ended(data, now):
+    if expired(data, now):
         return None, inf
     (_, version), values = map(json.loads, data[END.size :].split(b"\n"))
     body, *tail = (None if value is None else b64decode(value, validate=True) for value in values)
@@ -72,27 +70,30 @@ def find(txn, key: Key, now: float) -> tuple[Record | None, float]:
 
 
 def put(txn, key: Key, record: Record, expires: float) -> None:
+    """Store a record: when it expires, a line with name and version, a line with body and tail."""
     values = [None if value is None else b64encode(value).decode() for value in (record.body, *record.tail)]
     lines = "\n".join(map(json.dumps, ([key.name, record.version], values)))
     txn.put(place(*key), END.pack(expires) + lines.encode())
 
 
 class LmdbDriver:
-    """One folder, shared by the processes of one machine; LMDB's lock orders its writers."""
+    """One folder, shared by the processes of a host; LMDB serializes its writers."""
 
     name = "lmdb"
-    traits = Traits(
-        reach="host",
-        clock="host",
-        durability="survives the death of any process, and a power cut",
-        max_entry=4 * MIB,
-        max_record=16 * MIB,
-        max_drop=16 * MIB,
-    )
 
-    def __init__(self, path: Path) -> None:
-        self._path = path.absolute()
+    def __init__(self, settings: LmdbSettings) -> None:
+        self._path = Path(settings.path).absolute()
         self._environment: Environment | None = None
+        self.traits = Traits(
+            reach="host",
+            clock="host",
+            durability="survives the death of any process, and a power failure",
+            max_entry=settings.max_entry_bytes,
+            max_record=16 * MIB,
+            max_drop=1_000_000,
+            deadline=settings.deadline_s,
+        )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
         if self._environment is None:
@@ -114,7 +115,7 @@ class LmdbDriver:
                 environment.lmdb.close()
 
     async def load(self, key: Key) -> Record | None:
-        return await self._run("load", lambda txn, now: find(txn, key, now)[0], write=False)
+        return await self._run("load", lambda txn, now: find(txn, key, now)[0])
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl) -> int:
         require_ttl(ttl)
@@ -122,7 +123,7 @@ class LmdbDriver:
         def work(txn, now):
             found = find(txn, key, now)[0] or Record(initial_version, None, ())
             record = Record(found.version, found.body, (*found.tail, entry))
-            self._require_room("append", entry, record)
+            self._require_fits("append", entry, record)
             put(txn, key, record, inf if ttl is None else now + ttl)
             return len(record.tail)
 
@@ -144,7 +145,7 @@ class LmdbDriver:
             elif expect is ABSENT and found:
                 return False
             record = Record(version, body, tail)
-            self._require_room("replace", body, record)
+            self._require_fits("replace", body, record)
             if ttl is not KEEP:
                 expires = inf if ttl is None else now + ttl
             put(txn, key, record, expires)
@@ -155,8 +156,8 @@ class LmdbDriver:
     async def delete(self, key: Key, *, expect=ANY) -> bool:
         def work(txn, now):
             data = txn.get(place(*key))
-            there = not ended(data, now) and (expect is ANY or head(data)[1] == expect)
-            return there and txn.delete(place(*key))
+            matches = not expired(data, now) and (expect is ANY or head(data)[1] == expect)
+            return matches and txn.delete(place(*key))
 
         return await self._run("delete", work)
 
@@ -168,17 +169,17 @@ class LmdbDriver:
             for where, data in cursor if cursor.set_range(start) else ():
                 if not where.startswith(start):
                     break
-                if not ended(data, now) and (name := head(data)[0]).encode() > after.encode():
+                if not expired(data, now) and (name := head(data)[0]).encode() > after.encode():
                     names.append(name)
             names.sort(key=str.encode)
             return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
-        return await self._run("scan", work, write=False)
+        return await self._run("scan", work)
 
-    async def _run(self, operation: str, work, *, write: bool = True):
-        environment = self._environment
+    async def _run(self, operation: str, work):
+        environment, write = self._environment, operation not in ("load", "scan")
         if environment is None:
-            raise Unavailable("the driver is not open", backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
 
         def transact():
             with environment.lmdb.begin(write=write) as txn:
@@ -186,19 +187,17 @@ class LmdbDriver:
                     environment.sweep(txn)
                 return work(txn, time.time())
 
-        with located(self.name, operation):
-            try:
-                async with asyncio.timeout(self.traits.deadline):
-                    return await asyncio.get_running_loop().run_in_executor(environment.thread, transact)
-            except TimeoutError:
-                raise (OutcomeUnknown if write else Unavailable)("no answer in time") from None
-            except lmdb.Error as error:
-                # LMDB aborts a transaction that fails, so nothing was done.
-                raise Unavailable(str(error)) from error
-            except (json.JSONDecodeError, UnicodeDecodeError, binascii.Error) as error:
-                raise Corrupt("the stored bytes are not a record") from error
+        loop = asyncio.get_running_loop()
+        return await self._edge.run(operation, lambda: loop.run_in_executor(environment.thread, transact))
 
-    def _require_room(self, operation: str, value: bytes, record: Record) -> None:
-        size, where = sum(map(len, record.tail), len(record.body or b"")), {"backend": self.name}
-        require_fits("entry", len(value), self.traits.max_entry, operation=operation, **where)
-        require_fits("record", size, self.traits.max_record, operation=operation, **where)
+    def _require_fits(self, operation: str, value: bytes, record: Record) -> None:
+        self._edge.require_fits(operation, "entry", len(value))
+        self._edge.require_fits(operation, "record", sum(map(len, record.tail), len(record.body or b"")))
+
+
+def meaning(error: Exception):
+    """Return the error that a caller receives, and its message; `None` for a bug in this file."""
+    if isinstance(error, lmdb.Error):
+        return Unavailable, str(error)  # LMDB aborts a transaction that fails, so nothing was done
+    damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, binascii.Error))
+    return (Corrupt, "the stored bytes are not a record") if damaged else None

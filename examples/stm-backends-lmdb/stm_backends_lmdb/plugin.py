@@ -1,25 +1,22 @@
-"""Tell stm-backends of the backend `lmdb`; imports no client library."""
+"""Describes the backend `lmdb`; imports no client library."""
 
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
-from stm_backends import ConfigurationError
 from stm_backends.drivers import BackendPlugin, Driver, hookimpl
+from stm_backends_lmdb.settings import LmdbSettings
 
 
-def open_driver(url: str | None, *, create: bool = False) -> Driver:
-    """Return the driver of the folder in `lmdb:///relative/folder` or `lmdb:////absolute/folder`."""
+def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:
+    """Return a driver, not yet open, for the folder in the URL or in the option `path`."""
     from stm_backends_lmdb.driver import LmdbDriver
 
-    del create  # the folder is made when it is not there
-    parts = urlsplit(url or "")
-    path = unquote(parts.path.removeprefix("/"))
-    if not path or parts.netloc or parts.query or parts.fragment:
-        raise ConfigurationError("an lmdb URL names a folder and nothing else: lmdb:///conversations")
-    return LmdbDriver(Path(path))
+    del create  # `open` creates the folder anyway
+    return LmdbDriver(LmdbSettings.from_url(url, **options))
 
 
 @hookimpl
 def stm_backend() -> BackendPlugin:
-    """Bring the backend `lmdb`."""
-    return BackendPlugin(name="lmdb", url_schemes=("lmdb",), requires=("lmdb",), open=open_driver)
+    """Return the description of the backend `lmdb`."""
+    return BackendPlugin(
+        name="lmdb", url_schemes=LmdbSettings.url_schemes, requires=("lmdb",), open=open_driver
+    )

@@ -25,7 +25,7 @@ class TestLmdbDriver(DriverContract):
                 return find(txn, key, 0.0)[0]
 
         return Datastore(
-            open=functools.partial(open_at, f"lmdb:///{tmp_path}"),
+            open=functools.partial(open_at, f"lmdb:///{tmp_path}", create=True),
             damage=damage,
             peek=peek,
             server="LMDB " + ".".join(map(str, lmdb.version())),
