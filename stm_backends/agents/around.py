@@ -36,8 +36,8 @@ class Exchange:
     ) -> None:
         """Record the turn to store when the block ends without an exception; the last call counts.
 
-        With an explicit `turn_id`, a turn can be recorded again after `OutcomeUnknown` and is stored once. The
-        other arguments are those of `build_turn`. Raises `InvalidState` for values that are not text.
+        With an explicit `turn_id`, a turn can be recorded again after `OutcomeUnknown` and is stored once.
+        The other arguments are those of `build_turn`. Raises `InvalidState` for values that are not text.
         """
         if self.ended:
             raise ConfigurationError("the conversation's block has ended, so the turn would not be stored")
@@ -55,8 +55,8 @@ async def conversation(
 ) -> AsyncGenerator[Exchange]:
     """Give an agent the memory of its conversation, and store its answer.
 
-    The recorded turn is stored in one round trip when the block ends, and not if the block raises. If `key` is
-    `None`, there is no memory: the context is empty and nothing is stored. Entering raises what
+    The recorded turn is stored in one round trip when the block ends, and not if the block raises. If `key`
+    is `None`, there is no memory: the context is empty and nothing is stored. Entering raises what
     `backend.memory` and `get_llm_context` raise; leaving raises what `add_turn` raises.
     """
     memory = None if key is None else backend.memory(key, config, summarizer=summarizer)

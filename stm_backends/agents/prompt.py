@@ -51,8 +51,8 @@ async def apply_memory(
 def render_memory_message(patch: Mapping[str, Any]) -> str:
     r"""Return the content of the memory as the text of a system message, marked as read-only background.
 
-    `patch` is the result of `get_llm_context`, or a context that contains it. Returns `""` if there is nothing
-    to show. No stored text can end the message early: `<` is escaped as `\u003c` within the JSON.
+    `patch` is the result of `get_llm_context`, or a context that contains it. Returns `""` if there is
+    nothing to show. No stored text can end the message early: `<` is escaped as `\u003c` within the JSON.
     """
     known: Mapping[str, Any] = patch.get("conversation_memory") or {}
     if not any(known.values()):

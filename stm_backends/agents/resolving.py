@@ -35,8 +35,8 @@ class KeyResolver:
     """Finds the key of each call's conversation in the places that `isolation` names.
 
     Create one for each client, connection or job: with `require_explicit_key=False`, all its calls without a
-    session share one conversation. If a resolver serves several users, named users never share a conversation,
-    but anonymous ones do. `observer` is notified of calls without a key.
+    session share one conversation. If a resolver serves several users, named users never share a
+    conversation, but anonymous ones do. `observer` is notified of calls without a key.
     """
 
     def __init__(self, isolation: MemoryIsolation | None = None, *, observer: Observer = SILENT) -> None:
@@ -49,10 +49,10 @@ class KeyResolver:
     ) -> MemoryKey | None:
         """Return the key of a call's conversation, or `None` if the call has no memory.
 
-        If `explicit` is given, it is used; a blank part raises `InvalidKey`. Otherwise the ids are looked up in
-        `tool_context` along dotted paths, and surrounding white space is removed. A missing tenant becomes
-        `default`, a missing user `anonymous`. A blank id, or an object without a text representation, means no
-        key. A call without a session has no key, or an ephemeral one with `require_explicit_key=False`.
+        If `explicit` is given, it is used; a blank part raises `InvalidKey`. Otherwise the ids are looked up
+        in `tool_context` along dotted paths, and surrounding white space is removed. A missing tenant becomes
+        `default`, a missing user `anonymous`. A blank id, or an object without a text representation, means
+        no key. A call without a session has no key, or an ephemeral one with `require_explicit_key=False`.
         """
         if explicit is not None:
             return _checked(explicit)

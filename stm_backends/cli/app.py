@@ -137,8 +137,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
         done = f"{added:,} of {counted(turns, 'turn')} had been added"
         if origin == _TEMPORARY:
             return f"{done}; the temporary database is removed. Run the command again."
-        again = "the same command" if replace else "the same with --replace"
-        return f"{done} and are kept; {again} starts over."
+        again = "run the command again" if replace else "run the command again with --replace"
+        return f"{done} and are kept; {again} to start over."
 
     with contextlib.ExitStack() as cleanup, reported(), interruptible(so_far):
         conversations = read_conversations(file, limit=limit)
@@ -375,7 +375,9 @@ def export_(
 
     def so_far() -> str:
         if is_standard(output):
-            return f"{counted(count, 'conversation')} had been written; run the command again to export all of them."
+            return (
+                f"{counted(count, 'conversation')} had been written; run the command again for all of them."
+            )
         return f"{output} was not written; run the command again."
 
     with reported(), interruptible(so_far):

@@ -68,8 +68,8 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
 
     Records that are identical at the target are skipped, so run the command again to resume an interrupted
     copy. Records that differ are reported and left unchanged, unless --replace is given. The source may be in
-    use: records that change during the copy are reported, and running the command again copies them. The target
-    must not be in use yet.
+    use: records that change during the copy are reported, and running the command again copies them. The
+    target must not be in use yet.
 
     The exit status is 0 only if all data of these tenants and users is at the target, byte for byte.
     """

@@ -27,8 +27,8 @@ class StmSession:
 
     Items are returned as they were added: all of them, unless `session_settings` or a call sets a limit.
     `session_settings` may be a dictionary, as for the SDK's own sessions. The history expires `ttl_s` seconds
-    after the last item was added; `None`: never. The constructor reads and writes nothing. Raises `InvalidKey`
-    for an invalid key.
+    after the last item was added; `None`: never. The constructor reads and writes nothing. Raises
+    `InvalidKey` for an invalid key.
 
     All methods raise `StorageError`; an outage is never an empty history. The SDK includes `session_id`, the
     last part of the key, in its traces.
@@ -63,7 +63,7 @@ class StmSession:
         await self._log.add(items)
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Remove and return the last item, or `None` if there is none; no other caller receives the same item.
+        """Remove and return the last item, or `None` if there is none; no other caller receives the same.
 
         Raises `OutcomeUnknown` if an item may have been removed but cannot be returned.
         """

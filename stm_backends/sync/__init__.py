@@ -14,10 +14,10 @@ One thread owns the event loop and everything that belongs to it. All objects he
 and async summarizers run on the loop's thread, where blocking code delays every other call. A summarizer may
 also be a plain function, which is called in a separate thread.
 
-Calls from within a running event loop work, for instance in a notebook, and block that loop until they return.
-Calls on the loop's own thread (from a callback) would deadlock, and calls in a process that was forked after
-opening have no loop: both raise `ConfigurationError`. Before a backend is opened and after it is closed, calls
-raise `Unavailable`.
+Calls from within a running event loop work, for instance in a notebook, and block that loop until they
+return. Calls on the loop's own thread (from a callback) would deadlock, and calls in a process that was
+forked after opening have no loop: both raise `ConfigurationError`. Before a backend is opened and after it
+is closed, calls raise `Unavailable`.
 """
 
 from stm_backends.sync.backend import Backend, open_backend

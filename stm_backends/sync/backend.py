@@ -59,9 +59,9 @@ def open_backend(
 class Backend(AbstractContextManager["Backend"]):
     """A backend with blocking methods, and the thread whose event loop they run on.
 
-    Usually created by `open_backend`. When constructed directly, it opens and closes the asynchronous `backend`
-    that it is given. Several backends can share one `loop`, which stays open; without it, each backend has its
-    own thread. A backend that is still open when the program ends is closed then.
+    Usually created by `open_backend`. When constructed directly, it opens and closes the asynchronous
+    `backend` that it is given. Several backends can share one `loop`, which stays open; without it, each
+    backend has its own thread. A backend that is still open when the program ends is closed then.
     """
 
     def __init__(self, backend: asynchronous.Backend, *, loop: LoopThread | None = None) -> None:
@@ -164,7 +164,7 @@ class Backend(AbstractContextManager["Backend"]):
                 self._leave_loop()
 
     def _require_callable(self) -> None:
-        """Refuse to wait for a lock whose holder waits for this thread, or stayed behind in the parent process."""
+        """Refuse to wait for a lock whose holder waits for this thread, or exists in the parent only."""
         loop = self._loop
         if loop is not None:
             loop.require_callable()

@@ -478,5 +478,7 @@ async def test_a_summary_that_outlives_its_block_is_stored_before_the_backend_cl
 
 
 def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(InvalidState, match=r"a step is a ToolStep\(name, observation, error\), not dict"):
+    with pytest.raises(
+        InvalidState, match=r"a step must be a ToolStep\(name, observation, error\), not dict"
+    ):
         build_turn("q", "a", [{"name": "search"}])  # type: ignore[list-item]

@@ -471,7 +471,7 @@ def test_what_will_not_end_is_left_behind_and_its_caller_answered(caplog: pytest
     threading.Thread(target=lambda: (begun.wait(), loop.close(timeout=0.1)), daemon=True).start()
     try:
         assert isinstance(in_thread(lambda: loop.run(ignore_everything())), OutcomeUnknown)
-        assert "left behind" in caplog.text
+        assert "abandoned" in caplog.text
     finally:
         go.set()
 
