@@ -72,10 +72,10 @@ class Site:
         place = _place(path)
         if STAGED / place in self._written:
             return place
-        if place.startswith("source/"):
-            text = _listing(path) if path.is_dir() else _source(path)
-        elif path.suffix == ".md":
+        if path.suffix == ".md":
             text = path.read_text("utf-8")
+        elif place.startswith("source/"):
+            text = _listing(path) if path.is_dir() else _source(path)
         else:
             self._write(place, path.read_bytes())
             return place
@@ -118,7 +118,7 @@ def _place(path: Path) -> str:
         return name.removeprefix("docs/")
     if path.suffix in (".svg", ".png"):
         return f"images/{path.name}"
-    return f"source/{name}.md"
+    return f"source/{name}" if path.suffix == ".md" else f"source/{name}.md"
 
 
 def _source(path: Path) -> str:
@@ -143,7 +143,7 @@ def _command_line() -> str:
     command = get_command(app)
     assert isinstance(command, TyperGroup), "an application with several commands"
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="stm-backends")
-    # Typer cuts the sentences of its list short, and links nothing.
+    # Typer abbreviates the sentences in its list and links nothing.
     for name, each in command.commands.items():
         sentence = each.get_short_help_str(1_000)
         line = f"* [`{name}`](#stm-backends-{name}): {sentence}"
