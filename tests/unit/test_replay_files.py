@@ -92,7 +92,7 @@ def test_content_in_parts_is_joined_and_what_is_no_text_is_named(tmp_path: Path)
     assert spoken(conversation) == [("Look\n[image_url]", "")]
 
 
-def test_tool_messages_are_tools_of_their_turn_with_the_arguments_of_the_call(tmp_path: Path):
+def test_tool_messages_belong_to_their_turn_with_the_call_arguments(tmp_path: Path):
     function = {"name": "weather", "arguments": '{"city": "Bern"}'}
     (conversation,) = read(
         tmp_path,

@@ -141,7 +141,7 @@ def test_what_the_model_is_shown_lists_summary_pending_and_recent():
     }
 
 
-async def test_the_wrapped_summarizer_sees_no_marks_and_its_summary_gets_the_ledger():
+async def test_the_wrapped_summarizer_sees_no_marks_and_gets_the_ledger_added():
     seen: list[Mapping[str, Any]] = []
 
     async def summarizer(request: Mapping[str, Any], /) -> Mapping[str, Any]:
@@ -214,9 +214,7 @@ def test_every_conversation_wanders_over_all_pods():
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 12), st.integers())
-def test_no_pod_gets_a_second_turn_of_a_conversation_before_every_other_has_had_one(
-    count: int, pods: int, turns: int, seed: int
-):
+def test_each_pod_gets_one_turn_of_a_conversation_per_round(count: int, pods: int, turns: int, seed: int):
     chance = random.Random(seed)
     # The first asks far more often than the last.
     eagerness = [4**-pod for pod in range(pods)]
