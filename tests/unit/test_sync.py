@@ -156,7 +156,7 @@ def test_what_one_facade_stores_another_reads(url: str) -> None:
         assert backend.state_store.load_memory_state("k") == {"a": 1}
 
 
-def test_the_state_store_saves_on_a_condition_and_returns_a_paused_run_once(backend: sync.Backend) -> None:
+def test_the_state_store_saves_conditionally_and_returns_a_paused_run_once(backend: sync.Backend) -> None:
     store = backend.state_store
     assert store.load_versioned("k") == (None, None)
     assert store.save_if("k", {"a": 1}, expect=None)
