@@ -162,7 +162,7 @@ def test_a_copy_claims_no_more_than_it_was_told_to_bring(source: str, tmp_path: 
     assert "Not copied" not in done.stdout
 
     done = copied(url_of(tmp_path, "to"), url_of(tmp_path, "third"), "--other-states")
-    assert "What the source has of other states is at" in done.stdout
+    assert "All data of other states is at" in done.stdout
     # There is nothing else to leave out.
     write(source, "delete", Key(keys.OTHER_BLOBS, keys.name("nobody's")))
     assert "Not copied" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
