@@ -155,6 +155,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site in `build/site`, with warnings as errors; `nox -s docs -- serve` serves it."""
+    install_group(session, "docs")
+    session.install("-e", ".[cli]")
+    session.run("python", "docs/site.py", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """What a turn and a read cost beside a bare round trip, and whether it grows with the conversation."""
     install_group(session, "services", "bench")

@@ -1,6 +1,6 @@
-"""Memory around any agent: which conversation a call belongs to, what the model is shown, what is kept.
+"""Memory around any agent: find the conversation of a call, build the context, store the turn.
 
-`conversation` does all of it around one call. The parts are there for programs that need them apart.
+`conversation` does all of it around one call; programs that need only some of the steps use the other names.
 """
 
 from stm_backends.agents.around import Exchange, conversation

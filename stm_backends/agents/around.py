@@ -1,4 +1,4 @@
-"""Memory around one call of an agent, whatever the agent is."""
+"""Memory around one call of any agent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stm_backends.types import MemoryKey, StoredTurn, as_turn, as_turn_id
 
 
 class Exchange:
-    """What an agent is asked and answers, within `conversation`.
+    """One call of an agent within `conversation`: the context to use and the answer to store.
 
-    `context` is what the model shall know: `{}` or `{"conversation_memory": ...}`.
+    `context` is what to give the model: `{}` or `{"conversation_memory": ...}`.
     """
 
     def __init__(self, context: dict[str, Any]) -> None:
@@ -34,13 +34,13 @@ class Exchange:
         reasoning: str | None = None,
         turn_id: str | None = None,
     ) -> None:
-        """Say what is to be remembered once the block ends well; said again, the last one counts.
+        """Record the turn to store when the block ends without an exception; the last call counts.
 
-        With a `turn_id` of one's own, a turn of which nobody knows whether it was stored can be recorded
-        again, and is stored once. See `build_turn` for the rest. Raises `InvalidState` for what is no text.
+        With an explicit `turn_id`, a turn can be recorded again after `OutcomeUnknown` and is stored once.
+        The other arguments are those of `build_turn`. Raises `InvalidState` for values that are not text.
         """
         if self.ended:
-            raise ConfigurationError("the conversation's block has ended: nothing of this would be stored")
+            raise ConfigurationError("the conversation's block has ended, so the turn would not be stored")
         turn = build_turn(query, answer, tools, reasoning=reasoning)
         self.recorded = StoredTurn(as_turn_id(turn_id), as_turn(turn))
 
@@ -53,11 +53,11 @@ async def conversation(
     *,
     summarizer: Summarizer | None = None,
 ) -> AsyncGenerator[Exchange]:
-    """Give an agent the memory of its conversation, and remember what it answered.
+    """Give an agent the memory of its conversation, and store its answer.
 
-    What was recorded is stored when the block ends, in one round trip, and not if it raises. A `key` that
-    is `None` means no memory: the context is empty and nothing is stored. Raises what `backend.memory`
-    and its `get_llm_context` raise on the way in, and what its `add_turn` raises on the way out.
+    The recorded turn is stored in one round trip when the block ends, and not if the block raises. If `key`
+    is `None`, there is no memory: the context is empty and nothing is stored. Entering raises what
+    `backend.memory` and `get_llm_context` raise; leaving raises what `add_turn` raises.
     """
     memory = None if key is None else backend.memory(key, config, summarizer=summarizer)
     exchange = Exchange(await apply_memory(None, memory))

@@ -1,4 +1,4 @@
-"""What a memory knows, put into the context of a model or into a message of its own."""
+"""Put the content of a memory into a model's context or into a system message."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _AFTER: Final = """
 async def apply_memory(
     llm_context: Mapping[str, Any] | None, memory: ShortTermMemory | None
 ) -> dict[str, Any]:
-    """Return a model's context together with what the memory knows, as a new `dict`.
+    """Return a model's context merged with the content of the memory, as a new `dict`.
 
-    Without a memory, and with one that knows nothing, that is the context as it was. So it is, with a
-    warning in the log, if the two together are not JSON. Raises what the memory raises: an outage is not
-    an empty conversation.
+    Without a memory, or with an empty one, the context is returned unchanged. It is also returned unchanged,
+    with a warning in the log, if the result is not JSON-serializable. Raises what the memory raises: an
+    outage is not an empty conversation.
     """
     context = dict(llm_context or {})
     merged = context if memory is None else {**context, **await memory.get_llm_context()}
@@ -41,18 +41,18 @@ async def apply_memory(
     except (TypeError, ValueError, RecursionError) as error:
         # The message may quote the context.
         logger.warning(
-            "the model is not shown the memory: the context is not JSON (%s)", type(error).__name__
+            "memory left out of the model's context, which is not JSON-serializable (%s)",
+            type(error).__name__,
         )
         return context
     return merged
 
 
 def render_memory_message(patch: Mapping[str, Any]) -> str:
-    r"""Return what the memory knows as the text of a system message, marked as background to be read.
+    r"""Return the content of the memory as the text of a system message, marked as read-only background.
 
-    `patch` is what `get_llm_context` answered, or a context that holds it. Returns `""` if there is nothing
-    to show. No stored text can end the message early: within the JSON `<` is written `\u003c`, which
-    means the same.
+    `patch` is the result of `get_llm_context`, or a context that contains it. Returns `""` if there is
+    nothing to show. No stored text can end the message early: `<` is escaped as `\u003c` within the JSON.
     """
     known: Mapping[str, Any] = patch.get("conversation_memory") or {}
     if not any(known.values()):
@@ -61,7 +61,7 @@ def render_memory_message(patch: Mapping[str, Any]) -> str:
 
 
 def quoted_json(value: object) -> str:
-    r"""Return JSON that can stand between tags: no text in it can close one, for `<` is written `\u003c`."""
+    r"""Return JSON that is safe between tags: `<` is escaped as `\u003c`, so no text can close a tag."""
     text = json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
-    # A lone surrogate, which UTF-8 does not have, is written the way JSON escapes it.
+    # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.
     return text.encode("utf-8", "backslashreplace").decode()

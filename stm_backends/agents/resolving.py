@@ -1,4 +1,4 @@
-"""Which conversation a call belongs to. In doubt none, and the call has no memory: it fails closed."""
+"""Find the conversation that a call belongs to. Fails closed: in doubt, the call has no memory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def resolve_memory_key(
     *,
     observer: Observer = SILENT,
 ) -> MemoryKey | None:
-    """Return the key of one call's conversation, or `None`: no memory for this call.
+    """Return the key of one call's conversation, or `None` if the call has no memory.
 
-    As `KeyResolver.resolve`, but nothing is remembered from call to call: where a call without a session
-    is allowed, each such call is a conversation of its own.
+    Like `KeyResolver.resolve`, but stateless: if calls without a session are allowed, each one is a separate
+    conversation.
     """
     return KeyResolver(isolation, observer=observer).resolve(tool_context, explicit)
 
 
 class KeyResolver:
-    """Finds the key of each call's conversation where `isolation` says that the ids are.
+    """Finds the key of each call's conversation in the places that `isolation` names.
 
-    Make one for each client, connection or job: without `require_explicit_key`, its calls that name no
-    session share one conversation. A resolver that serves several people never lets two users that are
-    named meet there, but it cannot tell those apart who are not. `observer` hears of calls without a key.
+    Create one for each client, connection or job: with `require_explicit_key=False`, all its calls without a
+    session share one conversation. If a resolver serves several users, named users never share a
+    conversation, but anonymous ones do. `observer` is notified of calls without a key.
     """
 
     def __init__(self, isolation: MemoryIsolation | None = None, *, observer: Observer = SILENT) -> None:
@@ -47,13 +47,12 @@ class KeyResolver:
     def resolve(
         self, tool_context: Mapping[str, object] | None, explicit: MemoryKey | None = None
     ) -> MemoryKey | None:
-        """Return the key of a call's conversation, or `None`: no memory for this call.
+        """Return the key of a call's conversation, or `None` if the call has no memory.
 
-        `explicit` decides if it is given, and `InvalidKey` is raised if it has a blank part. Otherwise the
-        ids are looked up in `tool_context`, along dotted paths, and white space around them is dropped. A
-        tenant or a user that is missing is `default` or `anonymous`; one that is blank means no key, as
-        does an object that has no text of its own. A call without a session has no key either, or an
-        ephemeral one if `require_explicit_key` is off.
+        If `explicit` is given, it is used; a blank part raises `InvalidKey`. Otherwise the ids are looked up
+        in `tool_context` along dotted paths, and surrounding white space is removed. A missing tenant becomes
+        `default`, a missing user `anonymous`. A blank id, or an object without a text representation, means
+        no key. A call without a session has no key, or an ephemeral one with `require_explicit_key=False`.
         """
         if explicit is not None:
             return _checked(explicit)
@@ -67,12 +66,12 @@ class KeyResolver:
             return self._ephemeral_for(tenant, user)
         part: KeyPart = "session" if tenant and user else "user" if tenant else "tenant"
         path = {"tenant": paths.tenant_key, "user": paths.user_key, "session": paths.session_key}[part]
-        logger.warning("no memory for this call: its tool context has no usable %s", path)
+        logger.warning("no memory for this call: no usable %s in its tool context", path)
         self._observer.key_unresolved(part)
         return None
 
     def _ephemeral_for(self, tenant: str, user: str) -> MemoryKey:
-        """Return the key of the conversation that lasts as long as this object and this user stay."""
+        """Return the ephemeral key of a user, which is replaced when the user changes."""
         key = self._ephemeral
         if key is None or (key.tenant_id, key.user_id) != (tenant, user):
             key = self._ephemeral = MemoryKey(tenant, user, secrets.token_hex(16))
@@ -80,7 +79,7 @@ class KeyResolver:
 
 
 def _checked(explicit: object) -> MemoryKey:
-    """Return our own key with the parts of any framework's, whose composites may not be injective."""
+    """Return a `MemoryKey` with the parts of another framework's key, whose composite may be ambiguous."""
     parts = ("tenant_id", "user_id", "session_id")
     key = MemoryKey(*(cast("str", getattr(explicit, part, "")) for part in parts))
     key.composite()
@@ -99,10 +98,10 @@ def _found(value: object, step: str) -> object:
 
 
 def _text(value: object) -> str:
-    """Return the text of an id, blank for what cannot be one.
+    """Return the text of an id; blank for values that cannot be one.
 
-    A path that ends too early leads to a collection, with whatever secrets are in it. An object without a
-    text of its own is shown by its address, which another user's object has as soon as this one is gone.
+    A path that is too short ends at a collection, which may contain secrets. The default `repr` of an object
+    contains its address, which another user's object can have later.
     """
     kind = type(value)
     nameless = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__

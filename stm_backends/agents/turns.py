@@ -1,4 +1,4 @@
-"""What is kept of one call of an agent: the two messages, and in short what the tools did."""
+"""Build the turn to store for one call of an agent: both messages and a digest of the tool calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stm_backends.errors import InvalidState
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 OBSERVED_CHARACTERS: Final = 400
-"""How much of what a tool returned is remembered."""
+"""How many characters of a tool's result are kept."""
 
 
 class ToolStep(NamedTuple):
@@ -32,12 +32,12 @@ def build_turn(
     artifacts_hidden_refs: Iterable[str] = (),
     ts: float | None = None,
 ) -> ConversationTurn:
-    """Return the turn of a query and its answer, with a digest of the tools that succeeded, if any did.
+    """Return the turn for a query and its answer, with a digest of the tools that succeeded, if any.
 
-    An `answer` that is no text is kept as JSON; of a mapping with the text `raw_answer`, that text. Each
-    tool's observation becomes one line of at most `OBSERVED_CHARACTERS` characters and an ellipsis.
-    `reasoning` says in a line why the tools were called, and is kept with them. `ts` is in seconds since
-    1970, and is now unless given. Raises `InvalidState` for a step that is none.
+    An `answer` that is not text is stored as JSON; for a mapping whose `raw_answer` is text, that text is
+    stored. Each tool's observation becomes one line of at most `OBSERVED_CHARACTERS` characters, plus an
+    ellipsis. `reasoning` is one line on why the tools were called; it is stored with them. `ts` is in seconds
+    since 1970 and defaults to now. Raises `InvalidState` for a step that is not a `ToolStep`.
     """
     steps = [_as_step(step) for step in steps]
     succeeded = [step for step in steps if step.error is None and step.observation is not None]
@@ -59,7 +59,7 @@ def build_turn(
 def _as_step(step: object) -> ToolStep:
     if all(hasattr(step, name) for name in ToolStep._fields):
         return cast("ToolStep", step)
-    raise InvalidState(f"a step is a ToolStep(name, observation, error), not {type(step).__name__}")
+    raise InvalidState(f"a step must be a ToolStep(name, observation, error), not {type(step).__name__}")
 
 
 def _answer(answer: object) -> str:
@@ -70,7 +70,7 @@ def _answer(answer: object) -> str:
 
 
 def _line(observation: object) -> str:
-    """Return an observation on one line, so that none can pass for that of another tool."""
+    """Return an observation on one line, so that it cannot imitate the line of another tool."""
     text = " ".join(_text(observation).split())
     return text if len(text) <= OBSERVED_CHARACTERS else f"{text[:OBSERVED_CHARACTERS]}…"
 

@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; says how to install what it needs if that is missing."""
+    """Run the command line. Prints the install command if its dependencies are missing."""
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(
@@ -16,7 +16,7 @@ def main() -> None:
             '  pip install "stm-backends[cli]"\n'
         )
         raise SystemExit(2)
-    # Late, so that the library's users need neither.
+    # Imported here, because the library itself needs neither.
     from stm_backends.cli.app import app  # noqa: PLC0415 -- as above
 
     app(prog_name="stm-backends")

@@ -2,6 +2,6 @@
 
 from stm_backends.cli import main
 
-# A pod's process imports this module, too.
+# The processes of pods import this module as well.
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The commands of `stm-backends`: what can be asked for, and what is printed."""
+"""The commands of `stm-backends`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from stm_backends.records.keys import memory_key
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 
 app = typer.Typer(
-    help="Conversation memory that many processes share: try it, look at it, move it, erase it.",
+    help="Conversation memory shared by many processes: try, inspect, move and erase it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -71,56 +71,58 @@ def _options(
 
 
 @app.command()
-def replay(  # noqa: PLR0913, PLR0917 -- an option each
+def replay(  # noqa: PLR0913, PLR0917 -- one per option
     file: Annotated[
         Path,
         typer.Argument(
-            help='JSON Lines, one conversation a line: {"session", "turns": [{"user", "assistant", '
+            help='JSON Lines, one conversation per line: {"session", "turns": [{"user", "assistant", '
             '"tools": [{"name", "arguments", "results"}]}]} or {"messages": [{"role", "content"}]}.',
             metavar="FILE",
         ),
     ],
     backend: BackendName = None,
     url: Url = None,
-    pods: Annotated[
-        int, typer.Option(help="How many pods, each a process, share the conversations.", min=1)
-    ] = 4,
+    pods: Annotated[int, typer.Option(help="How many pods (processes) share the conversations.", min=1)] = 4,
     strategy: Annotated[
-        Literal["rolling_summary", "truncation"], typer.Option(help="What the memory keeps.")
+        Literal["rolling_summary", "truncation"], typer.Option(help="The strategy of the memory.")
     ] = "rolling_summary",
-    full_zone_turns: Annotated[int, typer.Option(help="Newest turns that are shown in full.", min=0)] = 5,
+    full_zone_turns: Annotated[
+        int, typer.Option(help="How many of the newest turns are shown in full.", min=0)
+    ] = 5,
     summary_max_tokens: Annotated[
-        int, typer.Option(help="The longest summary.", min=SMALLEST_SUMMARY)
+        int, typer.Option(help="The maximum length of a summary, in tokens.", min=SMALLEST_SUMMARY)
     ] = 1000,
     fold_batch_turns: Annotated[
-        int, typer.Option(help="How many turns must wait to be worth a summary.", min=1)
+        int, typer.Option(help="How many turns must be pending before a summary is written.", min=1)
     ] = 1,
     kill_every: Annotated[
         float | None,
-        typer.Option(help="Kill a random pod every so many seconds, and start another.", min=0.01),
+        typer.Option(help="Kill a random pod every so many seconds, and start a new one.", min=0.01),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Turns that a pod works on at once.", min=1)] = 2,
+    concurrency: Annotated[
+        int, typer.Option(help="How many turns a pod works on at the same time.", min=1)
+    ] = 2,
     tenant: Annotated[str, typer.Option(help="The tenant to store under.")] = "demo",
     user: Annotated[str, typer.Option(help="The user to store under.")] = "replay",
     limit: Annotated[
-        int | None, typer.Option(help="Replay only the first so many conversations.", min=1)
+        int | None, typer.Option(help="Replay only the first N conversations.", metavar="N", min=1)
     ] = None,
     create: Create = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Erase these conversations first if they are there already.")
+        bool, typer.Option("--replace", help="Erase existing copies of these conversations first.")
     ] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers to this file, too.", metavar="FILE")
+        Path | None,
+        typer.Option("--json", help="Also write the results to this file as JSON.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Replay conversations on several pods at once and verify what is stored.
+    """Replay conversations on several pods at once, and verify what is stored.
 
-    Every pod is a process of its own. Each turn goes to the next of them, so that every conversation
-    wanders over all. Afterwards all is read back: the exit status is 1 if an acknowledged turn is lost,
-    doubled or out of order.
+    Each pod is a separate process. Successive turns of a conversation go to different pods. Afterwards
+    everything is read back: the exit status is 1 if an acknowledged turn is lost, duplicated or out of order.
 
-    The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. If
-    neither that nor --backend is given, a temporary SQLite file is used and removed.
+    The conversations stay in the database of --url or STM_BACKENDS_URL, under --tenant and --user. Without a
+    URL and without --backend, a temporary SQLite file is used and removed.
     """
     origin, turns, added = "", 0, 0
 
@@ -131,12 +133,12 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
 
     def so_far() -> str:
         if not added:
-            return "No turn was added; run the same again."
+            return "No turn was added; run the command again."
         done = f"{added:,} of {counted(turns, 'turn')} had been added"
         if origin == _TEMPORARY:
-            return f"{done}; the temporary database is removed. Run the same again."
-        again = "the same command" if replace else "the same with --replace"
-        return f"{done} and are kept; {again} starts over."
+            return f"{done}; the temporary database is removed. Run the command again."
+        again = "run the command again" if replace else "run the command again with --replace"
+        return f"{done} and are kept; {again} to start over."
 
     with contextlib.ExitStack() as cleanup, reported(), interruptible(so_far):
         conversations = read_conversations(file, limit=limit)
@@ -158,7 +160,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
         )
         for conversation in conversations:
             memory_key(setup.key(conversation.session))
-        # Opened first, so that a place that cannot be written to is found before the work is done.
+        # Opened first, so that an unwritable path is reported before the work is done.
         numbers = cleanup.enter_context(writing(json_file)) if json_file else None
         turns = sum(len(conversation.turns) for conversation in conversations)
         what = f"{counted(len(conversations), 'conversation')}, {counted(turns, 'turn')}"
@@ -177,7 +179,9 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
             ).run()
             wait = math.ceil(min(readback.FLUSH_S, setup.lease_s(prepared.deadline)))
             leases = done.killed and strategy == "rolling_summary"
-            progress.say(f"waiting up to {wait} s for leases of killed pods" if leases else "reading back")
+            progress.say(
+                f"waiting up to {wait} s for the leases of killed pods" if leases else "reading back"
+            )
             read = run(readback.read_back(setup, conversations))
         report = put_together(
             setup,
@@ -198,9 +202,9 @@ def replay(  # noqa: PLR0913, PLR0917 -- an option each
 
 @app.command()
 def drivers(
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the installed backends; for one that is broken or lacks something, why and what would help."""
+    """List the installed backends, with the problem and its remedy for those that cannot be used."""
     diagnoses = plugins.diagnose()
     if as_json:
         facts = [dataclasses.asdict(one) | {"install": one.install} for one in diagnoses]
@@ -215,21 +219,21 @@ def drivers(
 def schema(
     backend: Annotated[
         str | None,
-        typer.Argument(help="The backend's name. Not needed if the URL says it.", metavar="NAME"),
+        typer.Argument(help="The backend's name. Not needed if --url is given.", metavar="NAME"),
     ] = None,
     url: UrlOfName = None,
 ) -> None:
-    """Print what --create would do, in the datastore's own language, to do it by hand.
+    """Print the statements that --create would run, in the datastore's own language.
 
-    Of the URL it takes the schema, table or database that is to be set up. The datastore is not asked,
-    and the backend's client library is not needed.
+    The URL determines the schema, table or database to set up. The command does not connect to the datastore,
+    and does not need the backend's client library.
     """
     with reported():
         where = backend or places.given(url)
         text = plugins.schema(where, url=url if backend else None)
     if text is None:
         name = plugins.scheme_of(where) or where
-        typer.echo(f"There is nothing to set up for the backend {name!r}.", err=True)
+        typer.echo(f"The backend {name!r} needs no setup.", err=True)
     else:
         typer.echo(text.rstrip("\n"))
 
@@ -243,7 +247,7 @@ def ping(
     url: Url = None,
     create: Create = False,
 ) -> None:
-    """Ask the datastore for one record, and say how long that took."""
+    """Load one record from the datastore, and print how long that took."""
 
     async def work() -> tuple[str, float]:
         by_url = where is not None and ":" in where
@@ -262,15 +266,15 @@ def show(
     full_zone_turns: Annotated[
         int | None,
         typer.Option(
-            help="How many of the newest turns count as recent: your `budget.full_zone_turns`. "
-            "[default: 5, as a guess]",
+            help="How many of the newest turns are recent: your `budget.full_zone_turns`, which is "
+            "not stored. [default: 5]",
             min=0,
         ),
     ] = None,
 ) -> None:
-    """Show one conversation: its summary, what is pending, what is recent, health and tokens.
+    """Show one conversation: summary, pending turns, recent turns, health and tokens.
 
-    `export` writes the same as JSON.
+    `export` writes the same data as JSON.
     """
 
     async def work() -> dict[str, Any]:
@@ -290,10 +294,9 @@ def list_(
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """List the users of a tenant, or the conversations of a user, one a line.
+    """List the users of a tenant, or the conversations of a user, one per line.
 
-    What agent frameworks keep of a user (sessions of the OpenAI Agents SDK, LangChain's messages) is not
-    listed but counted.
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are counted, but not listed.
     """
     unnamed: list[MemoryKey] = []
     found = logs = 0
@@ -318,11 +321,11 @@ def list_(
     run(work())
     for key in unnamed:
         typer.echo(
-            f"There is also {transfer.named(key)}, which only erasing all of the user removes.", err=True
+            f"There is also {transfer.named(key)}, which is removed only by erasing the user.", err=True
         )
     _mention(logs, "listed")
     if not (found or logs):
-        typer.echo(render.plain(f"There is nothing of {whose}."), err=True)
+        typer.echo(render.plain(f"Nothing is stored for {whose}."), err=True)
 
 
 @app.command("export")
@@ -336,19 +339,19 @@ def export_(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The file to write, instead of standard output (-).", metavar="FILE"
+            "--output", "-o", help="The file to write. [default: standard output, -]", metavar="FILE"
         ),
     ] = None,
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """Write conversations as JSON Lines, one a line, to be imported elsewhere.
+    """Export conversations as JSON Lines, one per line.
 
-    One that cannot be read is named and passed over, and the exit status is 1. The file appears as a
-    whole, at the end; if nothing could be exported, what stood there before is kept.
+    An unreadable conversation is reported and skipped, and the exit status is 1. The file is replaced in one
+    step at the end; if nothing could be exported, an existing file is kept.
 
-    What agent frameworks keep of a user (sessions of the OpenAI Agents SDK, LangChain's messages) is not
-    written; copy brings it along.
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are not exported; `copy` copies
+    them.
     """
     unread = logs = count = 0
 
@@ -372,8 +375,10 @@ def export_(
 
     def so_far() -> str:
         if is_standard(output):
-            return f"{counted(count, 'conversation')} had been written; run the same again for all of them."
-        return f"{output} was not written; run the same again."
+            return (
+                f"{counted(count, 'conversation')} had been written; run the command again for all of them."
+            )
+        return f"{output} was not written; run the command again."
 
     with reported(), interruptible(so_far):
         if bool(keys) == bool(user):
@@ -389,7 +394,9 @@ def export_(
             _mention(logs, "written")
             if not count:
                 if not unread:
-                    say_wrong("there is no conversation to export; see: stm-backends ls TENANT:USER")
+                    say_wrong(
+                        "there is no conversation to export; list them with: stm-backends ls TENANT:USER"
+                    )
                 raise typer.Exit(FAILED)
     if not is_standard(output):
         typer.echo(f"{counted(count, 'conversation')} written to {output}", err=True)
@@ -400,18 +407,22 @@ def export_(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What export wrote; - is standard input.", metavar="FILE")],
+    file: Annotated[
+        Path, typer.Argument(help="A file that `export` wrote; - is standard input.", metavar="FILE")
+    ],
     merge: Annotated[
-        bool, typer.Option("--merge", help="Add the turns that are missing to conversations that exist.")
+        bool, typer.Option("--merge", help="Add missing turns to conversations that exist already.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace conversations that exist.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace conversations that exist already.")
+    ] = False,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """Store exported conversations; one that exists already is refused unless told otherwise.
+    """Import exported conversations. Fails if one exists already, unless --merge or --replace is given.
 
-    All of the file is checked before anything is stored.
+    The whole file is checked before anything is stored.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
@@ -436,9 +447,9 @@ def import_(
     if not merge:
         typer.echo(f"{done} imported", err=True)
     elif imported.changed:
-        typer.echo(f"{done} merged, {imported.changed} of them had something missing", err=True)
+        typer.echo(f"{done} merged, {imported.changed} of them changed", err=True)
     else:
-        typer.echo(f"{done} merged: nothing was missing", err=True)
+        typer.echo(f"{done} merged, none of them changed", err=True)
 
 
 app.command()(copy)
@@ -449,24 +460,24 @@ def erase(
     what: Annotated[
         str,
         typer.Argument(
-            help="A conversation (tenant:user:session), all of a user (tenant:user) or all of a tenant.",
+            help="A conversation (tenant:user:session), a user (tenant:user) or a tenant.",
             metavar="KEY|TENANT:USER|TENANT",
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     backend: BackendName = None,
     url: Url = None,
 ) -> None:
-    """Erase a conversation, or everything of a user or of a tenant, for ever.
+    """Erase a conversation, a user or a tenant, permanently.
 
-    What agent frameworks keep of it goes with it.
+    Logs of agent frameworks are erased as well.
     """
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
         transfer.check(what)
     if not yes:
         typer.confirm(
-            f"Erase {kinds.get(what.count(':'), 'the conversation')} {render.plain(what)}, for ever?",
+            f"Erase {kinds.get(what.count(':'), 'the conversation')} {render.plain(what)} permanently?",
             abort=True,
         )
 
@@ -474,20 +485,20 @@ def erase(
         async with _existing(backend, url) as opened:
             return await transfer.erase(opened, what)
 
-    with interruptible(lambda: "What was erased so far is gone; run the same again to erase the rest."):
+    with interruptible(lambda: "Some records were erased; run the command again to erase the rest."):
         count = run(work())
-    typer.echo(f"{counted(count, 'record')} erased" if count else "there was nothing to erase")
+    typer.echo(f"{counted(count, 'record')} erased" if count else "Nothing is stored there.")
 
 
 app.command()(conformance)
 
 
 def _mention(logs: int, done: str) -> None:
-    """Say that a user has more than conversations, so that nobody takes what was done for all of it."""
+    """Mention the user's logs, which this command leaves out."""
     if logs:
         what = counted(logs, "log")
         typer.echo(
-            f"Not {done}: {what} of agent frameworks' items. `copy` brings them along, `erase` takes them.",
+            f"Not {done}: {what} of agent frameworks. `copy` and `erase` include them.",
             err=True,
         )
 

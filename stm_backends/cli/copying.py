@@ -1,4 +1,4 @@
-"""The command `copy`: bring what tenants and users have from one datastore to another, and prove it."""
+"""The command `copy`: copy tenants and users from one datastore to another, and verify the result."""
 
 from __future__ import annotations
 
@@ -27,50 +27,51 @@ from stm_backends.records import keys
 from stm_backends.types import MemoryKey
 
 _NAMED: Final = 20
-"""How many records in trouble are named."""
+"""How many problematic records are named."""
 
 
-def copy(  # noqa: PLR0913, PLR0917 -- an option each
+def copy(  # noqa: PLR0913, PLR0917 -- one per option
     source: Annotated[str, typer.Argument(help="The URL to copy from.", metavar="FROM")],
     target: Annotated[str, typer.Argument(help="The URL to copy to.", metavar="TO")],
     tenant: Annotated[
         list[str] | None,
-        typer.Option(help="Copy everything of all users of a tenant; may be repeated.", metavar="TENANT"),
+        typer.Option(help="Copy a tenant with all its users; may be repeated.", metavar="TENANT"),
     ] = None,
     user: Annotated[
         list[str] | None,
-        typer.Option(help="Copy everything of a user; may be repeated.", metavar="TENANT:USER"),
+        typer.Option(help="Copy a user; may be repeated.", metavar="TENANT:USER"),
     ] = None,
     other_states: Annotated[
         bool,
-        typer.Option("--other-states", help="Copy the states saved under keys that name no tenant and user."),
+        typer.Option("--other-states", help="Also copy states whose keys name no tenant and user."),
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace records of the target that differ.")
+        bool, typer.Option("--replace", help="Replace records at the target that differ.")
     ] = False,
     ttl: Annotated[
         float | None,
         typer.Option(
-            help="How many seconds every copied record lives from now on. [default: for ever]",
+            help="Time to live of the copied records, from now on. [default: no expiry]",
             metavar="SECONDS",
         ),
     ] = None,
     create: Create = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers to this file, too.", metavar="FILE")
+        Path | None,
+        typer.Option("--json", help="Also write the results to this file as JSON.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Copy everything of tenants and users to another datastore, read it back and compare.
+    """Copy tenants and users to another datastore, then read everything back and compare.
 
-    Conversations and saved states arrive byte for byte; leases stay behind. How long a record had left
-    to live cannot be read: the copies do not expire unless --ttl is given.
+    Copies conversations, logs and saved states byte for byte; leases are not copied. The remaining time to
+    live of a record cannot be read, so the copies do not expire unless --ttl is given.
 
-    What is right at the target already is not touched, so that a copy which was interrupted is completed
-    by running the same again. A record that differs is left alone and named, unless --replace is given.
-    The source may be in use: what changes there meanwhile is found by comparing, and copied by running
-    the same again. The target must not be in use yet.
+    Records that are identical at the target are skipped, so run the command again to resume an interrupted
+    copy. Records that differ are reported and left unchanged, unless --replace is given. The source may be in
+    use: records that change during the copy are reported, and running the command again copies them. The
+    target must not be in use yet.
 
-    The exit status is 0 only if everything of these tenants and users is at the target, byte for byte.
+    The exit status is 0 only if all data of these tenants and users is at the target, byte for byte.
     """
     with reported():
         owners = _owners(tenant or (), user or (), other_states=other_states)
@@ -84,7 +85,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- an option each
     def so_far() -> str:
         there = sum(one.tally[fate] for one in copies for fate in _THERE)
         done = f"{counted(there, 'record')} had been copied" if there else "Nothing was copied"
-        return f"{done}; run the same again to go on from there."
+        return f"{done}; run the command again to resume."
 
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
         try:
@@ -107,7 +108,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- an option each
 
 
 class _Named:
-    """What is in trouble, of which the first `_NAMED` are named in the end."""
+    """Collects problems; the first `_NAMED` are printed at the end."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -136,7 +137,7 @@ def _owners(tenants: Iterable[str], users: Iterable[str], *, other_states: bool)
     if other_states:
         owners.append(NOBODY)
     if not owners:
-        raise ConfigurationError("say whose: give --tenant TENANT or --user TENANT:USER, once or more often")
+        raise ConfigurationError("nothing to copy: give --tenant TENANT or --user TENANT:USER at least once")
     return owners
 
 
@@ -153,17 +154,17 @@ async def _copied(
 ) -> tuple[Copy, bool]:
     """Copy and compare; appends the copy to `copies` once it has begun.
 
-    Returns also whether the source has states of nobody's that were not to be copied.
+    Also returns whether the source has states without tenant and user that were left out.
     """
     origin, destination = places.shown(source), places.shown(target)
     async with AsyncExitStack() as ends:
-        # The source first: a mistake in its URL is not to leave a new database at the other end.
+        # The source first: a mistake in its URL must not create a new database at the target.
         with reported(f"the source, {origin}"):
             opened = await ends.enter_async_context(places.existing(source))
         with reported(f"the target, {destination}"):
             taking = await ends.enter_async_context(open_backend(target, create=create))
         if taking.traits.reach == "process":
-            raise ConfigurationError(f"what is stored in {destination} would be gone when this command ends")
+            raise ConfigurationError(f"{destination} keeps its data only until this command ends")
 
         def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
             named.add(_named(item), _PROBLEMS[trouble] if error is None else str(error))
@@ -172,7 +173,7 @@ async def _copied(
         counts = await copy.count()
         for owner, count in counts.items():
             if not count:
-                named.add(_whose(owner), "the source has nothing of it")
+                named.add(_whose(owner), "not found at the source")
         others = await opened.driver.scan(keys.OTHER_BLOBS, limit=1)
         total = sum(counts.values())
         whose = ", ".join(map(_whose, counts))
@@ -188,9 +189,9 @@ async def _copied(
 _THERE: Final[tuple[Fate, ...]] = ("copied", "completed", "replaced", "unchanged")
 
 _PROBLEMS: Final[dict[Trouble, str]] = {
-    "left": "the target has another record here, which was left as it is",
-    "behind": "new at the source, or grown, while the copy ran",
-    "changed": "changed at one end while the copy ran",
+    "left": "differs at the target, left unchanged",
+    "behind": "added to at the source during the copy",
+    "changed": "changed at one end during the copy",
 }
 
 
@@ -209,35 +210,33 @@ def _named(item: Item) -> str:
 
 _ROWS: Final[dict[Fate, str]] = {
     "copied": "copied",
-    "completed": "completed, what was missing at the end",
-    "replaced": "replaced, as told",
-    "unchanged": "there already",
-    "left": "different at the target, left as they are",
+    "completed": "extended by missing entries",
+    "replaced": "replaced",
+    "unchanged": "identical already",
+    "left": "different at the target, left unchanged",
     "failed": "unreadable, or too large for the target",
-    "verified": "read back and equal, byte for byte",
-    "behind": "new or grown at the source meanwhile",
-    "changed": "changed at one end meanwhile",
-    "extra": "at the target alone",
+    "verified": "read back and identical",
+    "behind": "added to at the source during the copy",
+    "changed": "changed at one end during the copy",
+    "extra": "only at the target",
 }
 
 _ADVICE: Final[dict[Fate, str]] = {
-    "left": "Records that differ: run the same again with --replace to have the source's in their place, or "
-    "bring conversations of both ends together with `stm-backends export` and `stm-backends import --merge`.",
-    "behind": "Records that are new or have grown: run the same again.",
-    "changed": "Records that have changed: run the same again with --replace, unless the target is in use.",
-    "extra": "Records at the target alone were erased or have expired at the source, or were never there; "
+    "left": "Records that differ: run the command again with --replace to overwrite them, or merge the "
+    "conversations of both ends with `stm-backends export` and `stm-backends import --merge`.",
+    "behind": "Records that were added to: run the command again.",
+    "changed": "Records that changed: run the command again with --replace, unless the target is in use.",
+    "extra": "Records only at the target were erased or have expired at the source, or never existed there; "
     "`stm-backends erase` removes them.",
 }
 
 _FOREVER: Final = (
-    "What was copied never expires: how long a record had left to live cannot be read. "
-    "--ttl sets a time to live."
+    "The copies do not expire, because the remaining time to live of a record cannot be read. --ttl sets one."
 )
 
 
 _LEFT_OUT: Final = (
-    "Not copied: the states that the source has under keys that name no tenant and user; --other-states "
-    "copies them."
+    "Not copied: states at the source whose keys name no tenant and user. --other-states copies them."
 )
 
 
@@ -254,10 +253,10 @@ def _report(copy: Copy, owners: Iterable[Owner], *, forever: bool) -> Renderable
     if forever and copy.tally["copied"] + copy.tally["completed"] + copy.tally["replaced"]:
         parts.append(Text(_FOREVER))
     if not copy.ok:
-        verdict = Text("Not all that the source has is at the target.", style="bold red")
+        verdict = Text("The target does not have all data of the source.", style="bold red")
     elif copy.tally["verified"]:
         whose = plain(", ".join(map(_whose, owners)))
-        verdict = Text(f"What the source has of {whose} is at the target, byte for byte.", style="green")
+        verdict = Text(f"All data of {whose} is at the target, byte for byte.", style="green")
     else:
         verdict = Text("There was nothing to copy.", style="yellow")
     return Group(*parts, verdict)

@@ -19,7 +19,7 @@ from stm_backends.errors import ConfigurationError
 
 
 def is_standard(path: Path | None) -> bool:
-    """Return whether this stands for standard input or output."""
+    """Return whether this means standard input or output."""
     return path is None or str(path) == "-"
 
 
@@ -36,18 +36,18 @@ def reading(path: Path) -> Generator[TextIO]:
 
 @contextlib.contextmanager
 def writing(path: Path | None) -> Generator[TextIO]:
-    """Open a file for writing that is there, as a whole, once the block has ended well.
+    """Open a file for writing that replaces the existing one in one step when the block ends.
 
-    Until then, and if the block fails, what stood there before stays as it is and nothing is left behind.
+    If the block raises, an existing file is unchanged and no temporary file remains.
     """
     if path is None or is_standard(path):
         yield sys.stdout
         return
     with _named(path):
-        # What a link leads to is replaced, not the link.
+        # The target of a symbolic link is replaced, not the link.
         target = path.resolve()
         if target.exists() and not target.is_file():
-            # A device or a pipe is written to; a directory says what it is.
+            # Devices and pipes are written directly; a directory raises an error that says so.
             with target.open("w", encoding="utf-8") as out:
                 yield out
             return

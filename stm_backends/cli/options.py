@@ -1,4 +1,4 @@
-"""Options that several commands have, alike in name and meaning."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ URL_VARIABLE: Final = "STM_BACKENDS_URL"
 
 BackendName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--backend", "-b", help="The backend's name. Not needed if the URL says it.", metavar="NAME"
-    ),
+    typer.Option("--backend", "-b", help="The backend's name. Not needed if --url is given.", metavar="NAME"),
 ]
 
 Url: TypeAlias = Annotated[
@@ -21,16 +19,16 @@ Url: TypeAlias = Annotated[
         "--url",
         "-u",
         envvar=URL_VARIABLE,
-        help="Where the datastore is, e.g. sqlite:///conversations.db",
+        help="The URL of the datastore, e.g. sqlite:///conversations.db",
         metavar="URL",
     ),
 ]
 
 UrlOfName: TypeAlias = Annotated[
-    str | None, typer.Option("--url", "-u", help="Where its datastore is.", metavar="URL")
+    str | None, typer.Option("--url", "-u", help="The URL of its datastore.", metavar="URL")
 ]
-"""The URL of a backend that is an argument: the environment's may be another backend's."""
+"""The URL for a backend named as an argument. Not read from the environment, whose URL may be another's."""
 
 Create: TypeAlias = Annotated[
-    bool, typer.Option("--create", help="Set up what the datastore needs first; `schema` shows what.")
+    bool, typer.Option("--create", help="First create tables and indexes if needed; `schema` prints them.")
 ]

@@ -1,4 +1,4 @@
-"""Turn errors into one line, what would help, and an exit status."""
+"""Turn errors into one line, a remedy and an exit status."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ from stm_backends.errors import (
 FAILED: Final = 1
 MISUSED: Final = 2
 INTERRUPTED: Final = 130
-"""What a shell says of a command that Ctrl-C has ended."""
+"""The exit status that shells report for a command ended by Ctrl-C."""
 
 _REMEDIES: Final[dict[type[StmError], str]] = {
-    SessionExists: "Give --merge to add the turns that are missing, or --replace to erase what is there.",
+    SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
-    Unavailable: "Nothing was changed. Once the cause is mended, the same may be tried again.",
-    OutcomeUnknown: "The last write was perhaps done; doing the same again is harmless.",
+    Unavailable: "Nothing was changed. Retry once the cause is resolved.",
+    OutcomeUnknown: "The last write may have been applied; running the command again is harmless.",
     TooLarge: "Nothing was written. The limits are settings of the backend.",
     Corrupt: "Nothing was overwritten.",
-    Denied: "See whether user and password are right, and whether that user may read and write there.",
+    Denied: "Check the user and password, and whether that user may read and write there.",
 }
 
 _OPENING: Final[dict[type[StmError], str]] = {
-    Unavailable: "See whether the URL is right, and whether what it names is there.",
-    Corrupt: "Nothing was overwritten. See whether the URL names the right file or database.",
+    Unavailable: "Check the URL, and whether the datastore is running.",
+    Corrupt: "Nothing was overwritten. Check whether the URL names the right file or database.",
 }
-"""What helps if there was nothing to open yet."""
+"""Remedies for errors that occur while opening."""
 
 _NEWER: Final = "by another version"
-"""What a message says of a format that this version does not read."""
+"""A part of the message about a format that this version cannot read."""
 
 _T = TypeVar("_T")
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run the asynchronous part of a command; a typed error ends the command."""
+    """Run the asynchronous part of a command; an `StmError` ends the command."""
     with reported():
         return asyncio.run(work)
 
 
 @contextmanager
 def reported(what: str = "") -> Generator[None]:
-    """End the command for a typed error: one line, the remedy, exit status 2 for misuse, else 1.
+    """End the command on an `StmError`: print it and its remedy, and exit with 2 for misuse, else 1.
 
-    `what` says whom it befell.
+    `what` names the object that the error is about.
     """
     logger = logging.getLogger("stm_backends")
     level = logger.level
@@ -80,7 +80,7 @@ def reported(what: str = "") -> Generator[None]:
 
 @contextmanager
 def interruptible(so_far: Callable[[], str]) -> Generator[None]:
-    """End the command for Ctrl-C: what `so_far` returns, which is what was done and how to go on."""
+    """End the command on Ctrl-C, and print `so_far()`: what was done and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -90,7 +90,7 @@ def interruptible(so_far: Callable[[], str]) -> Generator[None]:
 
 @contextmanager
 def told_as(operation: str) -> Generator[None]:
-    """Have a stored conversation that cannot be read told as a failure of this, not of what it is made of."""
+    """Report an unreadable conversation as a failure of this operation, not of an inner one."""
     try:
         yield
     except Corrupt as error:
@@ -99,19 +99,19 @@ def told_as(operation: str) -> Generator[None]:
 
 
 def fail(error: StmError, *, what: str = "") -> None:
-    """Print an error and what would help, on standard error; `what` says whom it befell."""
+    """Print an error and its remedy to standard error; `what` names the object that it is about."""
     say_wrong(f"{what}: {error}" if what else str(error))
     if remedy := _remedy(error):
         _console().print(Text(remedy))
 
 
 def say_wrong(message: str) -> None:
-    """Print one line about what went wrong, on standard error."""
+    """Print one line about an error to standard error."""
     _console().print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(message.split())), "red")))
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many there are of what: `3 records`."""
+    """Return a count with its noun: `3 records`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 

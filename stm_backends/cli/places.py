@@ -1,4 +1,4 @@
-"""Open the datastore that a command is told, and name it without its secrets."""
+"""Open the datastore of a command, and display its URL without secrets."""
 
 from __future__ import annotations
 
@@ -14,36 +14,33 @@ _URL: Final = re.compile(
 )
 
 _TELLING: Final = ("host", "port", "schema", "key_prefix", "region", "endpoint_url")
-"""Settings that tell one place from another, and are no secret."""
+"""Settings that identify a datastore and are not secret."""
 
 
 def given(url: str | None) -> str:
-    """Return the URL that a command was given. Raises `ConfigurationError` if it was given none."""
+    """Return the URL of a command. Raises `ConfigurationError` if there is none."""
     if not url:
         raise ConfigurationError(
-            "say where the datastore is: give --url, or set STM_BACKENDS_URL (e.g. sqlite:///conversations.db)"
+            "no datastore given: use --url, or set STM_BACKENDS_URL (e.g. sqlite:///conversations.db)"
         )
     return url
 
 
 def existing(name_or_url: str, *, url: str | None = None, create: bool = False) -> Backend:
-    """Return a backend that does not create its datastore, if it is one that otherwise would.
-
-    `create=True` has it set up what it needs.
-    """
+    """Return a backend that does not create its datastore on opening, unless `create=True`."""
     if create:
         return open_backend(name_or_url, url=url, create=True)
     try:
         return open_backend(name_or_url, url=url, must_exist=True)
     except ConfigurationError:
-        # It has no such option, because it never creates anything; or something else is wrong, still.
+        # This backend has no such option, because it never creates anything; or there is another error.
         return open_backend(name_or_url, url=url)
 
 
 def shown(name_or_url: str, url: str | None = None) -> str:
-    """Return a backend's name, or a URL without user, password and what does not tell where it is.
+    """Return a backend's name, or a URL without user, password and settings that may be secret.
 
-    Where it is not plain which part is the secret, nothing but the scheme is shown.
+    If the secret part cannot be determined, only the scheme is returned.
     """
     text = url or name_or_url
     found = _URL.fullmatch(text)

@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a command: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_EVERY_S: Final = 5.0
 
 
 class Progress:
-    """Shows, on standard error, how many of `total` have been done: `Progress(9, "copying", "records")`."""
+    """Shows on standard error how many of `total` are done: `Progress(9, "copying", "records")`."""
 
     def __init__(self, total: int, doing: str, unit: str) -> None:
         console = Console(stderr=True)
@@ -47,7 +47,7 @@ class Progress:
         self._ending.close()
 
     def show(self, done: int, note: str = "") -> None:
-        """Show how much has been done so far; there may have come more to do."""
+        """Show how much is done; raises the total if more has come up."""
         self._total = max(self._total, done)
         self._bar.update(self._task, completed=done, total=self._total, note=note)
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
@@ -55,7 +55,7 @@ class Progress:
             self._console.print(f"{done:,} of {self._total:,} {self._unit} {note}".rstrip(), highlight=False)
 
     def say(self, what: str) -> None:
-        """Say what is being done now, once that has been done."""
+        """Replace the bar by the next activity."""
         self._bar.stop()
         if self._console.is_terminal:
             self._ending.enter_context(self._console.status(what))

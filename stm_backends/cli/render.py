@@ -1,4 +1,4 @@
-"""What the commands show."""
+"""The output of the commands."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    """Return text with what a terminal would obey, or cannot show, escaped."""
+    """Return text with control characters and other unprintable characters escaped."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def milliseconds(number: float) -> str:
-    """Return a number of milliseconds in the digits that mean something."""
+    """Return a number of milliseconds with three significant digits at most."""
     return f"{number:.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
 
@@ -48,7 +48,7 @@ def report(result: Report) -> RenderableType:
         parts.append(
             Text(
                 f"No pod was killed: the turns took {took}, and --kill-every was "
-                f"{result.kill_every:g} s; give less.",
+                f"{result.kill_every:g} s. Use a smaller value.",
                 style="yellow",
             )
         )
@@ -56,7 +56,7 @@ def report(result: Report) -> RenderableType:
 
 
 def drivers(diagnoses: Sequence[Diagnosis]) -> None:
-    """Print what is installed, and below the table what is broken or missing, and what would help."""
+    """Print the installed backends, and below the table their problems and remedies."""
     table = Table(title="Installed backends")
     for heading in ("backend", "URLs", "package", "state"):
         table.add_column(heading, overflow="fold")
@@ -68,7 +68,7 @@ def drivers(diagnoses: Sequence[Diagnosis]) -> None:
     for one in diagnoses:
         reason = one.reason.removesuffix(one.install).rstrip()
         for line in filter(None, (plain(reason), one.install and f"  {plain(one.install)}")):
-            # As a whole, so that it can be copied from a terminal of any width.
+            # On one line, so that it can be copied from a terminal of any width.
             console.print(Text(line), soft_wrap=True)
 
 
@@ -77,7 +77,7 @@ def conversation(
 ) -> RenderableType:
     """Return a readable view of one exported conversation.
 
-    How many turns its memory shows in full is not stored; `None` has that guessed, and says so.
+    The number of turns that its memory shows in full is not stored; `None` uses the default and says so.
     """
     guessed = full_zone_turns is None
     if full_zone_turns is None:
@@ -89,12 +89,14 @@ def conversation(
     view = render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
     facts = _facts(key, body, len(turns), view.tokens)
     if guessed and turns:
-        facts.add_row("recent", f"the newest {full_zone_turns}, by default: a guess; give --full-zone-turns")
+        facts.add_row(
+            "recent", f"the newest {full_zone_turns} (the default; set yours with --full-zone-turns)"
+        )
     parts: list[RenderableType] = [facts]
     if body.summary:
         covered, _ = ledger.split(body.summary)
         title = (
-            "summary (its first line is replay's: the turns that it covers, from 0)" if covered else "summary"
+            "summary (first line added by replay: the turns that it covers, from 0)" if covered else "summary"
         )
         parts.append(Panel(Text(plain(body.summary)), title=title, title_align="left"))
     if pending:
@@ -109,9 +111,9 @@ def _facts(key: str, body: Body, turns: int, tokens: int) -> Table:
     table.add_row("conversation", Text(plain(key), style="bold"))
     table.add_row("health", body.health.value)
     table.add_row(
-        "turns", f"{turns} in full, {body.folded} in the summary, {body.dropped} dropped unsummarized"
+        "turns", f"{turns} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
     )
-    table.add_row("tokens", f"{tokens:,} (estimated, all of it)")
+    table.add_row("tokens", f"{tokens:,} (estimate for the whole conversation)")
     return table
 
 
@@ -137,7 +139,7 @@ def _when(ts: float) -> str:
     try:
         return f"{datetime.datetime.fromtimestamp(ts, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
-        return f"unknown (ts is {ts!r}, which is not in seconds)"
+        return f"unknown (ts is {ts!r}, not a time in seconds)"
 
 
 # Replay
@@ -158,33 +160,33 @@ def _outcome(result: Report) -> Table:
     row("turns written", result.turns)
     for name, count in (
         ("turns lost", result.found.lost),
-        ("turns doubled", result.found.doubled),
+        ("turns duplicated", result.found.doubled),
         ("turns out of order", result.found.out_of_order),
         ("turns foreign or altered", result.found.foreign),
-        ("reads that missed or doubled a turn", result.bad_reads),
+        ("reads with a missing or duplicate turn", result.bad_reads),
     ):
         row(name, count, bad=count)
     table.add_section()
     row("pods killed", result.killed)
-    row("turns sent again", result.sent_again)
+    row("turns retried", result.sent_again)
     row("turns in full", result.in_full)
     if result.newest is not None:
-        row(f"turns let go (older than the newest {result.newest})", result.let_go)
+        row(f"turns dropped (older than the newest {result.newest})", result.let_go)
     else:
         row("turns in summaries", result.summarized)
-        row("turns still to be summarized", result.pending)
+        row("turns not summarized yet", result.pending)
         row("summaries written", result.summaries)
         row("lost summary races", result.lost_races)
         row("summarizer calls", result.summarizer_calls)
     table.add_section()
     row("tokens of memory sent to the LLM", result.tokens_with)
-    row("the same without memory (all turns, every time)", result.tokens_without)
+    row("without memory (all turns every time)", result.tokens_without)
     if result.newest is None:
-        row("tokens that the summarizer read", result.summarizer_tokens_read)
-        row("tokens that the summarizer wrote", result.summarizer_tokens_written)
+        row("tokens read by the summarizer", result.summarizer_tokens_read)
+        row("tokens written by the summarizer", result.summarizer_tokens_written)
     table.add_section()
-    row("time for the turns", f"{result.seconds:.1f} s")
-    row("time in all, last summaries and reading back", f"{result.seconds_in_all:.1f} s")
+    row("time for adding turns", f"{result.seconds:.1f} s")
+    row("total time, with final summaries and reading back", f"{result.seconds_in_all:.1f} s")
     row("turns per second", f"{result.turns_per_second:,.0f}")
     return table
 
@@ -203,17 +205,17 @@ def _latencies(result: Report) -> Table:
         shown = ("-" if math.isnan(number) else f"{number:.2f}" for number in numbers)
         table.add_row(f"{one.pod}{killed}", f"{one.turns:,}", *shown)
     if len(rows) > _ROWS_OF_PODS:
-        table.caption = f"and {len(rows) - _ROWS_OF_PODS} more pods; --json has them all"
+        table.caption = f"and {len(rows) - _ROWS_OF_PODS} more pods; --json lists all"
     return table
 
 
 def _verdict(result: Report) -> Text:
     if result.ok and result.newest is not None:
         return Text(
-            f"The newest turns are there (at least {result.newest} of each conversation, or all of it), "
-            "once and in order. Older ones were let go, as the strategy says.",
+            f"The newest turns (at least {result.newest} of each conversation, or all) are stored once and "
+            "in order. Older ones were dropped, as the strategy requires.",
             style="green",
         )
     if result.ok:
-        return Text("Every acknowledged turn is there, once and in order.", style="green")
-    return Text("Verification failed: what is stored is not what was acknowledged.", style="bold red")
+        return Text("Every acknowledged turn is stored once and in order.", style="green")
+    return Text("Verification failed: the stored turns differ from the acknowledged ones.", style="bold red")

@@ -1,4 +1,4 @@
-"""Conversations in and out of JSON Lines, and out of the datastore."""
+"""Export and import of conversations as JSON Lines, and erasure."""
 
 from __future__ import annotations
 
@@ -28,48 +28,48 @@ from stm_backends.types import MemoryKey
 
 _ANY = "-"
 
-_SPELLING: Final = "no part is blank, and within one ':' is written %3A and '%' %25"
+_SPELLING: Final = "no part is blank; within a part, write ':' as %3A and '%' as %25"
 
 
 def conversation_key(text: str) -> MemoryKey:
-    """Return the key of a conversation that `TENANT:USER:SESSION` names."""
+    """Return the key for `TENANT:USER:SESSION`."""
     try:
         return parse_composite(text)
     except InvalidKey as error:
         raise InvalidKey(
-            f"{plain(text)!r} names no conversation; write its three parts, as in acme:u123:chat_001 "
+            f"{plain(text)!r} is not a conversation; write tenant:user:session, as in acme:u123:chat_001 "
             f"({_SPELLING})"
         ) from error
 
 
 def owner(text: str) -> tuple[str, str | None]:
-    """Return the tenant, and the user if there is one, that `TENANT` or `TENANT:USER` names."""
+    """Return the tenant, and the user or `None`, for `TENANT` or `TENANT:USER`."""
     if text.count(":") > 1:
         raise InvalidKey(
-            f"{plain(text)!r} names a conversation; write a tenant, as in acme, or a user, as in acme:u123"
+            f"{plain(text)!r} is a conversation; write a tenant, as in acme, or a user, as in acme:u123"
         )
     try:
         key = parse_composite(f"{text}:{_ANY}" if ":" in text else f"{text}:{_ANY}:{_ANY}")
     except InvalidKey as error:
         raise InvalidKey(
-            f"{plain(text)!r} names neither a tenant nor a user; write a tenant, as in acme, or a user, as "
+            f"{plain(text)!r} is neither a tenant nor a user; write a tenant, as in acme, or a user, as "
             f"in acme:u123 ({_SPELLING})"
         ) from error
     return key.tenant_id, key.user_id if ":" in text else None
 
 
 def user_composite(tenant: str, user: str) -> str:
-    """Return `TENANT:USER`, written so that `owner` reads it."""
+    """Return `TENANT:USER`, in the form that `owner` accepts."""
     return MemoryKey(tenant, user, _ANY).composite().removesuffix(f":{_ANY}")
 
 
 def tenant_composite(tenant: str) -> str:
-    """Return `TENANT`, written so that `owner` reads it."""
+    """Return `TENANT`, in the form that `owner` accepts."""
     return user_composite(tenant, _ANY).removesuffix(f":{_ANY}")
 
 
 def named(key: MemoryKey) -> str:
-    """Return a conversation's composite, or what else can be said of one that has none."""
+    """Return a conversation's composite, or a description if it has none."""
     try:
         return plain(key.composite())
     except InvalidKey:
@@ -86,9 +86,9 @@ async def write_export(
     failed: Callable[[MemoryKey, StmError], None],
     on_written: Callable[[], None],
 ) -> None:
-    """Write conversations, one a line; `on_written` is called after each of them.
+    """Write conversations, one per line; `on_written` is called after each of them.
 
-    `failed` is told of one that cannot be exported.
+    `failed` is called for each one that cannot be exported.
     """
     async for key in keys:
         try:
@@ -103,22 +103,22 @@ async def write_export(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One conversation of a file of exports; `where` names file and line."""
+    """One conversation of an export file; `where` is its file and line."""
 
     where: str
     document: dict[str, object]
 
 
 def read_exports(path: Path, lines: Iterable[str]) -> list[Line]:
-    """Return the conversations of a file of exports. Raises `BadFile` for the first line that is none."""
+    """Return the conversations of an export file. Raises `BadFile` for the first invalid line."""
     return list(_lines("standard input" if str(path) == "-" else str(path), lines))
 
 
 @dataclass(slots=True)
 class Imported:
-    """How many conversations have been imported, and how many were changed by that.
+    """How many conversations were imported, and how many were changed by that.
 
-    `total` is how many there are, once all of them have been checked.
+    `total` is their number in the file; it is set once all of them were checked.
     """
 
     total: int = 0
@@ -126,28 +126,28 @@ class Imported:
     changed: int = 0
 
     def so_far(self, on_conflict: OnConflict) -> str:
-        """Say what has been imported, and how to go on after an interruption."""
+        """Describe what was imported, and how to continue after an interruption."""
         if not self.total:
-            return "Nothing was imported; run the same again."
+            return "Nothing was imported; run the command again."
         done = f"{self.conversations:,} of {counted(self.total, 'conversation')} had been imported"
         if on_conflict == "refuse":
-            return f"{done}; the same with --merge does the rest."
-        return f"{done}; run the same again to do the rest."
+            return f"{done}; run the command again with --merge for the rest."
+        return f"{done}; run the command again for the rest."
 
 
 async def import_all(
     backend: Backend, lines: list[Line], *, on_conflict: OnConflict, imported: Imported
 ) -> None:
-    """Store exported conversations, all of them or, if one is found to be none or in the way, none.
+    """Import conversations; if one is invalid or exists already, none is imported.
 
-    Raises `BadFile` and `SessionExists` with file and line. Counts in `imported` as it goes.
+    Raises `BadFile` and `SessionExists` with file and line. Updates `imported` as it goes.
     """
     with Progress(len(lines), "checking", "conversations") as progress:
         keys = await _rehearse(backend, lines, on_conflict, progress)
         if on_conflict == "refuse":
             for line, key in zip(lines, keys, strict=True):
                 if await backend.driver.load(memory_key(key)) is not None:
-                    raise SessionExists(f"{line.where}: {named(key)} is there already; nothing was imported")
+                    raise SessionExists(f"{line.where}: {named(key)} exists already; nothing was imported")
     imported.total = len(lines)
     with Progress(len(lines), "importing", "conversations") as progress:
         for line, key in zip(lines, keys, strict=True):
@@ -155,7 +155,7 @@ async def import_all(
             try:
                 await backend.sessions.import_(line.document, on_conflict=on_conflict)
             except SessionExists as error:
-                raise SessionExists(f"{line.where}: {named(key)} is there by now") from error
+                raise SessionExists(f"{line.where}: {named(key)} was created during the import") from error
             imported.conversations += 1
             imported.changed += await backend.driver.load(memory_key(key)) != before
             progress.show(imported.conversations)
@@ -164,7 +164,7 @@ async def import_all(
 async def _rehearse(
     backend: Backend, lines: list[Line], on_conflict: OnConflict, progress: Progress
 ) -> list[MemoryKey]:
-    """Import everything into a memory of this process, to see whether it can be; returns the keys."""
+    """Import everything into memory first, to find errors early; returns the keys."""
     traits = backend.driver.inner.traits
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
@@ -176,7 +176,7 @@ async def _rehearse(
             except (InvalidState, InvalidKey) as error:
                 raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
             except SessionExists as error:
-                raise BadFile(f"{line.where}: this conversation is in the file twice") from error
+                raise BadFile(f"{line.where}: this conversation occurs twice in the file") from error
             except TooLarge as error:
                 raise TooLarge(
                     error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
@@ -187,12 +187,12 @@ async def _rehearse(
 
 def _hint(document: dict[str, object]) -> str:
     if "format" not in document and ("messages" in document or "turns" in document):
-        return "; such a file is read by: stm-backends replay FILE"
+        return "; this is a file for: stm-backends replay FILE"
     return ""
 
 
 def check(what: str) -> None:
-    """Raise `InvalidKey` unless this names a conversation, a user or a tenant."""
+    """Raise `InvalidKey` unless this is a conversation, a user or a tenant."""
     if what.count(":") > 1:
         conversation_key(what)
     else:
@@ -200,12 +200,12 @@ def check(what: str) -> None:
 
 
 async def count_logs(backend: Backend, tenant: str, user: str) -> int:
-    """Return how many logs agent frameworks keep of a user, which no list and no export has."""
+    """Return how many logs of agent frameworks a user has; listings and exports leave them out."""
     return len([log async for log in backend.sessions.logs(tenant, user)])
 
 
 async def erase(backend: Backend, what: str) -> int:
-    """Erase a conversation, a user or a tenant; returns how many records there were."""
+    """Erase a conversation, a user or a tenant; returns how many records were erased."""
     if what.count(":") > 1:
         return int(await backend.sessions.erase(conversation_key(what)))
     tenant, user = owner(what)
@@ -222,7 +222,7 @@ def _lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise BadFile(f"{where}: not JSON: {error} (an export has one conversation a line)") from None
+            raise BadFile(f"{where}: not JSON: {error} (an export has one conversation per line)") from None
         if not isinstance(document, dict):
-            raise BadFile(f"{where}: the line is not a JSON object (an export has one conversation a line)")
+            raise BadFile(f"{where}: the line is not a JSON object (an export has one conversation per line)")
         yield Line(where, cast("dict[str, object]", document))

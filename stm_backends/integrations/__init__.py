@@ -1,1 +1,1 @@
-"""Where other libraries meet this one: a module for each, behind an extra for each. None is imported here."""
+"""Integrations with other libraries: one module and one extra for each. None is imported here."""

@@ -1,4 +1,4 @@
-"""LangChain: the messages of a conversation on any of our backends (extra `langchain`)."""
+"""LangChain: a conversation's message history on any backend (extra `langchain`)."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _T = TypeVar("_T")
 
 
 class Waits(Protocol):
-    """Runs a coroutine on the event loop that the backend was opened on, and waits for what it returns."""
+    """Runs a coroutine on the event loop that the backend was opened on, and returns its result."""
 
     def __call__(self, work: Coroutine[Any, Any, _T], /) -> _T: ...
 
 
 class StmChatMessageHistory(BaseChatMessageHistory):
-    """One conversation as LangChain's message history, shared by every process that opens the same key.
+    """A conversation as LangChain's message history, shared by every process that uses the same key.
 
     ```
     history = StmChatMessageHistory(backend, MemoryKey("acme", "u123", "chat_001"))
     await history.aadd_messages([HumanMessage("Hello")])
     ```
 
-    `aget_messages`, `aadd_messages` and `aclear` are there for programs with an event loop. `messages`,
-    `add_messages` and `clear` need `run`, which waits for a coroutine on the backend's own loop, and which
-    is called in another thread than that loop's. Without it they raise `ConfigurationError`.
+    Programs with an event loop use `aget_messages`, `aadd_messages` and `aclear`. The blocking `messages`,
+    `add_messages` and `clear` need `run`, which runs a coroutine on the backend's loop, and must be called
+    from another thread than that loop's. Without `run` they raise `ConfigurationError`.
 
-    A conversation that nobody adds to for `ttl_s` seconds is forgotten; `None`: never. Making one reads and
-    writes nothing. Raises `InvalidKey` for what is no key. All methods raise `StorageError`; an outage is
+    The history expires `ttl_s` seconds after the last message was added; `None`: never. The constructor reads
+    and writes nothing. Raises `InvalidKey` for an invalid key. All methods raise `StorageError`; an outage is
     never an empty history.
     """
 
@@ -53,8 +53,8 @@ class StmChatMessageHistory(BaseChatMessageHistory):
     async def aget_messages(self) -> list[BaseMessage]:
         """Return all messages, oldest first, in one round trip.
 
-        Only LangChain's own kinds of messages are ever made of what is stored: no text in it becomes the
-        name of a class. Raises `Corrupt` for anything else.
+        Only LangChain's own message types are created: no stored text is used as the name of a class.
+        Raises `Corrupt` for anything else.
         """
         items = await self._log.items()
         with located(self._backend, "aget_messages"):
@@ -62,19 +62,19 @@ class StmChatMessageHistory(BaseChatMessageHistory):
                 return messages_from_dict(items)
             except (KeyError, TypeError, ValueError):
                 # The cause may quote the conversation.
-                raise Corrupt("a stored message is none that LangChain knows") from None
+                raise Corrupt("a stored message has a type that LangChain does not know") from None
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end, all or none, in one round trip.
 
-        Raises `InvalidState` for a message of a kind that could not be read again, or that is not JSON, and
+        Raises `InvalidState` for a message that LangChain could not load again or that is not JSON, and
         `TooLarge`.
         """
         items = messages_to_dict(messages)
         try:
             messages_from_dict(items)
         except (KeyError, TypeError, ValueError):
-            raise InvalidState("a message is of a kind that LangChain could not read again") from None
+            raise InvalidState("a message has a type that LangChain could not load again") from None
         await self._log.add(items)
 
     async def aclear(self) -> None:
@@ -103,6 +103,6 @@ class StmChatMessageHistory(BaseChatMessageHistory):
 
 def _refuse(method: str, instead: str) -> NoReturn:
     raise ConfigurationError(
-        f"{method} waits for the datastore, which takes an event loop: await {instead}(), or give the "
-        "history run=..., which runs a coroutine on the loop that the backend was opened on and waits for it"
+        f"{method} blocks and needs an event loop in another thread: await {instead}(), or pass run=..., "
+        "a function that runs a coroutine on the loop that the backend was opened on"
     )

@@ -1,4 +1,4 @@
-"""A summarizer that asks a model, at any endpoint that speaks OpenAI's protocol (extra `openai`)."""
+"""A summarizer that calls a model at any OpenAI-compatible endpoint (extra `openai`)."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ _DIALECTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("max_tokens", {}),
     ("max_completion_tokens", {}),
 )
-"""How an endpoint may want to be told the cap, and whether it can be told to answer in JSON.
+"""The name of the output limit, and whether to request JSON, in the order in which they are tried.
 
-Models that reason refuse `max_tokens`; a server that does not know `max_completion_tokens` may ignore it
-without a word, so it comes second. Some servers refuse `response_format`.
+Reasoning models reject `max_tokens`; a server that does not know `max_completion_tokens` may ignore it
+silently, so it comes second. Some servers reject `response_format`.
 """
 
 
 class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
-    """Fold turns into a summary by asking a model; hand it to a memory as its `summarizer`.
+    """A `summarizer` for a memory that has a model write the summary.
 
     ```
     async with OpenAISummarizer("gpt-4.1-mini") as summarize, open_backend("sqlite:///memory.db") as backend:
         memory = backend.memory(key, config, summarizer=summarize)
     ```
 
-    `base_url` and `api_key` are those of any endpoint with `/chat/completions`; unless given, they are what
-    the `openai` client takes from the environment. With a `client` of one's own both are left out, and that
-    client is never closed by us.
+    `base_url` and `api_key` belong to any endpoint with `/chat/completions`; by default the `openai` client
+    takes them from the environment. Instead of both, a `client` can be passed, which is never closed.
 
-    `max_tokens` is what the summary may take, and what the model is told: no more than the memory's
-    `summary_max_tokens`, which cuts. `max_output_tokens` ends an answer (four times as much unless given:
-    models that reason spend of it before they answer). Longer requests than `max_input_tokens` are
-    shortened, see `messages_for`; a token is counted as four characters. `timeout_s` is how many seconds
-    one request may take. What is worth another attempt the client sends again, as often as its
-    `max_retries` says; the memory's `summarizer_timeout_s` ends all of it.
+    `max_tokens` is the length of the summary that the model is asked for; set it to the memory's
+    `summary_max_tokens` or less, because longer summaries are cut. `max_output_tokens` limits the answer. It
+    defaults to four times `max_tokens`, because reasoning models use part of it before they answer. Requests
+    longer than `max_input_tokens` are shortened (see `messages_for`); a token is counted as four characters.
+    `timeout_s` is the time limit of one request in seconds. The client retries up to its `max_retries`; the
+    memory's `summarizer_timeout_s` limits the total.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         self._max_output_tokens = 4 * max_tokens if max_output_tokens is None else max_output_tokens
         require_count("max_output_tokens", self._max_output_tokens)
         if client is not None and (base_url is not None or api_key is not None):
-            raise ConfigurationError("base_url and api_key belong to the client that was given")
+            raise ConfigurationError("give base_url and api_key, or a client, not both")
         self._model = model
         self._max_tokens = max_tokens
         self._max_input_tokens = max_input_tokens
@@ -81,19 +80,19 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         self._dialects = _DIALECTS
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
-        """Answer `{"summary": str}` to `{"previous_summary": str, "turns": [...]}`.
+        """Return `{"summary": str}` for `{"previous_summary": str, "turns": [...]}`.
 
-        Raises what the client raises (`openai.OpenAIError`), and `BadSummary` for an answer that holds no
-        summary or was cut off. To a memory each of these is one failed attempt.
+        Raises what the client raises (`openai.OpenAIError`), and `BadSummary` for an answer that contains no
+        summary or was cut off. The memory counts each of these as a failed attempt.
         """
         messages = messages_for(request, max_tokens=self._max_tokens, max_input_tokens=self._max_input_tokens)
         return {"summary": summary_in(_text_of(await self._ask(messages)))}
 
     async def _ask(self, messages: list[dict[str, str]]) -> object:
-        """Send a request in the dialect that the endpoint understands, which is found out once.
+        """Send a request in the first dialect that the endpoint accepts, and remember that dialect.
 
-        A refusal of that dialect is an error like any other, after which it is found out anew: behind an
-        endpoint there may be another model by now.
+        If the endpoint rejects it later, that is an error, and the next request tries all dialects again: the
+        endpoint may serve another model.
         """
         dialects = self._dialects
         for cap, options in dialects:
@@ -112,10 +111,10 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
             else:
                 self._dialects = ((cap, options),)
                 return answer
-        raise AssertionError("there is a dialect")
+        raise AssertionError("there is at least one dialect")
 
     async def close(self) -> None:
-        """Close the client if we made it. Closing twice is harmless."""
+        """Close the client if this object created it. Closing twice is harmless."""
         if self._ours:
             await self._client.close()
 
@@ -129,9 +128,9 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
 
 
 def _text_of(answer: Any) -> str:
-    """Return the text of a completion. Raises `BadSummary` for an answer without one, or cut off.
+    """Return the text of a completion. Raises `BadSummary` if there is none or it was cut off.
 
-    The client takes whatever an endpoint sends for a completion, so nothing about it is certain.
+    The client does not validate responses, so any attribute may be missing.
     """
     try:
         choice = answer.choices[0]

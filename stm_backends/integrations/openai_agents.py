@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: its runs keep their history on any of our backends (extra `openai-agents`)."""
+"""The OpenAI Agents SDK: the history of its runs on any backend (extra `openai-agents`)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class StmSession:
-    """One conversation as a `Session` of the Agents SDK, shared by every process that opens the same key.
+    """A conversation as a `Session` of the Agents SDK, shared by every process that uses the same key.
 
     ```
     await Runner.run(agent, "Hello", session=StmSession(backend, MemoryKey("acme", "u123", "chat_001")))
     ```
 
-    Items come back as they were added, all of them unless `session_settings` or a call has a limit; the
-    settings may be a dictionary, as for the SDK's own sessions. A conversation that nobody adds to for
-    `ttl_s` seconds is forgotten; `None`: never. Making one reads and writes nothing. Raises `InvalidKey`
-    for what is no key: there is no history without one.
+    Items are returned as they were added: all of them, unless `session_settings` or a call sets a limit.
+    `session_settings` may be a dictionary, as for the SDK's own sessions. The history expires `ttl_s` seconds
+    after the last item was added; `None`: never. The constructor reads and writes nothing. Raises
+    `InvalidKey` for an invalid key.
 
-    All methods raise `StorageError`; an outage is never an empty history. The SDK shows `session_id`, the
-    last part of the key, to its tracing.
+    All methods raise `StorageError`; an outage is never an empty history. The SDK includes `session_id`, the
+    last part of the key, in its traces.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class StmSession:
         self.session_settings: SessionSettings | None = _settings(session_settings)
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Return the latest `limit` items, oldest first; without one, as many as the settings say.
+        """Return the latest `limit` items, oldest first; by default, the limit of the settings applies.
 
-        The whole conversation is read, whatever the limit, in one round trip.
+        Reads the whole conversation in one round trip, regardless of the limit.
         """
         if limit is None:
             limit = _settings(self.session_settings).limit
@@ -63,9 +63,9 @@ class StmSession:
         await self._log.add(items)
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Remove the last item and return it, `None` if there is none; nobody else gets the same.
+        """Remove and return the last item, or `None` if there is none; no other caller receives the same.
 
-        Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned.
+        Raises `OutcomeUnknown` if an item may have been removed but cannot be returned.
         """
         return cast("TResponseInputItem | None", await self._log.pop())
 
@@ -75,7 +75,7 @@ class StmSession:
 
 
 def _settings(given: SessionSettings | dict[str, Any] | None) -> SessionSettings:
-    """Return settings in any of the forms in which the SDK takes them; an unknown one is a `TypeError`."""
+    """Return settings from any form that the SDK accepts. Raises `TypeError` for unknown settings."""
     if isinstance(given, SessionSettings):
         return given
     settings = given or {}

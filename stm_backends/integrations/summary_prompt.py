@@ -1,9 +1,9 @@
-"""What a model is asked for a summary, and the summary in what it answers; pure functions.
+"""The prompt that asks a model for a summary, and the parser of its answer; pure functions.
 
-The model is to answer with the JSON object `{"summary": "<session_summary>...</session_summary>"}` and
-nothing else. What models make of that is repaired where the summary is there beyond doubt: code fences and
-text around the object, line breaks and quotation marks that nobody escaped, tags without the object, the
-object without the tags. Everything else is `BadSummary`, and counts as a failed attempt.
+The model should answer with the JSON object `{"summary": "<session_summary>...</session_summary>"}` and
+nothing else. The parser also accepts common deviations where the summary is unambiguous: code fences and
+text around the object, unescaped line breaks and quotation marks, tags without the object, the object
+without the tags. Everything else raises `BadSummary` and counts as a failed attempt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OPEN: Final = "<session_summary>"
 _CLOSE: Final = "</session_summary>"
 
 _OBJECTS_TRIED: Final = 64
-"""How many beginnings of a JSON object in an answer are tried, so that reading it is linear in its length."""
+"""How many opening braces in an answer are tried as the start of a JSON object; keeps parsing linear."""
 
 _CHARACTERS_PER_TOKEN: Final = 4
 _SHORTEST_TEXT: Final = 64
@@ -60,8 +60,8 @@ def messages_for(
 ) -> list[dict[str, str]]:
     """Return the messages for a summarizer's request, `{"previous_summary": str, "turns": [...]}`.
 
-    `max_tokens` is what the summary may take. If all of it takes more than about `max_input_tokens`, at
-    four characters each, the longest texts of the turns are shortened, to no less than 64 characters.
+    `max_tokens` is the maximum length of the summary. If the messages take more than about `max_input_tokens`
+    (of four characters each), the longest texts of the turns are shortened, to 64 characters at least.
     """
     system = _SYSTEM.format(max_tokens=max_tokens)
     turns: Any = request.get("turns") or []
@@ -80,9 +80,9 @@ def messages_for(
 
 
 def summary_in(answer: str) -> str:
-    """Return the summary that a model's answer holds, within its tags. Raises `BadSummary` if none does."""
+    """Return the summary in a model's answer, within its tags. Raises `BadSummary` if there is none."""
     found = [value["summary"] for value in _objects(answer) if isinstance(value.get("summary"), str)]
-    # Of several, the last is the answer: a model that thinks aloud drafts before it answers.
+    # The last one counts: reasoning models may write drafts first.
     summary = found[-1] if found else _tagged(answer)
     if summary is None:
         raise BadSummary("the model's answer is not the JSON object that was asked for")
@@ -93,7 +93,7 @@ def summary_in(answer: str) -> str:
 
 
 def _objects(answer: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON objects in a text, outermost ones only."""
+    """Yield the outermost JSON objects in a text."""
     position = 0
     for _ in range(_OBJECTS_TRIED):
         position = answer.find("{", position)
@@ -108,13 +108,13 @@ def _objects(answer: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _tagged(answer: str) -> str | None:
-    """Return the last text between the tags of a summary, from an answer in which no JSON can be read."""
+    """Return the last text between summary tags, from an answer that contains no valid JSON."""
     opened = _TAG.split(answer)
-    # Split by a pattern with one group: text, slash, text, slash, text; a summary lies between "" and "/".
+    # A pattern with one group splits into text, slash, text, slash, text; a summary is between "" and "/".
     for index in range(len(opened) - 2, 2, -2):
         if opened[index] == "/" and not opened[index - 2]:
             text = opened[index - 1]
-            # A JSON object after all, in which a quotation mark was not escaped, say.
+            # A JSON object that is invalid, for example because of an unescaped quotation mark.
             return _ESCAPES.sub(_unescaped, text) if '"summary"' in opened[0] else text
     return None
 
@@ -127,7 +127,7 @@ def _unescaped(escapes: re.Match[str]) -> str:
 
 
 def _within_tags(summary: str) -> str:
-    """Return a summary without its tags and what stands around them; with one tag or none, as it is."""
+    """Return a summary without its tags and the text around them."""
     opened = _OPENED.search(summary)
     text = opened[1] if opened else summary
     closings = [tag.start() for tag in _TAG.finditer(text) if tag[1]]

@@ -1,4 +1,4 @@
-"""The library for programs without an event loop: the same objects, whose methods return when it is done.
+"""The library for programs without an event loop: the same objects, with blocking methods.
 
 ```python
 from stm_backends import sync
@@ -10,14 +10,14 @@ with sync.open_backend("sqlite:///memory.db") as backend:
     backend.state_store.save_memory_state("any key", {"any": "json"})
 ```
 
-A thread owns the event loop and everything that belongs to it. All objects here may be used by any number
-of threads. Callbacks and async summarizers run on the loop's thread, where whatever blocks holds up every
-other call; a plain function may summarize as well, and gets a thread of its own.
+One thread owns the event loop and everything that belongs to it. All objects here are thread-safe. Callbacks
+and async summarizers run on the loop's thread, where blocking code delays every other call. A summarizer may
+also be a plain function, which is called in a separate thread.
 
-A call from within a running event loop works, in a notebook for instance, and blocks that loop until it is
-answered. A call on the loop's own thread, from a callback, would wait for itself and is refused, and so is
-one in a process forked since: both raise `ConfigurationError`. Before a backend is opened and after it is
-closed, calls raise `Unavailable`.
+Calls from within a running event loop work, for instance in a notebook, and block that loop until they
+return. Calls on the loop's own thread (from a callback) would deadlock, and calls in a process that was
+forked after opening have no loop: both raise `ConfigurationError`. Before a backend is opened and after it
+is closed, calls raise `Unavailable`.
 """
 
 from stm_backends.sync.backend import Backend, open_backend

@@ -38,9 +38,9 @@ def open_backend(
     observer: Observer = SILENT,
     **options: Any,
 ) -> Backend:
-    """Return a backend by its entry-point name or by URL, to be used as `with`.
+    """Return a backend by its entry-point name or by URL, to be used in a `with` statement.
 
-    The arguments are those of the asynchronous `open_backend`, and so is what it raises.
+    Takes the arguments of the asynchronous `open_backend`, and raises the same errors.
     """
     return Backend(
         asynchronous.open_backend(
@@ -57,18 +57,18 @@ def open_backend(
 
 
 class Backend(AbstractContextManager["Backend"]):
-    """A backend whose methods wait, and the thread with the event loop that they run on.
+    """A backend with blocking methods, and the thread whose event loop they run on.
 
-    `open_backend` makes one. Given an asynchronous backend made by hand, opens and closes that one, on the
-    `loop` that several may share, and that stays open, or else on a thread of its own. A program that ends
-    without closing it has it closed then.
+    Usually created by `open_backend`. When constructed directly, it opens and closes the asynchronous
+    `backend` that it is given. Several backends can share one `loop`, which stays open; without it, each
+    backend has its own thread. A backend that is still open when the program ends is closed then.
     """
 
     def __init__(self, backend: asynchronous.Backend, *, loop: LoopThread | None = None) -> None:
         self._backend = backend
         self._given_loop = loop
         self._loop: LoopThread | None = None
-        # Reentrant, because a signal handler may close what is being closed.
+        # Reentrant, because a signal handler may call close() during close().
         self._lifecycle = threading.RLock()
         self._process = 0
         self._given_up: WeakSet[threading.Thread] = WeakSet()
@@ -76,7 +76,7 @@ class Backend(AbstractContextManager["Backend"]):
 
     @property
     def asynchronous(self) -> asynchronous.Backend:
-        """The backend itself, which belongs to the loop's thread: for `run`."""
+        """The asynchronous backend, which belongs to the loop's thread; use it through `run`."""
         return self._backend
 
     @property
@@ -96,13 +96,13 @@ class Backend(AbstractContextManager["Backend"]):
         *,
         summarizer: Summarizer | PlainSummarizer | None = None,
     ) -> Memory:
-        """Return the memory of one conversation, shared with every thread and process that asks for its key.
+        """Return the memory of one conversation, shared with every thread and process that uses its key.
 
-        A summarizer that is a plain function is called in a thread of its own, so it may take its time,
-        but is to end: while 32 calls run on that took longer than `summarizer_timeout_s`, every other fails.
-        Nothing is read or written by this. Raises as the asynchronous one does.
+        A summarizer may be a plain function, which is called in a separate thread. It must return eventually:
+        while 32 calls that exceeded `summarizer_timeout_s` are still running, every further call fails. This
+        method reads and writes nothing. Raises the same errors as the asynchronous one.
         """
-        # Judged as it is: in a thread of its own everything looks callable.
+        # Checked before it is wrapped: every wrapper is callable.
         checked = policy.summarizer_for(as_config(config), summarizer)
         threaded = None if summarizer is None else in_threads(checked, self._given_up)
 
@@ -112,13 +112,14 @@ class Backend(AbstractContextManager["Backend"]):
         return self.run(make())
 
     def ping(self) -> float:
-        """Ask the datastore for a record that is not there; returns how many seconds that took."""
+        """Load a record that does not exist; returns how many seconds that took."""
         return self.run(self._backend.ping())
 
     def run(self, work: Coroutine[Any, Any, T], /) -> T:
-        """Run a coroutine on the backend's event loop: for everything that is only asynchronous.
+        """Run a coroutine on the backend's event loop and return its result.
 
-        So `backend.run(backend.asynchronous.sessions.erase(key))`. See `LoopThread.run`.
+        For everything that only the asynchronous interface offers:
+        `backend.run(backend.asynchronous.sessions.erase(key))`. See `LoopThread.run`.
         """
         loop = self._loop
         if loop is None:
@@ -127,9 +128,9 @@ class Backend(AbstractContextManager["Backend"]):
         return loop.run(work)
 
     def open(self) -> None:
-        """Make ready. Opening twice is harmless; an opening that fails leaves nothing open.
+        """Open the backend. Opening twice is harmless; a failed open leaves nothing open.
 
-        Raises `ConfigurationError` in a process that was forked when it was open already.
+        Raises `ConfigurationError` in a process that was forked while the backend was open.
         """
         self._require_callable()
         with self._lifecycle:
@@ -145,11 +146,11 @@ class Backend(AbstractContextManager["Backend"]):
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for summaries under way, give back leases, close the driver, and end the thread if it is ours.
+        """Wait for running summaries, release leases, close the driver, and end the thread if we started it.
 
-        Takes no longer than the asynchronous one; an interrupt in the middle of it cuts the waiting short.
-        Twice is harmless, and in a forked process nothing happens. Calls of other threads that are under
-        way then raise `OutcomeUnknown`.
+        Takes no longer than the asynchronous `close`; an interrupt ends the wait early. Closing twice is
+        harmless, and so is closing in a forked process. Calls that other threads are making raise
+        `OutcomeUnknown`.
         """
         if os.getpid() != self._process:
             return
@@ -163,7 +164,7 @@ class Backend(AbstractContextManager["Backend"]):
                 self._leave_loop()
 
     def _require_callable(self) -> None:
-        """Refuse to wait for the lock where whoever holds it waits for this thread, or is in no process."""
+        """Refuse to wait for a lock whose holder waits for this thread, or exists in the parent only."""
         loop = self._loop
         if loop is not None:
             loop.require_callable()

@@ -20,9 +20,9 @@ class Run(Protocol):
 
 
 class Memory:
-    """What `backend.memory` returns: a `DistributedShortTermMemory` whose methods wait.
+    """A `DistributedShortTermMemory` with blocking methods; `backend.memory` returns one.
 
-    They promise and raise what its methods do.
+    Its methods guarantee and raise the same as the asynchronous ones.
     """
 
     def __init__(self, memory: DistributedShortTermMemory, run: Run) -> None:
@@ -31,7 +31,7 @@ class Memory:
 
     @property
     def asynchronous(self) -> DistributedShortTermMemory:
-        """The memory itself, which belongs to the loop's thread."""
+        """The asynchronous memory, which belongs to the loop's thread."""
         return self._memory
 
     @property
@@ -41,28 +41,28 @@ class Memory:
 
     @property
     def health(self) -> MemoryHealth:
-        """How summarization is doing, as of the last load; asks nobody and waits for nothing."""
+        """The state of summarization as of the last load; does not access the datastore."""
         return self._memory.health
 
     @property
     def busy(self) -> bool:
-        """Whether work of this object is under way or scheduled."""
+        """Whether this object has running or scheduled work."""
         return self._run(_called(lambda: self._memory.busy))
 
     def estimate_tokens(self) -> int:
-        """Estimate what `get_llm_context` would show, from the last load and our own turns since."""
+        """Estimate the tokens of `get_llm_context`, from the last load and the turns added here since."""
         return self._run(_called(self._memory.estimate_tokens))
 
     def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
-        """Remember a completed turn: one round trip, and no waiting for a summary."""
+        """Store a completed turn in one round trip, without waiting for a summary."""
         self._run(self._memory.add_turn(turn, turn_id=turn_id))
 
     def get_llm_context(self) -> dict[str, Any]:
-        """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
+        """Return the context for the model in one round trip: `{}` or `{"conversation_memory": ...}`."""
         return self._run(self._memory.get_llm_context())
 
     def turns(self) -> list[ConversationTurn]:
-        """Return every turn that is retained in full, oldest first."""
+        """Return every turn that is kept in full, oldest first."""
         return self._run(self._memory.turns())
 
     def flush(self, timeout: float | None = None) -> None:
@@ -70,10 +70,10 @@ class Memory:
         self._run(self._memory.flush(timeout))
 
     def close(self, *, timeout: float = 0.0) -> None:
-        """End the background: what runs may finish within `timeout` seconds, the lease is given back."""
+        """Stop background work, which may take `timeout` seconds to finish, and release the lease."""
         self._run(self._memory.close(timeout=timeout))
 
 
 async def _called(function: Callable[[], T]) -> T:
-    """Call a function on the loop's thread, which alone changes what the function looks at."""
+    """Call a function on the loop's thread, the only one that changes what the function reads."""
     return function()

@@ -9,9 +9,9 @@ from stm_backends.sync.memory import Run
 
 
 class StateStore:
-    """What `backend.state_store` is: the asynchronous `StateStore` with methods that wait.
+    """The asynchronous `StateStore` with blocking methods; `backend.state_store` is one.
 
-    They promise and raise what its methods do.
+    Its methods guarantee and raise the same as the asynchronous ones.
     """
 
     def __init__(self, store: state_store.StateStore, run: Run) -> None:
@@ -19,31 +19,31 @@ class StateStore:
         self._run = run
 
     def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
-        """Replace what stands under a key, never merging; the last save wins."""
+        """Replace the state under a key, without merging; the last save wins."""
         self._run(self._store.save_memory_state(key, state, ttl=ttl))
 
     def load_memory_state(self, key: str) -> dict[str, Any] | None:
-        """Return what stands under a key, the caller's to keep; `None` only if nothing does."""
+        """Return the state under a key as a new object; `None` only if there is none."""
         return self._run(self._store.load_memory_state(key))
 
     def load_versioned(self, key: str) -> tuple[dict[str, Any] | None, str | None]:
-        """Return what stands under a key and the version to hand to `save_if`; two `None` if nothing does."""
+        """Return the state under a key and its version, for `save_if`; `(None, None)` if there is none."""
         return self._run(self._store.load_versioned(key))
 
     def save_if(
         self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
     ) -> bool:
-        """Save only if the version that was loaded still stands (`None`: if nothing does)."""
+        """Save only if the stored version is still `expect` (`None`: only if there is no state)."""
         return self._run(self._store.save_if(key, state, expect=expect, ttl=ttl))
 
     def delete_memory_state(self, key: str) -> bool:
-        """Erase what stands under a key; returns whether anything did."""
+        """Erase the state under a key; returns whether there was one."""
         return self._run(self._store.delete_memory_state(key))
 
     def save_planner_state(self, token: str, payload: dict[str, Any]) -> None:
-        """Keep a paused run under the token that resumes it, for an hour, in any process."""
+        """Keep a paused run for an hour under the token that resumes it, in any process."""
         self._run(self._store.save_planner_state(token, payload))
 
     def load_planner_state(self, token: str) -> dict[str, Any] | None:
-        """Hand out a paused run and forget it: to one caller, however many ask, and to nobody again."""
+        """Return a paused run and erase it; of several concurrent callers, only one receives it."""
         return self._run(self._store.load_planner_state(token))

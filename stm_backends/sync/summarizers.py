@@ -14,22 +14,22 @@ from weakref import WeakSet
 from stm_backends.protocols import Summarizer
 
 GIVEN_UP_AT_MOST: Final = 32
-"""How many calls that nobody waits for any more a backend lets run on before it makes no other."""
+"""How many abandoned calls may still be running before a backend makes no further ones."""
 
 
 class PlainSummarizer(Protocol):
-    """A `Summarizer` that is a plain function: called with the same request, it returns the same answer."""
+    """A `Summarizer` as a plain function: it takes the same request and returns the same answer."""
 
     def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]: ...
 
 
 def in_threads(summarizer: Callable[..., object], given_up: WeakSet[threading.Thread]) -> Summarizer:
-    """Return a summarizer that calls another in a thread of its own, each time.
+    """Return a summarizer that runs each call of another one in a new thread.
 
-    What that returns to be awaited is awaited on the loop. A call that nobody waits for any more goes on
-    until it returns by itself, in a daemon thread that keeps no program from ending. `given_up` are the
-    threads of such calls, of all the summarizers that share it on one loop. While `GIVEN_UP_AT_MOST` of
-    them run, calling fails: one that never returns must not take a thread more with each attempt.
+    If the call returns an awaitable, that is awaited on the loop. A call that is abandoned after a timeout
+    runs until it returns, in a daemon thread, so it does not keep the program from ending. `given_up` holds
+    the threads of abandoned calls, of all summarizers that share it on one loop. While `GIVEN_UP_AT_MOST` of
+    them are running, further calls fail: a function that never returns must not use up a thread per attempt.
     """
 
     async def summarize(request: Mapping[str, Any], /) -> Mapping[str, Any]:
@@ -51,7 +51,7 @@ def in_threads(summarizer: Callable[..., object], given_up: WeakSet[threading.Th
         if isinstance(error, Exception):
             raise error
         if error is not None:
-            # `SystemExit` would end the loop, and with it everybody's calls.
+            # `SystemExit` would end the loop, and with it all other calls.
             raise RuntimeError(f"the summarizer raised {type(error).__name__}") from error
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -63,11 +63,11 @@ def _call(
     request: Mapping[str, Any],
     called: Future[tuple[Any, BaseException | None]],
 ) -> None:
-    # From here on nobody can cancel it, only stop waiting for it.
+    # From here on the call cannot be cancelled, only abandoned.
     if called.set_running_or_notify_cancel():
         try:
             answer = summarizer(request)
-        except BaseException as error:  # noqa: BLE001 -- whatever it is, it is for whoever waits
+        except BaseException as error:  # noqa: BLE001 -- the waiting caller raises it
             called.set_result((None, error))
         else:
             called.set_result((answer, None))

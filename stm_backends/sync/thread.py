@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and the way for other threads to have it do something."""
+"""An event loop in a separate thread, which other threads use to run coroutines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from stm_backends.errors import ConfigurationError, OutcomeUnknown, StmError, Un
 logger = logging.getLogger("stm_backends")
 
 LAST_S: Final = 5.0
-"""How long what is still running may take to end once the loop is closed."""
+"""How long running coroutines may take to end once the loop is closed."""
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """A thread that owns an event loop; `run` has it run a coroutine, for any thread, and waits.
+    """A thread that owns an event loop; `run` runs a coroutine on it and waits for the result.
 
-    Close it, or use it as `with`; a program that ends without doing so has it closed then. It is a daemon
+    Close it, or use it in a `with` statement; otherwise it is closed when the program ends. It is a daemon
     thread, so nothing that it runs can keep the program from ending.
     """
 
     def __init__(self, *, name: str = "stm-loop") -> None:
         self._process = os.getpid()
-        # Reentrant, because a signal handler may call in the middle of a call.
+        # Reentrant, because a signal handler may make a call during a call.
         self._lock = threading.RLock()
         self._calls: dict[Future[Any], asyncio.Task[Any] | None] = {}
         self._closed = False
@@ -45,12 +45,12 @@ class LoopThread:
         atexit.register(self.close)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, in the caller's context; returns or raises what it does.
+        """Run a coroutine on the loop, in the caller's context; returns or raises what the coroutine does.
 
         An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine and is raised
-        once that has ended. Raises `Unavailable` if the loop is closed, `OutcomeUnknown` if it is closed
-        meanwhile, and `ConfigurationError` on the loop's own thread and in a forked process. Whatever is
-        raised, the coroutine is not left behind unawaited.
+        once the coroutine has ended. Raises `Unavailable` if the loop is closed, `OutcomeUnknown` if it is
+        closed during the call, and `ConfigurationError` on the loop's own thread and in a forked process. In
+        each case the coroutine is closed, so Python does not warn that it was never awaited.
         """
         answer: Future[T] = Future()
         try:
@@ -61,15 +61,15 @@ class LoopThread:
                 self._interrupt(work, answer)
             raise
         finally:
-            # What it raised holds this frame, which would hold what it raised.
+            # The exception's traceback refers to this frame; `answer` would complete a reference cycle.
             del answer
 
     def close(self, *, timeout: float = LAST_S) -> None:
-        """Cancel what is still running, see it end, and end the loop and its thread. Twice is harmless.
+        """Cancel running coroutines, wait for them to end, and end the loop and its thread.
 
-        What has not ended after `timeout` seconds is left behind, with a line in the log. In a forked
-        process, where there is no such thread, nothing happens. Raises `ConfigurationError` on the loop's
-        own thread.
+        Closing twice is harmless. A thread that has not ended after `timeout` seconds is abandoned, with a
+        warning in the log. In a forked process, which has no such thread, this does nothing. Raises
+        `ConfigurationError` on the loop's own thread.
         """
         if os.getpid() != self._process:
             return
@@ -81,23 +81,23 @@ class LoopThread:
         self._thread.join(timeout)
         atexit.unregister(self.close)
         if self._thread.is_alive():
-            logger.warning("an event loop's thread did not end within %g s and is left behind", timeout)
+            logger.warning("the thread of an event loop did not end within %g s and was abandoned", timeout)
             self._give_up()
 
     def require_callable(self) -> None:
         """Raise `ConfigurationError` where waiting for the loop would never end; takes no lock.
 
-        That is on its own thread, and in a process that was forked since.
+        That is on the loop's own thread, and in a process that was forked after the loop was started.
         """
         if os.getpid() != self._process:
             raise ConfigurationError(
-                "the thread of this event loop stayed behind when the process was forked: "
+                "the thread of this event loop does not exist in a forked process: "
                 "open a backend in each process, after the fork"
             )
         if threading.current_thread() is self._thread:
             raise ConfigurationError(
-                "called on the event loop's own thread, which would wait for itself: "
-                "a callback uses the asynchronous objects"
+                "called on the event loop's own thread, which would deadlock: "
+                "use the asynchronous objects in callbacks"
             )
 
     def __enter__(self) -> LoopThread:
@@ -119,7 +119,7 @@ class LoopThread:
             with self._lock:
                 if self._closed:
                     raise Unavailable("the event loop is closed; use the backend within its `with` block")
-                # Handed over under the lock, so that the loop sees it before it is told to stop.
+                # Under the lock, so that the loop receives it before the request to stop.
                 self._loop.call_soon_threadsafe(self._start, work, answer)
                 self._calls.setdefault(answer, None)
         except StmError as error:
@@ -127,13 +127,13 @@ class LoopThread:
             answer.set_exception(error)
 
     def _interrupt(self, work: Coroutine[Any, Any, Any], answer: Future[Any]) -> None:
-        """Cancel a call and wait for its end; a second interrupt ends the waiting."""
+        """Cancel a call and wait for its end; a second interrupt ends the wait."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._cancel, work, answer)
             wait((answer,))
 
     def _give_up(self) -> None:
-        """Answer every call that nobody will answer any more."""
+        """End every unfinished call with `OutcomeUnknown`."""
         with self._lock:
             self._closed = True
             calls, self._calls = self._calls, {}
@@ -145,11 +145,11 @@ class LoopThread:
 
     def _own_loop(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         try:
-            # Leaving it cancels every task, and sees it end.
+            # On exit, the runner cancels every task and waits for it.
             with asyncio.Runner() as runner:
                 runner.run(self._serve(started))
-        except BaseException as error:  # noqa: BLE001 -- `SystemExit` in a callback, say: no loop survives it
-            logger.error("an event loop's thread ended by %s", type(error).__name__)
+        except BaseException as error:  # noqa: BLE001 -- for example `SystemExit` in a callback, which ends the loop
+            logger.error("the thread of an event loop ended with %s", type(error).__name__)
             if not started.done():
                 started.set_exception(error)
         finally:
@@ -169,7 +169,7 @@ class LoopThread:
         if task is not None:
             task.cancel()
         elif not answer.done():
-            # Interrupted before it was handed over.
+            # Interrupted before the loop received it.
             work.close()
             answer.cancel()
 
@@ -178,10 +178,10 @@ class LoopThread:
         with self._lock:
             self._calls.pop(answer, None)
             if answer.done():
-                # It took too long to end, and was given up.
+                # It took too long to end and was abandoned.
                 return
             if task.cancelled():
-                answer.set_exception(OutcomeUnknown("the call was cancelled before it had ended"))
+                answer.set_exception(OutcomeUnknown("the call was cancelled before it ended"))
             elif error is not None:
                 answer.set_exception(error)
             else:

@@ -132,9 +132,9 @@ def test_show_gives_a_readable_view_of_a_conversation(url: str):
 
 def test_show_says_when_it_guesses_how_many_turns_are_recent(url: str):
     guessed = cli("show", "acme:u1:trip", "--url", url).stdout
-    assert "the newest 5, by default: a guess; give --full-zone-turns" in guessed
+    assert "the newest 5 (the default; set yours with --full-zone-turns)" in guessed
     told = cli("show", "acme:u1:trip", "--url", url, "--full-zone-turns", "2").stdout
-    assert "a guess" not in told
+    assert "the default" not in told
     assert "I want number 2." in told
 
 
@@ -175,10 +175,10 @@ def test_show_says_what_the_first_line_of_a_replayed_summary_is(tmp_path: Path):
     url = stored(tmp_path, exported(body=body))
 
     shown = "\n".join(lines(cli("show", "acme:u1:made", "--url", url)))
-    assert "replay's: the turns that it covers" in shown
+    assert "added by replay: the turns that it covers" in shown
     assert "[turns 0-8]" in shown
     lines(cli("import", str(written(tmp_path, exported())), "--url", url, "--replace"))
-    assert "replay's" not in cli("show", "acme:u1:made", "--url", url).stdout
+    assert "added by replay" not in cli("show", "acme:u1:made", "--url", url).stdout
 
 
 @pytest.mark.parametrize("ts", [1.7e12, 1e20, math.nan, -1e15])
@@ -352,15 +352,15 @@ def test_ls_and_export_report_the_framework_logs_they_leave_out(url: str, tmp_pa
     asyncio.run(add())
     listed = cli("ls", "acme:u1", "--url", url)
     assert len(lines(listed)) == 2
-    assert "Not listed: 2 logs of agent frameworks' items" in listed.stderr
+    assert "Not listed: 2 logs of agent frameworks" in listed.stderr
     written = cli("export", "--user", "acme:u1", "--url", url, "-o", str(tmp_path / "out.jsonl"))
-    assert "Not written: 2 logs of agent frameworks' items" in written.stderr
+    assert "Not written: 2 logs of agent frameworks" in written.stderr
     assert "framework" not in cli("ls", "acme:u2", "--url", url).stderr
     # Erasing a conversation erases what frameworks keep of it, and erasing the user erases the rest.
     assert cli("erase", TRIP.composite(), "--yes", "--url", url).exit_code == 0
     assert "Not listed: 1 log of" in cli("ls", "acme:u1", "--url", url).stderr
     assert cli("erase", "acme:u1", "--yes", "--url", url).exit_code == 0
-    assert cli("ls", "acme:u1", "--url", url).stderr == "There is nothing of acme:u1.\n"
+    assert cli("ls", "acme:u1", "--url", url).stderr == "Nothing is stored for acme:u1.\n"
 
 
 def test_what_export_writes_import_reads(url: str, tmp_path: Path):
@@ -496,7 +496,7 @@ def test_an_import_that_meets_one_conversation_stores_none_of_the_others(url: st
     refused = cli("import", str(file), "--url", elsewhere)
 
     assert refused.exit_code == 2
-    assert f"{file}:2: acme:u2:other is there already; nothing was imported" in refused.stderr
+    assert f"{file}:2: acme:u2:other exists already; nothing was imported" in refused.stderr
     assert lines(cli("ls", "acme:u1", "--url", elsewhere)) == []
 
 
@@ -520,8 +520,8 @@ def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_pa
     first = cli("import", str(file), "--merge", "--url", elsewhere)
     again = cli("import", str(file), "--merge", "--url", elsewhere)
 
-    assert (first.exit_code, first.stderr) == (0, "2 conversations merged, 2 of them had something missing\n")
-    assert (again.exit_code, again.stderr) == (0, "2 conversations merged: nothing was missing\n")
+    assert (first.exit_code, first.stderr) == (0, "2 conversations merged, 2 of them changed\n")
+    assert (again.exit_code, again.stderr) == (0, "2 conversations merged, none of them changed\n")
 
 
 def test_an_import_of_what_replay_reads_says_so(url: str, tmp_path: Path):
@@ -613,11 +613,11 @@ def test_erase_takes_what_was_named_and_nothing_else(url: str, what: str, left: 
         (("relpay",), "replay"),
         (("ping", "sqlit"), "Did you mean 'sqlite'"),
         (("ping",), "STM_BACKENDS_URL"),
-        (("show", "one-part", "--backend", "memory"), "three parts"),
+        (("show", "one-part", "--backend", "memory"), "write tenant:user:session"),
         (("show", "a:b:c", "--backend", "memory"), "ls TENANT:USER"),
-        (("erase", "a:b:c:d", "--backend", "memory"), "three parts"),
+        (("erase", "a:b:c:d", "--backend", "memory"), "write tenant:user:session"),
         (("ls", " ", "--backend", "memory"), "blank"),
-        (("ls", "a:b:c", "--backend", "memory"), "names a conversation"),
+        (("ls", "a:b:c", "--backend", "memory"), "is a conversation"),
         (("ls", "", "--backend", "memory"), "as in acme:u123"),
         (("erase", "", "--yes", "--backend", "memory"), "as in acme:u123"),
         (("show", "a:b:", "--backend", "memory"), "as in acme:u123:chat_001"),
@@ -675,7 +675,7 @@ def test_the_error_of_ping_does_not_suggest_ping(tmp_path: Path):
         result = cli(*command, "--url", f"sqlite:///{tmp_path}/no/such.db")
         assert result.exit_code == 1
         assert "stm-backends ping" not in result.stderr
-        assert "See whether the URL is right" in result.stderr
+        assert "Check the URL" in result.stderr
 
 
 def test_what_is_secret_in_a_url_is_not_printed():

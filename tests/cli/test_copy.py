@@ -127,7 +127,7 @@ def test_both_ends_show_list_and_export_the_same_after_a_copy(source: str, tmp_p
 
     done = copied(source, target, "--tenant", "acme")
 
-    assert rows(done) == {"copied": 5, "read back and equal, byte for byte": 5}
+    assert rows(done) == {"copied": 5, "read back and identical": 5}
     assert held(target) == held(source)
     for arguments in (
         ("ls", "acme"),
@@ -154,15 +154,15 @@ def test_users_tenants_and_other_states_may_be_given_together(source: str, tmp_p
 def test_a_copy_claims_no_more_than_it_was_told_to_bring(source: str, tmp_path: Path) -> None:
     # The source has another state under a key that names no tenant and user.
     done = copied(source, url_of(tmp_path, "to"), "--tenant", "acme")
-    assert "What the source has of acme is at the target, byte for byte." in done.stdout
-    assert "Not copied: the states that the source has under keys that name no tenant" in done.stdout
+    assert "All data of acme is at the target, byte for byte." in done.stdout
+    assert "Not copied: states at the source whose keys name no tenant" in done.stdout
 
     done = copied(source, url_of(tmp_path, "to"), "--user", "acme:u1", "--other-states")
-    assert "What the source has of acme:u1, other states is at the target" in done.stdout
+    assert "All data of acme:u1, other states is at the target" in done.stdout
     assert "Not copied" not in done.stdout
 
     done = copied(url_of(tmp_path, "to"), url_of(tmp_path, "third"), "--other-states")
-    assert "What the source has of other states is at" in done.stdout
+    assert "All data of other states is at" in done.stdout
     # There is nothing else to leave out.
     write(source, "delete", Key(keys.OTHER_BLOBS, keys.name("nobody's")))
     assert "Not copied" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
@@ -179,10 +179,10 @@ def test_the_numbers_of_a_copy_are_written_to_a_file(source: str, tmp_path: Path
 
 
 def test_it_is_said_that_copies_never_expire_unless_told(source: str, tmp_path: Path) -> None:
-    assert "never expires" in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
-    assert "never expires" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
+    assert "do not expire" in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
+    assert "do not expire" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
     done = copied(source, url_of(tmp_path, "mortal"), "--tenant", "acme", "--ttl", "600")
-    assert "never expires" not in done.stdout
+    assert "do not expire" not in done.stdout
     with closing(sqlite3.connect(tmp_path / "mortal.db")) as connection:
         left = connection.execute(
             "SELECT count(*) FROM stm_record WHERE expires > ? AND scope NOT LIKE '%::users'",
@@ -206,12 +206,12 @@ def test_what_differs_is_left_and_named_until_told_to_replace_it(source: str, tm
 
     done = copied(source, target, "--tenant", "acme", status=1)
 
-    assert "acme:u1:trip: the target has another record here" in done.stderr
-    assert rows(done)["different at the target, left as they are"] == 1
+    assert "acme:u1:trip: differs at the target" in done.stderr
+    assert rows(done)["different at the target, left unchanged"] == 1
     assert "--replace" in done.stdout
-    assert "Not all that the source has is at the target." in done.stdout
+    assert "The target does not have all data of the source." in done.stdout
     assert held(target)[TRIP] == Record("other", None, (b"from elsewhere",))
-    assert rows(copied(source, target, "--tenant", "acme", "--replace"))["replaced, as told"] == 1
+    assert rows(copied(source, target, "--tenant", "acme", "--replace"))["replaced"] == 1
     assert held(target) == held(source)
 
 
@@ -229,7 +229,7 @@ def test_half_a_record_is_named_and_the_rest_is_copied(source: str, tmp_path: Pa
     assert rows(done) == {
         "copied": 4,
         "unreadable, or too large for the target": 1,
-        "read back and equal, byte for byte": 4,
+        "read back and identical": 4,
     }
 
 
@@ -247,7 +247,7 @@ def test_many_in_trouble_are_not_all_named(tmp_path: Path) -> None:
 
     done = copied(source, target, "--user", "acme:u1", status=1)
 
-    assert done.stderr.count("the target has another record here") == 20
+    assert done.stderr.count("differs at the target") == 20
     assert "and 5 records more" in done.stderr
 
 
@@ -255,22 +255,22 @@ def test_an_owner_with_nothing_is_a_failure_and_the_others_are_copied(source: st
     target = url_of(tmp_path, "to")
 
     done = copied(source, target, "--tenant", "acme", "--user", "acme:u11", "--tenant", "acne", status=1)
-    assert "Error: acne: the source has nothing of it" in done.stderr
+    assert "Error: acne: not found at the source" in done.stderr
     assert "acme:u11" not in done.stderr  # a user of a tenant that is copied as a whole
     assert held(target) == held(source)
 
     done = copied(source, target, "--user", "acme:u11", status=1)
-    assert "Error: acme:u11: the source has nothing of it" in done.stderr
+    assert "Error: acme:u11: not found at the source" in done.stderr
     assert "There was nothing to copy." in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        ((), "say whose: give --tenant TENANT or --user TENANT:USER", 2),
+        ((), "nothing to copy: give --tenant TENANT or --user TENANT:USER", 2),
         (("--tenant", "acme:u1"), "--tenant is written TENANT", 2),
         (("--user", "acme"), "--user is written TENANT:USER", 2),
-        (("--user", "acme:u1:trip"), "names a conversation", 2),
+        (("--user", "acme:u1:trip"), "is a conversation", 2),
         (("--tenant", "acme", "--ttl", "0"), "--ttl is a positive number", 2),
         (("--tenant", "acme", "--ttl", "inf"), "--ttl is a positive number", 2),
     ],
@@ -296,7 +296,7 @@ def test_a_mistyped_end_is_told_by_its_name_and_nothing_is_made(source: str, tmp
     assert "Did you mean 'sqlite'?" in done.stderr
     done = copied(source, f"sqlite:///{tmp_path}/nowhere/to.db", *tenant, status=1)
     assert "Error: the target, sqlite:///" in done.stderr
-    assert "would be gone" in copied(source, "memory://", *tenant, status=2).stderr
+    assert "until this command ends" in copied(source, "memory://", *tenant, status=2).stderr
     assert "are the same" in copied(source, source, *tenant, status=2).stderr
     assert sorted(path.name for path in tmp_path.glob("*.db")) == ["from.db"]
 
@@ -346,11 +346,11 @@ def test_a_target_that_fails_in_the_middle_is_told_with_how_to_go_on(tmp_path: P
 
     assert copying.returncode == 1
     assert "the database is locked by another process" in said
-    found = re.search(r"(\d+) records had been copied; run the same again to go on from there", said)
+    found = re.search(r"(\d+) records had been copied; run the command again to resume", said)
     assert found is not None
     again = rows(copied(source, target, "--tenant", "acme"))
-    assert again["there already"] >= int(found[1]) > 0
-    assert again["read back and equal, byte for byte"] == 300
+    assert again["identical already"] >= int(found[1]) > 0
+    assert again["read back and identical"] == 300
     assert held(target) == held(source)
 
 
@@ -367,7 +367,7 @@ def test_a_copy_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
     _, said = copying.communicate(timeout=60)
 
     assert copying.returncode == 130
-    assert "run the same again to go on from there" in said
+    assert "run the command again to resume" in said
     assert "Traceback" not in said
     copied(source, target, "--tenant", "acme")
     assert held(target) == held(source)
@@ -402,14 +402,14 @@ def test_a_copy_that_was_killed_is_completed_by_the_same_command(tmp_path: Path)
 
     assert held(target) == held(source)
     made = rows(done)
-    assert made["read back and equal, byte for byte"] == 2 * conversations
-    assert made["there already"] > 0
+    assert made["read back and identical"] == 2 * conversations
+    assert made["identical already"] > 0
     assert made["copied"] > 0
     # All is right now, and stays untouched.
     assert rows(copied(source, target, "--tenant", "acme")) == {
         "copied": 0,
-        "there already": 2 * conversations,
-        "read back and equal, byte for byte": 2 * conversations,
+        "identical already": 2 * conversations,
+        "read back and identical": 2 * conversations,
     }
 
 
@@ -439,10 +439,10 @@ def test_a_write_by_another_process_is_reported_and_copied_by_the_next_run(
         writer.kill()
         writer.communicate()
 
-    assert "acme:u1:trip: new at the source, or grown, while the copy ran" in done.stderr
-    assert "run the same again" in done.stdout
-    assert rows(done)["new or grown at the source meanwhile"] == 1
-    assert rows(copied(source, target, "--tenant", "acme"))["completed, what was missing at the end"] == 1
+    assert "acme:u1:trip: added to at the source during the copy" in done.stderr
+    assert "run the command again" in done.stdout
+    assert rows(done)["added to at the source during the copy"] == 1
+    assert rows(copied(source, target, "--tenant", "acme"))["extended by missing entries"] == 1
     assert held(target) == held(source)
 
 
@@ -462,7 +462,7 @@ def test_a_backend_without_a_schema_says_so_in_a_line_and_prints_nothing() -> No
     for name in ("memory", "memory://"):
         done = cli("schema", name)
         assert (done.exit_code, done.stdout) == (0, "")
-        assert done.stderr == "There is nothing to set up for the backend 'memory'.\n"
+        assert done.stderr == "The backend 'memory' needs no setup.\n"
 
 
 def test_a_mistyped_name_of_a_backend_is_answered_with_a_near_miss() -> None:

@@ -95,7 +95,8 @@ def test_an_import_says_how_many_it_has_done_and_a_merge_does_the_rest(
 
     assert status == 130
     assert said.endswith(
-        "Interrupted. 2 of 5 conversations had been imported; the same with --merge does the rest.\n"
+        "Interrupted. 2 of 5 conversations had been imported; "
+        "run the command again with --merge for the rest.\n"
     )
     target = f"sqlite:///{path}"
     assert len(listed(target)) == 3
@@ -114,7 +115,7 @@ def test_an_import_onto_what_exists_is_completed_by_the_same_command(
     status, _, said = interrupted(path, python_path, "import", file, how, "--url", at("append-8", path))
 
     assert status == 130
-    assert "2 of 5 conversations had been imported; run the same again to do the rest." in said
+    assert "2 of 5 conversations had been imported; run the command again for the rest." in said
     assert cli("import", file, how, "--url", f"sqlite:///{path}").returncode == 0
     assert exported(f"sqlite:///{path}") == exported(url)
 
@@ -129,7 +130,7 @@ def test_an_import_that_is_interrupted_before_it_stores_anything_says_so(
     status, _, said = interrupted(path, python_path, "import", file, "--url", at("load-3", path))
 
     assert status == 130
-    assert said.endswith("Interrupted. Nothing was imported; run the same again.\n")
+    assert said.endswith("Interrupted. Nothing was imported; run the command again.\n")
     assert listed(f"sqlite:///{path}") == []
 
 
@@ -141,7 +142,7 @@ def test_an_export_leaves_the_file_as_it_was_and_says_so(url: str, tmp_path: Pat
     status, _, said = interrupted(path, python_path, *arguments, "-o", file)
 
     assert status == 130
-    assert said.endswith(f"Interrupted. {file} was not written; run the same again.\n")
+    assert said.endswith(f"Interrupted. {file} was not written; run the command again.\n")
     assert file.read_text() == "what stood there before"
     assert not list(tmp_path.glob(".stm-*"))
 
@@ -156,7 +157,7 @@ def test_an_export_to_standard_output_says_how_many_it_has_written(
 
     assert status == 130
     assert len(written.splitlines()) == 2
-    assert "Interrupted. 2 conversations had been written; run the same again for all of them." in said
+    assert "Interrupted. 2 conversations had been written; run the command again for all of them." in said
 
 
 def test_an_interrupted_copy_reports_its_progress_and_can_be_resumed(
@@ -168,7 +169,7 @@ def test_an_interrupted_copy_reports_its_progress_and_can_be_resumed(
     status, _, said = interrupted(path, python_path, *arguments)
 
     assert status == 130
-    assert "run the same again to go on from there." in said
+    assert "run the command again to resume." in said
     assert cli("copy", url, f"sqlite:///{path}", "--tenant", "acme").returncode == 0
     assert exported(f"sqlite:///{path}") == exported(url)
 
@@ -186,7 +187,8 @@ def test_a_replay_says_how_many_turns_it_has_added_and_how_to_start_over(
 
     assert status == 130
     assert said.endswith(
-        "Interrupted. 8 of 48 turns had been added and are kept; the same with --replace starts over.\n"
+        "Interrupted. 8 of 48 turns had been added and are kept; "
+        "run the command again with --replace to start over.\n"
     )
     assert cli("ls", "demo:replay", "--url", f"sqlite:///{path}").stdout
     again = cli("replay", file, "--url", f"sqlite:///{path}", "--replace", *options)
@@ -212,7 +214,7 @@ def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -
     os.killpg(command.pid, signal.SIGINT)
     _, said = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 130
-    assert "turns had been added; the temporary database is removed. Run the same again." in said
+    assert "turns had been added; the temporary database is removed. Run the command again." in said
     assert "Traceback" not in said
     assert not list(tmp_path.glob("stm-replay-*"))
 

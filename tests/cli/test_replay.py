@@ -21,7 +21,7 @@ def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Pat
     done = cli("replay", EXAMPLES, "--url", url, "--full-zone-turns", 3)
 
     assert done.returncode == 0, done.stderr
-    assert "Every acknowledged turn is there, once and in order." in done.stdout
+    assert "Every acknowledged turn is stored once and in order." in done.stdout
     assert done.stdout.splitlines()[0].endswith(f"as demo:replay, in {url}")
     shown = cli("show", "demo:replay:trip-to-lisbon", "--url", url, "--full-zone-turns", 3)
     assert shown.returncode == 0, shown.stderr

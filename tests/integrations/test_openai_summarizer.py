@@ -224,7 +224,7 @@ def test_settings_that_cannot_work_are_refused_at_once(options: dict[str, Any]) 
 @pytest.mark.parametrize("option", ["base_url", "api_key"])
 async def test_what_a_client_has_is_not_given_beside_it(option: str) -> None:
     async with openai.AsyncOpenAI(api_key="k") as client:
-        with pytest.raises(ConfigurationError, match="belong to the client"):
+        with pytest.raises(ConfigurationError, match="or a client, not both"):
             OpenAISummarizer("m", client=client, **{option: "http://localhost/v1"})
 
 

@@ -86,7 +86,7 @@ def test_a_key_is_found_in_the_tool_context(context: dict[str, object], key: Mem
         {"user_id": object(), "session_id": "s"},
     ],
 )
-def test_without_a_usable_key_there_is_none_and_the_log_says_so_without_data(
+def test_an_unusable_key_is_none_and_the_log_says_so_without_data(
     context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert resolve_memory_key(context) is None
@@ -138,7 +138,7 @@ def test_an_ephemeral_key_stays_the_same_within_one_resolver() -> None:
     assert resolver.resolve({"session_id": "s"}) == MemoryKey("default", "anonymous", "s")
 
 
-def test_ephemeral_keys_of_two_resolvers_and_of_two_calls_without_one_differ() -> None:
+def test_two_resolvers_and_two_stateless_calls_differ_in_ephemeral_keys() -> None:
     keys = [KeyResolver(OPEN).resolve({}), KeyResolver(OPEN).resolve({})]
     keys += [resolve_memory_key({}, OPEN), resolve_memory_key({}, OPEN)]
     assert len({str(key) for key in keys}) == 4
@@ -206,12 +206,12 @@ CYCLE["self"] = CYCLE
 
 
 @pytest.mark.parametrize("odd", [object(), {1, 2}, b"secret", {("secret",): 1}, CYCLE])
-async def test_a_context_that_is_not_json_goes_without_memory_and_the_log_says_so_without_data(
+async def test_a_context_that_is_not_json_is_unchanged_and_logged_without_data(
     odd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await apply_memory({"mine": odd}, Fixed(PATCH)) == {"mine": odd}
     assert await apply_memory({"a": 1}, Fixed({"conversation_memory": odd})) == {"a": 1}
-    assert caplog.text.count("not shown the memory") == 2
+    assert caplog.text.count("memory left out") == 2
     assert "secret" not in caplog.text
     assert all(record.levelno == logging.WARNING for record in caplog.records)
 
@@ -454,7 +454,7 @@ async def test_a_turn_whose_outcome_is_unknown_is_recorded_again_and_stored_once
     assert len(await backend.memory(KEY, CONFIG).turns()) == 1
 
 
-async def test_a_summary_that_outlives_its_block_is_stored_before_the_backend_closes(tmp_path: Path) -> None:
+async def test_a_summary_that_outlives_its_block_is_stored_before_closing(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
     async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -477,6 +477,8 @@ async def test_a_summary_that_outlives_its_block_is_stored_before_the_backend_cl
         assert turn.context["conversation_memory"]["summary"] == "1 turns"
 
 
-def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(InvalidState, match=r"a step is a ToolStep\(name, observation, error\), not dict"):
+def test_a_step_of_another_type_raises_invalid_state() -> None:
+    with pytest.raises(
+        InvalidState, match=r"a step must be a ToolStep\(name, observation, error\), not dict"
+    ):
         build_turn("q", "a", [{"name": "search"}])  # type: ignore[list-item]

@@ -92,7 +92,7 @@ def test_content_in_parts_is_joined_and_what_is_no_text_is_named(tmp_path: Path)
     assert spoken(conversation) == [("Look\n[image_url]", "")]
 
 
-def test_tool_messages_are_tools_of_their_turn_with_the_arguments_of_the_call(tmp_path: Path):
+def test_tool_messages_belong_to_their_turn_with_the_call_arguments(tmp_path: Path):
     function = {"name": "weather", "arguments": '{"city": "Bern"}'}
     (conversation,) = read(
         tmp_path,
@@ -138,8 +138,8 @@ TURN = {"user": "a", "assistant": "b"}
         ({"turns": [{**TURN, "user": 1}]}, r"turns\[0\]\.user is not text"),
         ({"turns": [{**TURN, "tools": {}}]}, r"turns\[0\]\.tools is not a list"),
         ({"turns": [{**TURN, "tools": [{}]}]}, r"turns\[0\]\.tools\[0\]\.name is missing"),
-        ({"turns": [TURN], "session": " "}, "'session' is text"),
-        ({"turns": [TURN], "session": True}, "'session' is text"),
+        ({"turns": [TURN], "session": " "}, "'session' must be non-blank text"),
+        ({"turns": [TURN], "session": True}, "'session' must be non-blank text"),
         (messages(("robot", "a")), r"messages\[0\]\.role is 'robot'"),
         (messages(("user", 5)), r"messages\[0\]\.content is not a list"),
         (messages(("system", "a")), "no turns"),
@@ -153,12 +153,12 @@ def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: object, wr
 
 @pytest.mark.parametrize("text", ['{\n  "session": "a",\n  "turns": []\n}', '[{"turns": []}]'])
 def test_a_file_that_is_not_laid_out_one_conversation_a_line_is_told_so(tmp_path: Path, text: str):
-    with pytest.raises(BadFile, match=r"c\.jsonl:1: .*one conversation a line"):
+    with pytest.raises(BadFile, match=r"c\.jsonl:1: .*one conversation per line"):
         read(tmp_path, text)
 
 
 def test_two_conversations_of_one_name_are_refused(tmp_path: Path):
-    with pytest.raises(BadFile, match=r":2: the session 'a' is that of line 1, too"):
+    with pytest.raises(BadFile, match=r":2: the session 'a' is also on line 1"):
         read(tmp_path, {"session": "a", "turns": [TURN]}, {"session": "a", "turns": [TURN]})
 
 

@@ -141,7 +141,7 @@ def test_what_the_model_is_shown_lists_summary_pending_and_recent():
     }
 
 
-async def test_the_wrapped_summarizer_sees_no_marks_and_its_summary_gets_the_ledger():
+async def test_the_wrapped_summarizer_sees_no_marks_and_gets_the_ledger_added():
     seen: list[Mapping[str, Any]] = []
 
     async def summarizer(request: Mapping[str, Any], /) -> Mapping[str, Any]:
@@ -214,9 +214,7 @@ def test_every_conversation_wanders_over_all_pods():
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 12), st.integers())
-def test_no_pod_gets_a_second_turn_of_a_conversation_before_every_other_has_had_one(
-    count: int, pods: int, turns: int, seed: int
-):
+def test_each_pod_gets_one_turn_of_a_conversation_per_round(count: int, pods: int, turns: int, seed: int):
     chance = random.Random(seed)
     # The first asks far more often than the last.
     eagerness = [4**-pod for pod in range(pods)]
@@ -291,10 +289,10 @@ def shown_report(**changes: Any) -> str:
 
 
 def test_the_verdict_claims_what_the_strategy_promises_and_no_more():
-    assert "Every acknowledged turn is there" in shown_report()
+    assert "Every acknowledged turn is stored" in shown_report()
 
     truncated = shown_report(strategy="truncation", newest=5, in_full=18, summarized=0)
-    assert "The newest turns are there" in truncated
+    assert "The newest turns (at least 5" in truncated
     assert "Every acknowledged turn" not in truncated
     assert "older than the newest 5) │ 12" in truncated
 
@@ -303,13 +301,13 @@ def test_the_verdict_claims_what_the_strategy_promises_and_no_more():
 
 def test_what_the_summarizer_spent_stands_beside_what_the_llm_was_sent():
     shown = shown_report()
-    assert "tokens that the summarizer read │ 71" in shown
-    assert "tokens that the summarizer wrote │ 37" in shown
+    assert "tokens read by the summarizer │ 71" in shown
+    assert "tokens written by the summarizer │ 37" in shown
 
 
 def test_the_time_for_the_turns_and_the_time_in_all_are_both_shown():
     shown = shown_report()
-    assert "time for the turns │ 1.5 s" in shown
+    assert "time for adding turns │ 1.5 s" in shown
     assert "reading back │ 18.5 s" in shown
 
 

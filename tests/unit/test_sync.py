@@ -156,7 +156,7 @@ def test_what_one_facade_stores_another_reads(url: str) -> None:
         assert backend.state_store.load_memory_state("k") == {"a": 1}
 
 
-def test_the_state_store_saves_on_a_condition_and_hands_a_paused_run_out_once(backend: sync.Backend) -> None:
+def test_the_state_store_saves_conditionally_and_returns_a_paused_run_once(backend: sync.Backend) -> None:
     store = backend.state_store
     assert store.load_versioned("k") == (None, None)
     assert store.save_if("k", {"a": 1}, expect=None)
@@ -306,7 +306,7 @@ class Gate:
         return {"summary": f"{request['previous_summary']}{len(request['turns'])}"}
 
 
-def test_a_plain_summarizer_that_blocks_holds_up_nobody_and_closing_waits_for_it(url: str) -> None:
+def test_a_blocking_summarizer_delays_no_call_and_closing_waits_for_it(url: str) -> None:
     gate = Gate()
     with sync.open_backend(url, close_timeout_s=PATIENCE_S) as backend:
         memory = backend.memory(KEY, ROLLING, summarizer=gate)
@@ -390,7 +390,7 @@ def test_an_interrupt_cancels_the_call_and_is_raised_once_that_has_ended(loop: s
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_while_closing_cuts_the_waiting_short_and_still_gives_the_lease_back(url: str) -> None:
+def test_an_interrupt_while_closing_ends_the_wait_and_releases_the_lease(url: str) -> None:
     gate = Gate()
     backend = sync.open_backend(url, close_timeout_s=PATIENCE_S)
     backend.open()
@@ -460,7 +460,9 @@ def test_many_threads_calling_while_one_closes_are_all_answered() -> None:
                 assert isinstance(error, (Unavailable, OutcomeUnknown)) or call.result() == number
 
 
-def test_what_will_not_end_is_left_behind_and_its_caller_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_does_not_end_is_abandoned_and_its_caller_released(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loop = sync.LoopThread()
     begun, go = threading.Event(), threading.Event()
 
@@ -471,12 +473,12 @@ def test_what_will_not_end_is_left_behind_and_its_caller_answered(caplog: pytest
     threading.Thread(target=lambda: (begun.wait(), loop.close(timeout=0.1)), daemon=True).start()
     try:
         assert isinstance(in_thread(lambda: loop.run(ignore_everything())), OutcomeUnknown)
-        assert "left behind" in caplog.text
+        assert "abandoned" in caplog.text
     finally:
         go.set()
 
 
-def test_an_exit_within_a_coroutine_ends_the_loop_and_leaves_nobody_waiting(
+def test_an_exit_within_a_coroutine_ends_the_loop_and_all_waiting_calls(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def leave() -> None:
@@ -524,7 +526,7 @@ def test_a_forked_process_is_told_so_and_its_parent_goes_on(url: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_that_ends_without_closing_ends_and_has_its_backend_closed(url: str) -> None:
+def test_a_program_that_ends_without_closing_has_its_backend_closed(url: str) -> None:
     done = run_program(
         """
         def summarize(request):

@@ -1,1 +1,1 @@
-"""The command replay: conversations on several processes, verified by reading back."""
+"""The command `replay`: conversations on several processes, verified by reading them back."""

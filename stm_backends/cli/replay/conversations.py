@@ -1,4 +1,4 @@
-"""Read the conversations of a JSON Lines file, one a line, in either of two shapes.
+"""Read conversations from a JSON Lines file, one per line, in either of two formats.
 
 ```
 {"session": "a", "turns": [{"user": "...", "assistant": "...", "tools": [{"name", "arguments", "results"}]}]}
@@ -19,13 +19,13 @@ from stm_backends.errors import ConfigurationError
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
 _OBSERVED: Final = 200
-"""Characters of a tool's results that are remembered."""
+"""How many characters of a tool's results are kept."""
 
-_FORMAT: Final = "the file is JSON Lines: one conversation a line"
+_FORMAT: Final = "the file must be JSON Lines, one conversation per line"
 
 
 class BadFile(ConfigurationError):
-    """A file that does not hold conversations; the message names the file, the line and what is wrong."""
+    """An invalid file of conversations; the message names the file, the line and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Conversation:
 
 
 def read_conversations(path: Path, *, limit: int | None = None) -> list[Conversation]:
-    """Return the conversations of a file in its order, the first `limit` of them.
+    """Return the conversations of a file in order, at most `limit` of them.
 
-    Raises `BadFile` for the first line that is none. A conversation is called what its `session` or
-    `id` says, or `line-N`. Blank lines are skipped.
+    Raises `BadFile` for the first invalid line. The session id is the field `session` or `id`, or else
+    `line-N`. Blank lines are skipped.
     """
     found: dict[str, tuple[int, Conversation]] = {}
     try:
@@ -54,19 +54,19 @@ def read_conversations(path: Path, *, limit: int | None = None) -> list[Conversa
                     conversation = _conversation(_json(line), number)
                     if conversation.session in found:
                         first = found[conversation.session][0]
-                        raise _Wrong(f"the session {conversation.session!r} is that of line {first}, too")
+                        raise _Wrong(f"the session {conversation.session!r} is also on line {first}")
                 except _Wrong as wrong:
                     raise BadFile(f"{path}:{number}: {wrong}") from None
                 found[conversation.session] = number, conversation
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror or type(error).__name__}") from error
     if not found:
-        raise BadFile(f"{path}: there is no conversation in it")
+        raise BadFile(f"{path}: the file contains no conversation")
     return [conversation for _, conversation in found.values()]
 
 
 class _Wrong(Exception):
-    """What is wrong with a line."""
+    """A problem with a line."""
 
 
 def _json(line: bytes) -> Mapping[str, Any]:
@@ -87,7 +87,7 @@ def _conversation(content: Mapping[str, Any], number: int) -> Conversation:
     elif "messages" in content:
         turns = _paired(content)
     else:
-        raise _Wrong("neither 'turns' nor 'messages' is there")
+        raise _Wrong("has neither 'turns' nor 'messages'")
     if not turns:
         raise _Wrong("the conversation has no turns")
     return Conversation(_session(content, number), tuple(turns))
@@ -99,7 +99,7 @@ def _session(content: Mapping[str, Any], number: int) -> str:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-            raise _Wrong(f"{name!r} is text that is not blank, or a whole number")
+            raise _Wrong(f"{name!r} must be non-blank text or an integer")
         return str(value)
     return f"line-{number}"
 
@@ -144,7 +144,7 @@ class _Draft:
 
 
 def _paired(content: Mapping[str, Any]) -> list[ConversationTurn]:
-    """Make turns of messages: what the user says begins one once the last has been answered."""
+    """Group messages into turns: a user message after an answer begins a new turn."""
     drafts: list[_Draft] = []
     calls: dict[str, tuple[str, object]] = {}
     for i, item in _items(content, "messages"):
@@ -178,7 +178,7 @@ def _tool_calls(message: Mapping[str, Any], path: str) -> dict[str, tuple[str, o
         function = _object(call.get("function"), f"{path}.tool_calls[{i}].function")
         name = _text(function, "name", f"{path}.tool_calls[{i}].function")
         arguments: object = function.get("arguments")
-        # A model wrote it; what is no JSON is remembered as it stands.
+        # Written by a model; if it is not JSON, it is kept as text.
         with contextlib.suppress(ValueError):
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         calls[str(call.get("id"))] = name, arguments
@@ -217,7 +217,7 @@ def _text(content: Mapping[str, Any], name: str, path: str) -> str:
 
 
 def _brief(value: object) -> str:
-    """Return a value of JSON as a short line."""
+    """Return a JSON value as a short line."""
     if isinstance(value, list):
         items = cast("list[object]", value)
         more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""

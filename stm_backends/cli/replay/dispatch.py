@@ -1,4 +1,4 @@
-"""Decide which turn goes to which pod: pure, so that the order it promises can be tested."""
+"""Assign turns to pods. Pure, so that the order can be tested."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Running:
 
 
 class Dispatch:
-    """The turns of many conversations, each handed out once all before it have been acknowledged.
+    """The turns of many conversations; a turn is handed out once all earlier ones are acknowledged.
 
-    At most `at_once` conversations are under way. Each wanders over the pods `0` to `pods - 1`: none gets
-    a second turn of a conversation before every other has had one, however fast it is. A pod that is
-    started in place of another goes by the number of that one.
+    At most `at_once` conversations are in progress. Each visits all pods `0` to `pods - 1` in rounds: no pod
+    gets a second turn of a conversation before every other pod has had one. A pod that is started in place
+    of another takes over its number.
     """
 
     def __init__(self, conversations: Iterable[Conversation], *, pods: int, at_once: int) -> None:
@@ -40,7 +40,7 @@ class Dispatch:
         return not self._running
 
     def take(self, pod: int) -> Work | None:
-        """Return the turn that a pod shall add next; `None` if there is none for it now."""
+        """Return the turn that a pod adds next; `None` if there is none at the moment."""
         self._admit()
         for session in self._ready:
             running = self._running[session]
@@ -57,7 +57,7 @@ class Dispatch:
         )
 
     def acknowledged(self, session: str) -> None:
-        """Move a conversation on to its next turn."""
+        """Continue a conversation with its next turn."""
         running = self._running[session]
         running.place += 1
         if running.place < len(running.conversation.turns):
@@ -66,7 +66,7 @@ class Dispatch:
             del self._running[session]
 
     def unanswered(self, session: str) -> None:
-        """Have the same turn handed out again, before any other."""
+        """Hand out the same turn again, before any other."""
         self._ready.appendleft(session)
 
     def _admit(self) -> None:

@@ -1,8 +1,8 @@
-"""Tell which turns a memory holds, in full or within a summary.
+"""Determine which turns a memory contains, in full or within a summary.
 
-Every replayed turn carries a mark among the artifact references of its trajectory, and the summarizer
-is wrapped so that each summary begins with a line that lists the turns it covers, in the order they
-were given to it. What the model is shown, less marks and ledger, is what it would be without a replay.
+Every replayed turn carries a mark among the artifact references of its trajectory. The summarizer is wrapped
+so that each summary begins with a line (the ledger) that lists the turns it covers, in the order in which it
+received them. Without marks and ledger, the context is the same as without a replay.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stm_backends.protocols import Summarizer
 from stm_backends.types import ConversationTurn, TrajectoryDigest, default_token_estimator
 
 Place: TypeAlias = int
-"""Which turn of its conversation a turn is, from 0; or `FOREIGN`."""
+"""The index of a turn in its conversation, from 0; or `FOREIGN`."""
 
 FOREIGN: Final = -1
-"""The place of a turn that is none of this conversation, or not as it was added."""
+"""The place of a turn that belongs to another conversation or was altered."""
 
 _LINE = re.compile(r"\[turns ([0-9,?-]*)\](?:\n|$)")
 
 
 def marked(turn: ConversationTurn, session: str, place: Place) -> ConversationTurn:
-    """Return a copy of a turn that says which one of its conversation it is."""
+    """Return a copy of a turn with a mark of its place."""
     digest = turn.trajectory_digest or TrajectoryDigest([], "")
     references = [*digest.artifacts_refs, _mark(session, place)]
     return replace(turn, trajectory_digest=replace(digest, artifacts_refs=references))
@@ -46,7 +46,7 @@ def place_of(turn: Mapping[str, Any], session: str) -> Place:
 
 
 def unmarked(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a turn as the model would see it without its mark."""
+    """Return a turn without its mark."""
     shown = dict(turn)
     if digest := shown.pop("trajectory_digest", None):
         kept = [ref for ref in digest["artifacts_refs"] if not str(ref).startswith("turn:")]
@@ -56,7 +56,7 @@ def unmarked(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(places: Iterable[Place]) -> str:
-    """Return a summary's first line: the turns it covers, in order, runs as `first-last`."""
+    """Return a summary's first line: the turns it covers, in order, with ranges as `first-last`."""
     numbers = list(places)
     breaks = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if a == FOREIGN or b != a + 1]
     runs = [numbers[start:end] for start, end in pairwise([0, *breaks, len(numbers)]) if start < end]
@@ -65,7 +65,7 @@ def write(places: Iterable[Place]) -> str:
 
 
 def split(summary: str) -> tuple[list[Place], str]:
-    """Return the turns that a summary covers, and its text. Without a ledger it covers none."""
+    """Return the turns that a summary covers, and its text. A summary without a ledger covers none."""
     line = _LINE.match(summary)
     if line is None:
         return [], summary
@@ -87,7 +87,7 @@ def places_in(memory: Mapping[str, Any], session: str) -> list[Place]:
 
 
 def without_ledger(memory: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `conversation_memory` as it would be without a replay."""
+    """Return a `conversation_memory` without marks and ledger."""
     shown: dict[str, Any] = {
         name: [unmarked(turn) for turn in memory[name]]
         for name in ("recent_turns", "pending_turns")
@@ -101,7 +101,7 @@ def without_ledger(memory: Mapping[str, Any]) -> dict[str, Any]:
 class LedgerSummarizer:
     """A summarizer whose summaries begin with the ledger of one conversation.
 
-    It adds to `spent` the tokens that the wrapped one has read and written, as `tokens_read` and
+    Counts in `spent` the tokens that the wrapped summarizer reads and writes, as `tokens_read` and
     `tokens_written`.
     """
 
@@ -111,7 +111,7 @@ class LedgerSummarizer:
         self._spent = Counter[str]() if spent is None else spent
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
-        """Answer as the wrapped summarizer does, with one line more."""
+        """Return the wrapped summarizer's answer with the ledger as its first line."""
         covered, previous = split(request["previous_summary"])
         covered += [place_of(turn, self._session) for turn in request["turns"]]
         turns = [unmarked(turn) for turn in request["turns"]]
@@ -126,7 +126,7 @@ def _mark(session: str, place: Place) -> str:
 
 
 def tokens_of(memory: Mapping[str, Any]) -> int:
-    """Estimate the tokens of a `conversation_memory` as it would be without a replay."""
+    """Estimate the tokens of a `conversation_memory` without marks and ledger."""
     plain = without_ledger(memory)
     turns = [*plain.get("pending_turns", ()), *plain.get("recent_turns", ())]
     return estimate_turns(turns) + (default_token_estimator(plain["summary"]) if "summary" in plain else 0)

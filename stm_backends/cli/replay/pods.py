@@ -1,7 +1,7 @@
-"""One pod of a replay: a process with a backend of its own that adds the turns it is handed.
+"""One pod of a replay: a process with its own backend that adds the turns it receives.
 
-It talks to the process that started it over a pipe: work comes in, and what became of each turn goes
-out at once, so that all that a pod has done is known when it is killed.
+It communicates with its parent over a pipe: it receives work and reports the outcome of each turn at once, so
+that the parent knows everything a pod has done when it is killed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfi
 _MEMORIES_HELD: Final = 256
 
 _STATS_EVERY_S: Final = 0.25
-"""How much of its memories' counts a pod takes with it when it is killed, at most."""
+"""How often a pod reports the counts of its memories; a killed pod loses the counts since then."""
 
 SMALLEST_SUMMARY: Final = 64
-"""The least `summary_max_tokens` that has room for a ledger and some text."""
+"""The smallest `summary_max_tokens` with room for a ledger and some text."""
 
 _LEDGER_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every process of a replay opens, and how."""
+    """The backend and configuration that every process of a replay uses."""
 
     backend: str
     url: str | None
@@ -56,16 +56,16 @@ class Setup:
     def memory(
         self, backend: Backend, session: str, *, spent: Counter[str] | None = None
     ) -> DistributedShortTermMemory:
-        """Return the memory of one conversation, with a summarizer that keeps its ledger.
+        """Return the memory of one conversation, with a summarizer that writes its ledger.
 
-        What the summarizer reads and writes is added to `spent`.
+        The tokens that the summarizer reads and writes are added to `spent`.
         """
         room = self.config.budget.summary_max_tokens - _LEDGER_TOKENS
         summarizer = LedgerSummarizer(ExtractiveSummarizer(max_tokens=room), session, spent=spent)
         return backend.memory(self.key(session), self.config, summarizer=summarizer)
 
     def lease_s(self, deadline: float) -> float:
-        """Return how long a lease outlives its holder, on a backend of that deadline."""
+        """Return how long a lease outlives its holder, on a backend with this deadline."""
         return self.config.summarizer_timeout_s + 3 * deadline
 
     @property
@@ -81,7 +81,7 @@ class Setup:
 
 
 class Work(NamedTuple):
-    """Add this turn, the `place`-th of its conversation; all before it have been acknowledged."""
+    """Add this turn, which has this `place` in its conversation; all earlier ones are acknowledged."""
 
     session: str
     place: int
@@ -95,8 +95,8 @@ class Ready(NamedTuple):
 class Done(NamedTuple):
     """A turn was acknowledged; times are milliseconds.
 
-    `read` is what was wrong with the read before, `stats` what the pod's memories have done since they
-    were last told.
+    `read` has the problems of the read before the turn, `stats` the counts of the pod's memories since the
+    last report.
     """
 
     session: str
@@ -109,7 +109,7 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A turn was not acknowledged. `again` says that it is worth another try."""
+    """A turn was not acknowledged. `again` says whether to retry."""
 
     session: str
     place: int
@@ -118,21 +118,21 @@ class Failed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The pod has closed its backend; `reason` says why, unless it was told to."""
+    """The pod has closed its backend; `reason` says why, if it was not asked to."""
 
     stats: Mapping[str, int]
     reason: str = ""
 
 
 def serve(setup: Setup, pipe: Connection) -> None:
-    """Work until told to stop, or until whoever started this is gone."""
-    # Ctrl-C reaches the whole group; the process that started this one decides what it means.
+    """Work until asked to stop, or until the parent process has ended."""
+    # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("stm_backends").setLevel(logging.ERROR)
     try:
         asyncio.run(_Pod(setup, pipe).run())
     except* ConnectionError:
-        # Whoever started this is gone, and with them anybody to tell.
+        # The parent has ended, so there is nothing to report to.
         pass
 
 
@@ -193,7 +193,7 @@ class _Pod:
         found = compare(
             places_in(shown, work.session),
             acknowledged=work.place,
-            # Another pod may have added this very turn and died before it could say so.
+            # Another pod may have added this turn and died before it reported it.
             added=work.place + 1,
             newest=self._setup.newest,
         )

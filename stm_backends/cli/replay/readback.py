@@ -20,7 +20,7 @@ from stm_backends.errors import ConfigurationError, SessionNotFound, StorageErro
 from stm_backends.records.codec import load_turn
 
 FLUSH_S: Final = 30.0
-"""How long to wait for the last summaries, of all conversations together."""
+"""How long to wait for the final summaries of all conversations, in seconds."""
 
 _AT_ONCE: Final = 16
 _TRIES: Final = 5
@@ -28,7 +28,7 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A backend that has none of the conversations: its name, and the deadline of its operations."""
+    """A backend without any of the conversations: its name, and the deadline of its operations."""
 
     name: str
     deadline: float
@@ -36,9 +36,9 @@ class Prepared:
 
 @dataclass(slots=True)
 class ReadBack:
-    """What all conversations hold, and what the memories that flushed them did.
+    """The content of all conversations, and the counts of the memories that flushed them.
 
-    `pending` turns have left the full zone and are in no summary yet.
+    `pending` turns have left the full zone and are not in a summary yet.
     """
 
     findings: Findings = field(default_factory=Findings)
@@ -51,15 +51,15 @@ class ReadBack:
 async def prepare(
     setup: Setup, conversations: Sequence[Conversation], *, create: bool, replacing: bool
 ) -> Prepared:
-    """See to it that none of the conversations is there yet.
+    """Ensure that none of the conversations exists yet.
 
-    `create` sets up what the datastore needs, `replacing` erases those that are there. Raises
-    `ConfigurationError` otherwise, and for a backend that other processes cannot reach.
+    `create` sets up the datastore, `replacing` erases existing conversations. Raises `ConfigurationError` if
+    one exists otherwise, and for a backend that other processes cannot reach.
     """
     async with setup.open(create=create) as backend:
         if backend.traits.reach == "process":
             raise ConfigurationError(
-                f"what the backend {backend.name!r} stores is seen by one process only; "
+                f"the data of the backend {backend.name!r} is visible to one process only; "
                 "replay needs a backend that its pods share, such as sqlite"
             )
         wanted = {conversation.session for conversation in conversations}
@@ -68,8 +68,8 @@ async def prepare(
         ]
         if found and not replacing:
             raise ConfigurationError(
-                f"{len(found)} of these conversations are there already (one is {found[0].composite()}); "
-                "give --replace to erase them first, or another --user"
+                f"{len(found)} of these conversations exist already (for example {found[0].composite()}); "
+                "use --replace to erase them first, or another --user"
             )
         for key in found:
             await backend.sessions.erase(key)
@@ -77,7 +77,7 @@ async def prepare(
 
 
 async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> ReadBack:
-    """Wait for the last summaries, within bounds, and compare what is stored with the file."""
+    """Wait for the final summaries, with a time limit, and compare the stored turns with the file."""
     result = ReadBack()
     limit = asyncio.Semaphore(_AT_ONCE)
     until = asyncio.get_running_loop().time() + FLUSH_S
@@ -86,7 +86,7 @@ async def read_back(setup: Setup, conversations: Sequence[Conversation]) -> Read
         async with limit:
             memory = setup.memory(backend, conversation.session, spent=result.stats)
             remaining = until - asyncio.get_running_loop().time()
-            # What could not be summarized is read back in full.
+            # Turns that could not be summarized are read back in full.
             with contextlib.suppress(StorageError):
                 await memory.flush(timeout=max(0.0, remaining))
             await memory.close()
@@ -128,7 +128,7 @@ def _note(result: ReadBack, setup: Setup, conversation: Conversation, stored: di
 
 
 def _verified_place(stored: dict[str, Any], conversation: Conversation) -> Place:
-    """Return the place of a stored turn if it is, word for word, the turn of the file in that place."""
+    """Return the place of a stored turn if it equals the turn at that place in the file, else `FOREIGN`."""
     turns, session = conversation.turns, conversation.session
     place = ledger.place_of(stored, session)
     if place >= len(turns):

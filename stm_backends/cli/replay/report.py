@@ -1,4 +1,4 @@
-"""The numbers of a replay, put together from what its pods said and what was read back."""
+"""The results of a replay, combined from the reports of its pods and the stored turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stm_backends.memory.view import shown_turn
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one pod's calls took, in milliseconds; NaN if it made none. `pod` may stand for several."""
+    """How long one pod's calls took, in milliseconds; NaN without calls. `pod` may name several pods."""
 
     pod: str
     killed: bool
@@ -32,12 +32,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a replay did, and what is wrong with what it left, if anything.
+    """The counts of a replay, and the problems that were found.
 
-    `newest` is how many turns of a conversation are kept by a strategy that lets go of older ones.
-    `tokens_with` and `tokens_without` are those of the contexts that the LLM is sent, one before each
-    turn. `seconds` is how long the turns took, `seconds_in_all` the last summaries and the reading back,
-    too. `latencies` begins with those of all pods; `killed_together` are those of all that were killed.
+    `newest` is how many turns of a conversation the strategy keeps; `None` for all. `tokens_with` and
+    `tokens_without` count the contexts that the LLM receives, one before each turn. `seconds` is the time for
+    adding turns; `seconds_in_all` includes final summaries and reading back. `latencies` begins with those of
+    all pods together; `killed_together` combines the killed pods.
     """
 
     backend: str
@@ -68,12 +68,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was acknowledged is there, once and in order, and was at every read."""
+        """Whether all acknowledged turns were stored once and in order, at the end and at every read."""
         return not self.found and not self.bad_reads
 
     @property
     def let_go(self) -> int:
-        """How many turns are not kept, as the strategy says."""
+        """How many turns the strategy dropped."""
         return 0 if self.newest is None else self.turns - self.in_full - self.found.lost
 
     @property
@@ -102,7 +102,7 @@ def put_together(
     kill_every: float | None,
     seconds_in_all: float,
 ) -> Report:
-    """Return the report of a replay that ran to its end."""
+    """Return the report of a completed replay."""
     latencies = [
         _latency(f"{pod.number}", [pod.add_ms], [pod.read_ms], killed=pod.killed) for pod in run.pods
     ]
@@ -139,7 +139,7 @@ def put_together(
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is at least as large as this share of all; NaN of none."""
+    """Return the smallest value that is at least as large as this share of all values; NaN without values."""
     if not sorted_values:
         return math.nan
     return sorted_values[max(0, math.ceil(share * len(sorted_values)) - 1)]
@@ -173,7 +173,7 @@ def _latency(
 
 
 def _whole_history(setup: Setup, conversation: Conversation) -> int:
-    """Return the tokens sent if the model is shown all turns so far before each turn."""
+    """Return the tokens sent if the context contained all earlier turns each time."""
     total = history = 0
     for place, turn in enumerate(conversation.turns):
         total += history

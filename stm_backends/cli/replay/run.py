@@ -22,7 +22,7 @@ from stm_backends.cli.replay.pods import Done, Ended, Failed, Ready, Setup, Work
 from stm_backends.errors import StmError
 
 _TRIES: Final = 20
-"""How often a turn is handed out before the replay gives up on it."""
+"""How often a turn is tried before the replay fails."""
 
 _START_S: Final = 60.0
 _STOP_S: Final = 30.0
@@ -31,12 +31,12 @@ _CONVERSATIONS_PER_POD: Final = 16
 
 
 class ReplayFailed(StmError):
-    """The replay could not go on."""
+    """The replay could not continue."""
 
 
 @dataclass(slots=True)
 class PodReport:
-    """What one pod did; times are milliseconds."""
+    """The results of one pod; times are in milliseconds."""
 
     number: int
     killed: bool = False
@@ -46,11 +46,11 @@ class PodReport:
 
 @dataclass(slots=True)
 class RunReport:
-    """What all pods did together; `seconds` is how long the turns took.
+    """The results of all pods together; `seconds` is the time for adding turns.
 
-    `bad_reads` counts reads before a turn that did not show all turns before it. `sent_again` counts
-    turns that were handed out once more because nobody acknowledged them. `stats` are the memories' own
-    counts, as far as pods lived to report them.
+    `bad_reads` counts reads before a turn that did not contain all earlier turns. `sent_again` counts retries
+    of turns that were not acknowledged. `stats` are the memories' own counts, without those that killed pods
+    could not report.
     """
 
     turns: int = 0
@@ -68,7 +68,7 @@ class RunReport:
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Generator[None]:
-    """Have a process that is started here ignore Ctrl-C, which reaches all of them, from its beginning."""
+    """Make a process that is started here ignore Ctrl-C, which reaches the whole process group."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -77,9 +77,9 @@ def _interrupts_ignored() -> Generator[None]:
 
 
 class _Pod:
-    """A process, its pipe and the turns that it holds unacknowledged.
+    """A process, its pipe and its unacknowledged turns.
 
-    `slot` is which of the pods at work it is; the one started in its place gets the same.
+    `slot` is its number among the running pods; its replacement gets the same.
     """
 
     def __init__(self, number: int, slot: int, setup: Setup) -> None:
@@ -104,7 +104,7 @@ class _Pod:
         self.send(None)
 
     def send(self, message: Work | None) -> None:
-        # One that was just killed no longer reads; its end shows on the pipe.
+        # A pod that was just killed no longer reads; the closed pipe shows that it has ended.
         with contextlib.suppress(ConnectionError):
             self.pipe.send(message)
 
@@ -114,9 +114,9 @@ class _Pod:
 
 
 class Replay:
-    """One run of conversations over so many `pods`, each working on `concurrency` turns at once.
+    """One run of conversations over `pods` processes, each working on `concurrency` turns at once.
 
-    Every `kill_every` seconds one of them is killed and another started. `on_turn` is called after each
+    Every `kill_every` seconds a pod is killed and a new one started. `on_turn` is called after each
     acknowledged turn.
     """
 
@@ -144,7 +144,7 @@ class Replay:
         self._tries: Counter[str] = Counter()
 
     def run(self) -> RunReport:
-        """Add every turn. Raises `ReplayFailed` if a pod fails by itself or a turn cannot be added."""
+        """Add every turn. Raises `ReplayFailed` if a pod ends unexpectedly or a turn cannot be added."""
         try:
             for slot in range(self._count):
                 self._start_pod(slot)
@@ -204,7 +204,7 @@ class Replay:
         if self._pods:
             raise ReplayFailed(f"{len(self._pods)} pods did not end within {_STOP_S:g} s")
 
-    # What pods say
+    # Messages from pods
 
     def _receive(self, *, timeout: float, stopping: bool = False) -> None:
         heard = set(connection.wait(list(self._pods), timeout))
@@ -212,7 +212,7 @@ class Replay:
             try:
                 message: Any = pod.pipe.recv()
             except (EOFError, OSError):
-                # A message cut short by a kill ends like the pipe.
+                # A kill may leave an incomplete message, which ends like the pipe.
                 self._gone(pod, stopping=stopping)
             else:
                 self._heard(pod, message, stopping=stopping)
@@ -234,7 +234,7 @@ class Replay:
             case Ended(stats, reason):
                 self._report.stats.update(stats)
                 if reason or not stopping:
-                    raise ReplayFailed(f"pod {pod.report.number} ended: {reason or 'nobody knows why'}")
+                    raise ReplayFailed(f"pod {pod.report.number} ended: {reason or 'for an unknown reason'}")
             case _:
                 raise AssertionError(message)
 
@@ -256,7 +256,9 @@ class Replay:
         pod.pipe.close()
         pod.process.join()
         if not (pod.report.killed or stopping):
-            raise ReplayFailed(f"pod {pod.report.number} ended by itself, exit code {pod.process.exitcode}")
+            raise ReplayFailed(
+                f"pod {pod.report.number} ended unexpectedly, exit code {pod.process.exitcode}"
+            )
         for work in pod.holds.values():
             self._again(work.session, "")
 

@@ -1,4 +1,4 @@
-"""Compare what a memory holds of a conversation with what was acknowledged."""
+"""Compare the turns that a memory contains with those that were acknowledged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from stm_backends.cli.replay.ledger import Place
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong, counted in turns; all zero if nothing is.
+    """Problems, counted in turns; all zero if there are none.
 
-    `lost`: acknowledged and not there. `doubled`: there once more than once. `out_of_order`: after a
-    turn that was added later. `foreign`: of another conversation, altered, or never added.
+    `lost`: acknowledged but missing. `doubled`: surplus copies. `out_of_order`: after a turn that was added
+    later. `foreign`: from another conversation, altered, or never added.
     """
 
     lost: int = 0
@@ -30,17 +30,17 @@ class Findings:
         )
 
     def __bool__(self) -> bool:
-        """Whether anything is wrong."""
+        """Whether there is a problem."""
         return self != Findings()
 
 
 def compare(
     held: Sequence[Place], *, acknowledged: int, added: int | None = None, newest: int | None = None
 ) -> Findings:
-    """Compare the turns that are held, oldest first, with the `acknowledged` first ones.
+    """Compare the turns in a memory, oldest first, with the first `acknowledged` turns of the conversation.
 
-    Turns from there up to `added` were handed out and may be held or not. A memory that keeps only the
-    `newest` so many may have let go of those before them, from the beginning on and without gaps.
+    Later turns up to `added` were in progress and may be present or not. A memory that keeps only the
+    `newest` turns may have dropped older ones, from the beginning and without gaps.
     """
     possible = acknowledged if added is None else added
     own = [place for place in held if 0 <= place < possible]
