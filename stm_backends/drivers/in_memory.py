@@ -44,7 +44,7 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
-from stm_backends.drivers.urls import merged
+from stm_backends.drivers.settings import merged
 from stm_backends.errors import ConfigurationError
 
 _MIB: Final = 1024 * 1024

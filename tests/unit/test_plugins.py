@@ -491,7 +491,7 @@ def test_a_url_beside_a_name_is_text_and_a_url() -> None:
         open_driver("sqlite", url=Path("x.db"))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="url is given as a string"):
         open_driver("sqlite", url=7)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="given twice"):
+    with pytest.raises(ConfigurationError, match="give path differently"):
         open_driver("sqlite", url="sqlite:///x.db", path="y.db")
 
 

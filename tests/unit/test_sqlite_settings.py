@@ -44,7 +44,7 @@ def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
 
 
 def test_a_file_that_is_given_twice_is_refused():
-    with pytest.raises(ConfigurationError, match="given twice"):
+    with pytest.raises(ConfigurationError, match="give path differently"):
         open_driver("sqlite:///x.db", path="y.db")
 
 
