@@ -96,7 +96,7 @@ def require_client(client: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def made(settings: DynamoSettings) -> AsyncGenerator[Any]:
+async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
     """Make a client of aiobotocore, and close it in the end. Raises `ConfigurationError`."""
     # boto3 alone will do for those who hand their client in.
     aiobotocore: Any = importlib.import_module("aiobotocore.session")

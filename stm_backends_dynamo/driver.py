@@ -31,14 +31,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.checks import (
-    not_open,
-    require_clock,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import require_clock, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -53,9 +46,9 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
-from stm_backends.errors import OutcomeUnknown, Unavailable, located
+from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_dynamo import statements, table
-from stm_backends_dynamo.client import Requests, made, require_client
+from stm_backends_dynamo.client import Requests, make_client, require_client
 from stm_backends_dynamo.errors import ClientError, is_invalid, meaning
 from stm_backends_dynamo.items import (
     Element,
@@ -111,11 +104,10 @@ class DynamoDriver:
         self._littered: set[Key] = set()
         self._with_parts: set[Key] = set()
         # Of a client that is handed in its owner decides how much it does at once.
-        self._places: ConcurrencyLimit | None = None
+        self._limit: ConcurrencyLimit | None = None
         self._closing = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self.traits = Traits(
             reach="network",
             clock="client",
@@ -127,15 +119,16 @@ class DynamoDriver:
             min_ttl=1.0,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""
         async with self._opening:
             try:
                 if self._client is None:
-                    self._client = self._given or await self._edge.run("open", self._make_client)
+                    self._client = self._given or await self._edge.run("open", self._open_client)
                 if self._create:
-                    await table.prepare(self._client, self._settings.table, backend=self.name)
+                    await table.prepare(self._edge, self._client, self._settings.table)
                     self._create = False
             except BaseException:
                 await self.close()
@@ -162,7 +155,7 @@ class DynamoDriver:
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
-        require_fits("entry", len(entry), self.traits.max_entry, backend=self.name, operation="append")
+        self._edge.require_fits("append", "entry", len(entry))
         add = self._append_part if len(entry) > self._sizes.large else self._append
 
         async def work(stored: Stored) -> int:
@@ -240,7 +233,7 @@ class DynamoDriver:
         require_drop(drop, expect)
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
-        require_fits("entry", len(body), self.traits.max_entry, backend=self.name, operation="replace")
+        self._edge.require_fits("replace", "entry", len(body))
 
         async def work(stored: Stored) -> bool:
             if isinstance(expect, str):
@@ -425,30 +418,29 @@ class DynamoDriver:
 
         return await self._run("scan", work)
 
-    async def _make_client(self) -> Any:
+    async def _open_client(self) -> Any:
         closing = AsyncExitStack()
-        client = await closing.enter_async_context(made(self._settings))
+        client = await closing.enter_async_context(make_client(self._settings))
         # Only now, and together: whoever closes meanwhile has closed nothing of this.
         self._closing = closing
-        self._places = ConcurrencyLimit(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
+        self._limit = ConcurrencyLimit(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
         return client
 
     async def _run(self, operation: str, work: Callable[[Requests, float], Awaitable[T]]) -> T:
         """Run the requests of one operation, which are judged at one instant, within the deadline."""
         if self._client is None:
-            raise not_open(backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
         loop = asyncio.get_running_loop()
         requests = Requests(self._client, self._settings.table, until=loop.time() + self._settings.deadline_s)
 
         async def in_turn() -> T:
-            async with self._places or contextlib.nullcontext():
+            async with self._limit or contextlib.nullcontext():
                 return await work(requests, round(self._clock(), 6))
 
         ended: asyncio.Future[None] = loop.create_future()
         self._running.add(ended)
         try:
-            with located(self.name, operation):
-                return await self._edge.run(operation, in_turn)
+            return await self._edge.run(operation, in_turn)
         finally:
             self._running.discard(ended)
             ended.set_result(None)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from stm_backends.drivers.edge import Edge
 from stm_backends.errors import ConfigurationError
 from stm_backends_dynamo.client import Requests
-from stm_backends_dynamo.errors import INVALID, ClientError, code_of, meaning
+from stm_backends_dynamo.errors import INVALID, ClientError, code_of
 from stm_backends_dynamo.statements import (
     CREATE_TABLE,
     DESCRIBE_TABLE,
@@ -24,7 +24,7 @@ PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.5
 
 
-async def prepare(client: Any, table: str, *, backend: str) -> None:
+async def prepare(edge: Edge, client: Any, table: str) -> None:
     """Create the table and its time to live, each if it is missing, and wait until it can be used.
 
     Raises `ConfigurationError` for a table that is there and has other keys, or ends its items by
@@ -32,8 +32,7 @@ async def prepare(client: Any, table: str, *, backend: str) -> None:
     """
     until = asyncio.get_running_loop().time() + PATIENCE_S
     requests = Requests(client, table, until=until)
-    edge = Edge(backend=backend, deadline_s=PATIENCE_S, meaning=meaning)
-    await edge.run("open", lambda: _prepare(requests))
+    await edge.run("open", lambda: _prepare(requests), deadline_s=PATIENCE_S)
 
 
 async def _prepare(requests: Requests) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.common import validate
 from pymongo.errors import PyMongoError
 
 from stm_backends.errors import ConfigurationError
 from stm_backends_mongo.settings import MongoSettings
+
+
+def require_client(client: object) -> None:
+    """Raise `ConfigurationError` for PyMongo's synchronous client."""
+    if isinstance(client, MongoClient):
+        raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
 
 
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:

@@ -12,21 +12,14 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import pymongo
 from bson.codec_options import CodecOptions
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, ReturnDocument
+from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.drivers.checks import (
-    LONGEST_S,
-    not_open,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -43,7 +36,7 @@ from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
 from stm_backends_mongo import statements
-from stm_backends_mongo.client import make_client
+from stm_backends_mongo.client import make_client, require_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
@@ -80,14 +73,12 @@ class MongoDriver:
         self._opening = asyncio.Lock()
         if client is None:
             make_client(settings)  # connects nowhere; refuses right here what cannot work
-        elif isinstance(client, MongoClient):
-            raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
         else:
+            require_client(client)
             self._records = self._collection_of(client)
         # PyMongo gives up before the edge does, in time to say whether anything was sent. While it looks for
         # a server it looks at its clock every half second only.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         # What gets its turn last still has time to be done.
         self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
         self.traits = Traits(
@@ -103,6 +94,7 @@ class MongoDriver:
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
         """Connect, and see that the collection has been set up. Opening twice is harmless.
@@ -157,7 +149,7 @@ class MongoDriver:
         )
         if before is None:
             return 1
-        self._require_room("append", before["size"] + len(entry))
+        self._edge.require_fits("append", "record", before["size"] + len(entry))
         return int(before["length"]) + 1
 
     async def replace(
@@ -197,7 +189,7 @@ class MongoDriver:
         if after is None:
             return False
         if after["version"] != version:
-            self._require_room("replace", after["size"])
+            self._edge.require_fits("replace", "record", after["size"])
         return True
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
@@ -207,7 +199,7 @@ class MongoDriver:
             query["version"] = expect
 
         async def work(records: Collection) -> DeleteResult:
-            async with self._turns.turn(key, operation="delete"):
+            async with self._turns.turn(key):
                 return await records.delete_one(query)
 
         deleted = await self._run("delete", work)
@@ -299,7 +291,7 @@ class MongoDriver:
 
         async def work(records: Collection) -> Document | None:
             try:
-                async with self._turns.turn(key, operation=operation):
+                async with self._turns.turn(key):
                     return await records.find_one_and_update(
                         query, update, projection=answer, upsert=upsert, return_document=when, let=given
                     )
@@ -308,15 +300,14 @@ class MongoDriver:
                     raise
                 # So many entries that their numbers fill the document; by how much is not said.
                 size, limit = statements.LARGEST_DOCUMENT + 1, statements.LARGEST_DOCUMENT
-                where = {"backend": self.name, "operation": operation}
-                raise TooLarge("record", size=size, limit=limit, **where) from error
+                raise TooLarge("record", size=size, limit=limit) from error
 
         return await self._run(operation, work)
 
     async def _run(self, operation: str, work: Callable[[Collection], Awaitable[T]]) -> T:
         records = self._records
         if records is None:
-            raise not_open(backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
         # PyMongo passes what is left of this on to the server, as maxTimeMS.
         with pymongo.timeout(self._patience_s):
             return await self._edge.run(operation, lambda: work(records))
@@ -331,11 +322,8 @@ class MongoDriver:
         raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
 
     def _require_fits(self, operation: str, value: bytes) -> None:
-        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
-        self._require_room(operation, len(value))
-
-    def _require_room(self, operation: str, size: int) -> None:
-        require_fits("record", size, self.traits.max_record, backend=self.name, operation=operation)
+        for what in ("entry", "record"):
+            self._edge.require_fits(operation, what, len(value))
 
 
 def _milliseconds(ttl: float | None) -> int | None:
@@ -353,7 +341,5 @@ def _layout_in(documents: list[Document]) -> Layout | None:
 def _not_set_up(why: str) -> Unavailable:
     return Unavailable(
         f"the collection is not set up ({why}); open it once with create=True (`stm-backends ping --create "
-        "--url URL` does), or run what `stm-backends schema --url URL` prints",
-        backend=MongoDriver.name,
-        operation="open",
+        "--url URL` does), or run what `stm-backends schema --url URL` prints"
     )

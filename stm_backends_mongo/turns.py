@@ -31,12 +31,12 @@ class Turns:
         return len(self._queues)
 
     @asynccontextmanager
-    async def turn(self, key: Hashable, *, operation: str) -> AsyncGenerator[None]:
+    async def turn(self, key: Hashable) -> AsyncGenerator[None]:
         """Wait for a turn and keep it; raises `Unavailable` if it does not come within the patience."""
         queue = self._queues.setdefault(key, _Queue())
         queue.users += 1
         try:
-            await self._wait(queue, operation)
+            await self._wait(queue)
             try:
                 yield
             finally:
@@ -46,13 +46,11 @@ class Turns:
             if not queue.users:
                 del self._queues[key]
 
-    async def _wait(self, queue: _Queue, operation: str) -> None:
+    async def _wait(self, queue: _Queue) -> None:
         try:
             async with asyncio.timeout(self._patience_s):
                 await queue.acquire()
         except TimeoutError:
             raise Unavailable(
-                "earlier writes to the same record took too long; this one was not sent",
-                backend="mongo",
-                operation=operation,
+                "earlier writes to the same record took too long; this one was not sent"
             ) from None

@@ -7,18 +7,11 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.drivers.checks import (
-    LONGEST_S,
-    not_open,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import (
     ANY,
     KEEP,
@@ -32,17 +25,17 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.edge import Edge
-from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, located
+from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends_postgres.cleaning import Cleaner
-from stm_backends_postgres.errors import is_spent, meaning, unsent
-from stm_backends_postgres.pool import (
+from stm_backends_postgres.client import (
     Connection,
     Pool,
     Row,
-    make_pool,
-    require_pool,
+    make_client,
+    require_client,
     require_same_loop,
 )
+from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import Statements
 from stm_backends_postgres.tables import make_ready
@@ -83,13 +76,12 @@ class PostgresDriver:
         self._settings = settings
         self._create = create
         self._own = client is None
-        self._pool = self._handed_in = None if client is None else require_pool(client)
+        self._pool = self._given = None if client is None else require_client(client)
         self._is_ready = False
         self._opening = asyncio.Lock()
         self._releasing: set[asyncio.Task[None]] = set()
         self._has_warned = False
         self._statements = Statements(settings.schema)
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self._cleaner = Cleaner(self._purge_step, self._sweep_step)
         ours = self._own and not settings.pgbouncer
         self.traits = Traits(
@@ -101,6 +93,7 @@ class PostgresDriver:
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
         """Connect, and see that the tables are there, or set them up if told to. Twice is harmless.
@@ -111,7 +104,7 @@ class PostgresDriver:
         async with self._opening:
             if self._is_ready:
                 return
-            self._pool = self._handed_in or await make_pool(self._settings)
+            self._pool = self._given or await make_client(self._settings)
             try:
                 await self._make_ready(self._pool)
             except exceptions.ClientConfigurationError as error:
@@ -151,18 +144,16 @@ class PostgresDriver:
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
-        self._require_fits("entry", len(entry), "append")
+        self._edge.require_fits("append", "entry", len(entry))
         limit = self.traits.max_record
         (row,) = await self._ask(
             "append", self._statements.append, *key, initial_version, entry, _seconds(ttl), limit
         )
-        length: int | None = row["length"]
-        if length is None:
+        if row["length"] is None:
             # The size is that of the snapshot; what the entry was refused for may be newer.
-            size = max((row["size"] or 0) + len(entry), limit + 1)
-            raise TooLarge("record", size=size, limit=limit, backend=self.name, operation="append")
+            self._edge.require_fits("append", "record", max((row["size"] or 0) + len(entry), limit + 1))
         self._clean_after(row)
-        return length
+        return row["length"]
 
     async def replace(
         self,
@@ -177,7 +168,7 @@ class PostgresDriver:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
-        self._require_fits("entry", len(body), "replace")
+        self._edge.require_fits("replace", "entry", len(body))
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):
             (row,) = await self._ask("replace", self._statements.store, *what, expect is ANY, ttl is KEEP)
@@ -187,7 +178,7 @@ class PostgresDriver:
         rows = await self._ask("replace", self._statements.fold, *what, drop, ttl is KEEP, expect, limit)
         for row in rows:
             if row["may"] and not row["stored"]:
-                self._require_fits("record", row["size"], "replace")
+                self._edge.require_fits("replace", "record", row["size"])
             self._clean_after(row)
             return row["stored"]
         return False
@@ -250,7 +241,7 @@ class PostgresDriver:
         """Send something on a connection of the pool, within the deadline."""
         pool = self._pool
         if pool is None:
-            raise not_open(backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
         if not self._is_ready:
             # A pool that was handed in may be used without `open()`; what that would refuse is refused here.
             # Waiting until another operation has looked counts towards the deadline, too.
@@ -318,10 +309,6 @@ class PostgresDriver:
         task = asyncio.get_running_loop().create_task(release(), name="stm-postgres-release")
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
-
-    def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
-        limit = self.traits.max_entry if what == "entry" else self.traits.max_record
-        require_fits(what, size, limit, backend=self.name, operation=operation)
 
 
 def _seconds(ttl: float | None | KeepType) -> float | None:

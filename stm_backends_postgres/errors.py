@@ -114,7 +114,7 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
     if kind is OutcomeUnknown:
         kind = Unavailable
     kind, message = with_cause((kind, message), error, opening=operation == "open")
-    return kind(message, backend="postgres", operation=operation)
+    return kind(message)
 
 
 def _state(error: exceptions.PostgresError) -> str:

@@ -8,8 +8,8 @@ from typing import Final, Protocol, TypeVar
 
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Denied, Unavailable
+from stm_backends_postgres.client import Connection, Row
 from stm_backends_postgres.errors import MISSING
-from stm_backends_postgres.pool import Connection, Row
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import COLUMNS, LOOK, OLDEST, OURS, Statements, setup
 

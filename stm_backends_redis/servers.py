@@ -37,21 +37,21 @@ class Connected(Protocol):
 class Server:
     """One server, through a client of `redis.asyncio`.
 
-    `places` is given for a client that is ours: how many operations it takes at once. Only such a client is
+    `limit` is given for a client that is ours: how many operations it takes at once. Only such a client is
     closed, and `close` may be told what else is to be closed with it.
     """
 
     def __init__(
-        self, client: Redis, *, places: ConcurrencyLimit | None = None, also: Sequence[Redis] = ()
+        self, client: Redis, *, limit: ConcurrencyLimit | None = None, also: Sequence[Redis] = ()
     ) -> None:
         self._client = client
-        self._places = places
+        self._limit = limit
         self._also = also
 
     async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
         """Send commands in one packet on one connection; one server has all keys."""
         del key
-        async with self._places or contextlib.nullcontext():
+        async with self._limit or contextlib.nullcontext():
             answers = await self._send(commands)
         if any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers):
             # A master that became a replica keeps its connections, while the name of the server may have
@@ -74,10 +74,10 @@ class Server:
 
     async def close(self) -> None:
         """Wait until nothing is under way, as the deadline sees to, and close the client if it is ours."""
-        if self._places is None:
+        if self._limit is None:
             return
         try:
-            await self._places.drain()
+            await self._limit.drain()
         finally:
             async with contextlib.AsyncExitStack() as stack:
                 for client in (self._client, *self._also):

@@ -35,9 +35,12 @@ def require_limit(limit: int) -> None:
 
 
 def require_fits(
-    what: Literal["entry", "record"], size: int, limit: int, *, backend: str, operation: str
+    what: Literal["entry", "record"], size: int, limit: int, *, backend: str = "", operation: str = ""
 ) -> None:
-    """Raise `TooLarge` if `size` bytes are more than `limit`."""
+    """Raise `TooLarge` if `size` bytes are more than `limit`.
+
+    `backend` and `operation` may be left out where `errors.located` or `Edge.run` adds them.
+    """
     if size > limit:
         raise TooLarge(what, size=size, limit=limit, backend=backend, operation=operation)
 
@@ -82,8 +85,8 @@ def require_clock(clock: object) -> None:
         raise ConfigurationError(f"clock is a function that returns seconds, not {_shown(clock)}")
 
 
-def not_open(*, backend: str, operation: str) -> Unavailable:
-    """Return the error of a driver that was never opened or is closed; its message says how to mend it."""
+def not_open(*, backend: str = "", operation: str = "") -> Unavailable:
+    """Return the error of a driver that was never opened or is closed; its message says what to do."""
     return Unavailable(
         "the driver is not open; use `async with open_backend(...) as backend:` (`with` in "
         "stm_backends.sync), and use the backend, its driver and its memories within that block",

@@ -45,7 +45,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.settings import merged
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, located
 
 _MIB: Final = 1024 * 1024
 
@@ -174,11 +174,11 @@ class MemoryDriver:
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
-        self._require_entry("append", entry)
         await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
+            require_fits("entry", len(entry), self.traits.max_entry)
             stored = scope.find(key.name, now) or _Stored(version=initial_version)
-            self._require_record("append", stored.size + len(entry))
+            require_fits("record", stored.size + len(entry), self.traits.max_record)
             stored.tail.append(entry)
             stored.size += len(entry)
             stored.expires = None if ttl is None else now + ttl
@@ -198,9 +198,9 @@ class MemoryDriver:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
-        self._require_entry("replace", body)
         await asyncio.sleep(0)
         with self._scope(key.scope, "replace") as (scope, now):
+            require_fits("entry", len(body), self.traits.max_entry)
             found = scope.find(key.name, now)
             if found and found.version == version:
                 return True
@@ -218,7 +218,7 @@ class MemoryDriver:
                 expires = found.expires if found else None
             else:
                 expires = None if ttl is None else now + ttl
-            self._require_record("replace", size)
+            require_fits("record", size, self.traits.max_record)
             self._store.put(key, _Stored(version, body, tail, expires, size))
             return True
 
@@ -247,20 +247,14 @@ class MemoryDriver:
 
     @contextmanager
     def _scope(self, name: str, operation: str) -> Generator[tuple[_Scope, float]]:
-        """Yield a scope to one operation at a time, with the instant at which expiry is judged."""
-        if not self._is_open:
-            raise not_open(backend=self.name, operation=operation)
-        with self._store.lock:
+        """Yield a scope to one operation at a time, with the time at which expiry is judged."""
+        with located(self.name, operation), self._store.lock:
+            if not self._is_open:
+                raise not_open()
             now = self._clock()
             if operation not in _READS:
                 self._store.sweep(now, self._swept)
             yield self._store.scope(name), now
-
-    def _require_entry(self, operation: str, value: bytes) -> None:
-        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
-
-    def _require_record(self, operation: str, size: int) -> None:
-        require_fits("record", size, self.traits.max_record, backend=self.name, operation=operation)
 
 
 def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:

@@ -15,22 +15,13 @@ error, the name of its class.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.contract import (
-    ANY,
-    AbsentType,
-    AnyType,
-    Driver,
-    KeepType,
-    Key,
-    Page,
-    Record,
-    Traits,
-)
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
 from stm_backends.telemetry.observer import KeyPart, Observer, TurnEvent
 from stm_backends.types import MemoryHealth
@@ -42,6 +33,8 @@ try:
     from opentelemetry.trace import Link, Span, SpanKind, StatusCode, TracerProvider
 except ModuleNotFoundError as error:
     raise missing_extra("otel", error) from error
+
+T = TypeVar("T")
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 
@@ -157,56 +150,17 @@ class Telemetry(Observer):
                 raise
 
 
-class ObservedDriver:
+class ObservedDriver(WrapperDriver):
     """A driver around a driver: the same answers, and each operation traced and timed."""
 
-    def __init__(self, driver: Driver, telemetry: Telemetry) -> None:
-        self.wrapped = driver
+    def __init__(self, inner: Driver, telemetry: Telemetry) -> None:
+        super().__init__(inner)
         self._telemetry = telemetry
-        self._system = SYSTEMS.get(driver.name, driver.name)
+        self._system = SYSTEMS.get(inner.name, inner.name)
 
-    @property
-    def name(self) -> str:
-        return self.wrapped.name
-
-    @property
-    def traits(self) -> Traits:
-        return self.wrapped.traits
-
-    async def open(self) -> None:
-        await self.wrapped.open()
-
-    async def close(self) -> None:
-        await self.wrapped.close()
-
-    async def load(self, key: Key) -> Record | None:
-        with self._telemetry.operation("load", self._system):
-            return await self.wrapped.load(key)
-
-    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        with self._telemetry.operation("append", self._system):
-            return await self.wrapped.append(key, entry, initial_version=initial_version, ttl=ttl)
-
-    async def replace(
-        self,
-        key: Key,
-        body: bytes,
-        *,
-        version: str,
-        expect: str | AbsentType | AnyType,
-        drop: int = 0,
-        ttl: float | None | KeepType,
-    ) -> bool:
-        with self._telemetry.operation("replace", self._system):
-            return await self.wrapped.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
-
-    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        with self._telemetry.operation("delete", self._system):
-            return await self.wrapped.delete(key, expect=expect)
-
-    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
-        with self._telemetry.operation("scan", self._system):
-            return await self.wrapped.scan(scope, after=after, limit=limit)
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        with self._telemetry.operation(operation, self._system):
+            return await send()
 
 
 def _kind(error: BaseException) -> str:

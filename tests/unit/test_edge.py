@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 
 import pytest
 
+from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge, Meaning
 from stm_backends.errors import Denied, OutcomeUnknown, StorageError, TooLarge, Unavailable
 
@@ -20,9 +22,22 @@ def meaning(error: Exception) -> Meaning | None:
     }.get(type(error))
 
 
+def edge_with(*, deadline_s: float, meaning: Callable[[Exception], Meaning | None] = meaning) -> Edge:
+    traits = Traits(
+        reach="network",
+        clock="server",
+        durability="nothing",
+        max_entry=10,
+        max_record=20,
+        max_drop=5,
+        deadline=deadline_s,
+    )
+    return Edge(backend="mine", traits=traits, meaning=meaning)
+
+
 @pytest.fixture
 def edge() -> Edge:
-    return Edge(backend="mine", deadline_s=0.05, meaning=meaning)
+    return edge_with(deadline_s=0.05)
 
 
 async def answer() -> int:
@@ -39,7 +54,7 @@ async def test_an_answer_passes_as_it_is(edge: Edge) -> None:
 
 @pytest.mark.parametrize("operation", ["load", "scan"])
 async def test_a_read_that_failed_for_a_passing_reason_is_repeated(operation: str) -> None:
-    patient = Edge(backend="mine", deadline_s=5.0, meaning=meaning)
+    patient = edge_with(deadline_s=5.0)
     failures: list[Exception] = [ConnectionResetError(), TimeoutError(), Unavailable("no connection")]
 
     async def recover() -> int:
@@ -55,7 +70,7 @@ async def test_a_read_that_failed_for_a_passing_reason_is_repeated(operation: st
     [("append", ConnectionResetError()), ("load", PermissionError()), ("open", TimeoutError())],
 )
 async def test_a_write_and_what_will_not_pass_are_tried_once(operation: str, error: Exception) -> None:
-    patient, calls = Edge(backend="mine", deadline_s=5.0, meaning=meaning), 0
+    patient, calls = edge_with(deadline_s=5.0), 0
 
     async def failing() -> None:
         nonlocal calls
@@ -136,7 +151,7 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
 async def test_what_says_little_by_itself_is_told_only_of_an_attempt_to_open(
     error: OSError, words: str
 ) -> None:
-    edge = Edge(backend="mine", deadline_s=5.0, meaning=lambda _: (Unavailable, "no connection"))
+    edge = edge_with(deadline_s=5.0, meaning=lambda _: (Unavailable, "no connection"))
     with pytest.raises(Unavailable, match=rf"^mine\.open: no connection \({words}\)$"):
         await edge.run("open", lambda: fail(error))
     with pytest.raises(Unavailable, match=r"^mine\.append: no connection$"):

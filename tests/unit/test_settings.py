@@ -102,7 +102,7 @@ def test_the_url_and_the_options_may_not_differ() -> None:
     ],
 )
 def test_a_client_refuses_every_setting_of_a_connection(url: str | None, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="client=... brings its own connection"):
+    with pytest.raises(ConfigurationError, match=r"client=\.\.\. brings its own connection"):
         AcmeSettings.from_url(url, client=object(), **options)
 
 

@@ -44,7 +44,7 @@ from stm_backends.drivers.sqlite import purging, statements
 from stm_backends.drivers.sqlite.errors import is_busy, translate
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.sqlite.thread import ConnectionThread, NotBegun, NotEnded
-from stm_backends.errors import Corrupt, Unavailable
+from stm_backends.errors import Corrupt, Unavailable, located
 
 T = TypeVar("T")
 
@@ -264,7 +264,7 @@ class SqliteDriver:
         answer = await self._run(operation, lambda connection: self._write(connection, work))
         for _ in range(purging.steps_after(size)):
             if self._thread is not None:
-                self._thread.post(self._on_its_file("purge", self._purge_step))
+                self._thread.post(self._on_its_file(self._purge_step))
         return answer
 
     def _purge_step(
@@ -286,21 +286,20 @@ class SqliteDriver:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.deadline_s
         attempt = 0
-        while (thread := self._thread) is not None:
-            try:
-                return await thread.run(self._on_its_file(operation, work), until=until)
-            except (sqlite3.Error, NotBegun, NotEnded) as error:
-                # What was found locked and did not get to try again before the deadline was locked.
-                if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
-                    raise translate(error, operation) from error
-                pause = _pause(attempt)
-                if loop.time() + pause >= until:
-                    raise Unavailable(
-                        "the database is locked by another process", backend=self.name, operation=operation
-                    ) from error
-            attempt += 1
-            await asyncio.sleep(pause)
-        raise not_open(backend=self.name, operation=operation)
+        with located(self.name, operation):
+            while (thread := self._thread) is not None:
+                try:
+                    return await thread.run(self._on_its_file(work), until=until)
+                except (sqlite3.Error, NotBegun, NotEnded) as error:
+                    # A retry after "locked" that did not begin before the deadline counts as locked, too.
+                    if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
+                        raise translate(error, operation) from error
+                    pause = _pause(attempt)
+                    if loop.time() + pause >= until:
+                        raise Unavailable("the database is locked by another process") from error
+                attempt += 1
+                await asyncio.sleep(pause)
+            raise not_open()
 
     def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
         """Run `work` in one transaction that has the write lock from its beginning."""
@@ -323,9 +322,7 @@ class SqliteDriver:
             connection = sqlite3.connect(target, timeout=0, isolation_level=None, uri=uri)
         except sqlite3.OperationalError as error:
             if uri and not self._path.exists():
-                raise Unavailable(
-                    f"there is no database file at {self._path}", backend=self.name, operation="open"
-                ) from error
+                raise Unavailable(f"there is no database file at {self._path}") from error
             raise
         try:
             statements.prepare(connection, self._settings)
@@ -335,13 +332,11 @@ class SqliteDriver:
         self._files = {path: identity for path in self._paths() if (identity := _identity(path))}
         return connection
 
-    def _on_its_file(
-        self, operation: str, work: Callable[[sqlite3.Connection], T]
-    ) -> Callable[[sqlite3.Connection], T]:
-        """Return `work` as the thread runs it: not on a file that was removed or replaced meanwhile.
+    def _on_its_file(self, work: Callable[[sqlite3.Connection], T]) -> Callable[[sqlite3.Connection], T]:
+        """Return `work` with a check that the file was not removed or replaced since it was opened.
 
-        SQLite itself does not notice, and would write what is lost with the last process that has the file
-        open. The same goes for the two files beside it, by which processes agree with each other.
+        SQLite itself does not notice. It would write to a file that disappears with the last process that has
+        it open. The same holds for the two files beside it, by which processes coordinate.
         """
 
         def checked(connection: sqlite3.Connection) -> T:
@@ -349,9 +344,7 @@ class SqliteDriver:
                 if _identity(path) != identity:
                     raise Unavailable(
                         "the database file, or the -wal or -shm file beside it, was removed or replaced "
-                        "while it was open; nothing was done. Close the backend and open it again",
-                        backend=self.name,
-                        operation=operation,
+                        "while it was open; nothing was done. Close the backend and open it again"
                     )
             return work(connection)
 

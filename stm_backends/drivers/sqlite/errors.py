@@ -60,4 +60,4 @@ def translate(error: sqlite3.Error | NotBegun | NotEnded, operation: str) -> Sto
         kind, message = OutcomeUnknown, "not ended at its deadline, in spite of having been interrupted"
     if kind is OutcomeUnknown and operation in _READS:
         kind = Unavailable
-    return kind(message, backend="sqlite", operation=operation)
+    return kind(message)

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_redis import RedisSettings, open_driver
-from stm_backends_redis.clients import client_options
+from stm_backends_redis.client import client_options
 from stm_backends_redis.plugin import schema
 
 SECRET = "correct" + "-horse"

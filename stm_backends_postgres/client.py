@@ -35,7 +35,7 @@ class Pool(Protocol):
     async def close(self) -> None: ...
 
 
-def require_pool(client: object) -> Pool:
+def require_client(client: object) -> Pool:
     """Return a pool that was handed in; raises `ConfigurationError` for anything else."""
     if isinstance(client, asyncpg.Connection):
         raise ConfigurationError(
@@ -56,7 +56,7 @@ def require_same_loop(pool: Pool) -> None:
         )
 
 
-async def make_pool(settings: PostgresSettings) -> Pool:
+async def make_client(settings: PostgresSettings) -> Pool:
     """Return a pool of our own; it connects when it is used.
 
     Behind PgBouncer nothing is kept on a connection: neither settings, nor prepared statements.

@@ -22,7 +22,7 @@ from stm_backends_redis.settings import Address, RedisSettings
 Client: TypeAlias = "Redis | RedisCluster"
 
 
-def borrowed(client: object) -> Connected:
+def require_client(client: object) -> Connected:
     """Return a client that is the caller's, ready for use and never closed."""
     if isinstance(client, Redis):
         return Server(client)
@@ -50,7 +50,7 @@ def borrowed(client: object) -> Connected:
     return Cluster(node_at, seeds, remap=lambda address: manager.remap_host_port(*address))
 
 
-def connect(settings: RedisSettings) -> Connected:
+def make_client(settings: RedisSettings) -> Connected:
     """Return what reaches the servers of these settings; it connects when it is first used."""
     common = client_options(settings)
     # A client's own limit is never met: those who find no place wait, and are told so.
@@ -59,7 +59,7 @@ def connect(settings: RedisSettings) -> Connected:
     def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
         return Server(
             client,
-            places=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
+            limit=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
             also=also or (),
         )
 
