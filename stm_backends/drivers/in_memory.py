@@ -1,8 +1,8 @@
-"""The in-memory driver: the waist, spelled out in plain Python.
+"""The in-memory driver: the driver contract in plain Python.
 
-Read it as the specification of what the other drivers do. An operation lets other tasks run once before
-it begins, as it would with any datastore, so that a loop that only reads and adds starves nobody; then it
-awaits nothing, so it is atomic on its event loop, and a lock makes it so between threads.
+It is the reference for the other drivers. An operation yields to other tasks once before it begins, as it
+would with any datastore, so that a loop of operations does not block the event loop. After that it awaits
+nothing, so it is atomic on its event loop, and a lock makes it atomic between threads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _READS: Final = ("load", "scan")
 
 @dataclass(slots=True)
 class _Stored:
-    """One record. `size` is the bytes of body and tail, kept up to date rather than counted."""
+    """One record. `size` is the bytes of body and tail, updated with each write."""
 
     version: str
     body: bytes | None = None
@@ -77,11 +77,11 @@ class _Scope:
 
 
 class MemoryStore:
-    """What a datastore is to other drivers: it outlives the drivers, and several may share it.
+    """The datastore of this driver: it outlives the drivers, and several drivers may share it.
 
-    `mortal` has the keys of all records that have an end. Each write looks at a few of them in turn,
-    whatever their scope, and removes those that have expired: a write's cost is bounded, and expired records
-    do not accumulate.
+    `mortal` has the keys of all records that expire. Each write checks a few of them in turn, in any scope,
+    and removes those that have expired. So the cost of a write is bounded, and expired records do not
+    accumulate.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class MemoryStore:
         self.mortal: OrderedDict[Key, None] = OrderedDict()
 
     def scope(self, name: str) -> _Scope:
-        """Return a scope, which is kept only once something is put into it."""
+        """Return a scope; an empty one is not stored until a record is put into it."""
         return self.scopes.get(name) or _Scope()
 
     def put(self, key: Key, stored: _Stored) -> None:
@@ -102,7 +102,7 @@ class MemoryStore:
             self.mortal[key] = None
 
     def remove(self, key: Key) -> None:
-        """Remove a record that is there."""
+        """Remove a record that exists."""
         records = self.scopes[key.scope].records
         del records[key.name]
         if not records:
@@ -110,7 +110,7 @@ class MemoryStore:
         self.mortal.pop(key, None)
 
     def sweep(self, now: float, count: int) -> None:
-        """Remove the expired ones among the `count` records whose turn it is."""
+        """Check the next `count` records that expire, and remove those that have expired."""
         for _ in range(min(count, len(self.mortal))):
             key = next(iter(self.mortal))
             if self.scopes[key.scope].records[key.name].is_expired(now):
@@ -123,12 +123,12 @@ _named_stores: Final[dict[str, MemoryStore]] = {}
 
 
 class MemoryDriver:
-    """The five operations on a dictionary. Each instance has its own life; a store may be shared."""
+    """The five operations on a dictionary, which instances may share."""
 
     name = "memory"
 
     _swept = 8
-    """How many records that have an end each write looks at, to remove those that have expired."""
+    """How many records that expire each write checks."""
 
     def __init__(
         self,
@@ -157,11 +157,11 @@ class MemoryDriver:
         )
 
     async def open(self) -> None:
-        """Make ready. Opening twice is harmless."""
+        """Get ready for operations. Opening twice is harmless."""
         self._is_open = True
 
     async def close(self) -> None:
-        """Let go of the store, which keeps what it holds. Twice is harmless."""
+        """Stop using the store, which keeps its records. Twice is harmless."""
         self._is_open = False
 
     async def load(self, key: Key) -> Record | None:
@@ -258,12 +258,12 @@ class MemoryDriver:
 
 
 def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:
-    """Return a driver on the store that `memory://NAME`, or the option `name`, names; else on a new one.
+    """Return a driver on the store named by `memory://NAME` or the option `name`, or on a new store.
 
-    All drivers of this process that give the same name share a store, which lasts as long as the process.
+    All drivers of this process with the same name share a store, which lasts as long as the process.
     The other `options` are the keyword arguments of `MemoryDriver`.
     """
-    del create  # a dictionary needs no setting up
+    del create  # a dictionary needs no setup
     known = ("name", "clock", "max_entry_bytes", "max_record_bytes", "deadline_s")
     require_known(options, known, backend="memory")
     parts = urlsplit(url or "memory://")
@@ -272,7 +272,9 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
     options = merged({"name": unquote(parts.netloc)} if parts.netloc else {}, options)
     name: object = options.pop("name", None)
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigurationError("name is the name of a store that all drivers of this process share")
+        raise ConfigurationError(
+            "name must be a string that is not empty: the name of a store that drivers of this process share"
+        )
     store = None if name is None else _named_stores.setdefault(name, MemoryStore())
     return MemoryDriver(store, **options)
 

@@ -107,25 +107,25 @@ async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (socket.gaierror(-2, "Name or service not known"), "the name of the host is not known"),
+        (socket.gaierror(-2, "Name or service not known"), "the host name is unknown"),
         (
             ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)"),
-            "refused: nothing listens there",
+            "connection refused: nothing listens there",
         ),
-        (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "refused: nothing listens there"),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "connection refused: nothing listens there"),
         (
             ssl.SSLError("WRONG_VERSION_NUMBER"),
-            "TLS was not agreed on: the server speaks none at this port",
+            "TLS failed: the server does not use TLS at this port",
         ),
         (
             ConnectionError('PostgreSQL server at "10.0.0.1:5" rejected SSL upgrade'),
-            "TLS was not agreed on: the server speaks none at this port",
+            "TLS failed: the server does not use TLS at this port",
         ),
         (
             ssl.SSLCertVerificationError("self-signed certificate"),
-            "TLS was not agreed on: the server's certificate is not trusted here",
+            "TLS failed: the server's certificate is not trusted here",
         ),
-        (ssl.SSLError("TLSV1_ALERT_PROTOCOL_VERSION"), "TLS was not agreed on"),
+        (ssl.SSLError("TLSV1_ALERT_PROTOCOL_VERSION"), "TLS failed"),
     ],
 )
 async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies(
@@ -144,8 +144,8 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (TimeoutError(), "no answer: the server is frozen or overloaded, or a firewall is in between"),
-        (ConnectionResetError(), "the server hung up: it may expect TLS, or be of another kind"),
+        (TimeoutError(), "no answer: the server is frozen or overloaded, or a firewall blocks the connection"),
+        (ConnectionResetError(), "the server closed the connection: it may expect TLS, or not be this kind of server"),
     ],
 )
 async def test_what_says_little_by_itself_is_told_only_of_an_attempt_to_open(
@@ -213,7 +213,7 @@ async def test_more_operations_than_places_wait_for_one_another():
 async def test_who_waits_for_a_place_in_vain_is_told_that_nothing_was_done():
     places = ConcurrencyLimit(1, patience_s=0.02)
     async with places:
-        with pytest.raises(Unavailable, match="more operations are under way than pool_size allows"):
+        with pytest.raises(Unavailable, match="too many operations in progress; see pool_size"):
             async with places:
                 pass
     async with places:

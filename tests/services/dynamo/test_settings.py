@@ -65,10 +65,10 @@ def test_a_table_and_a_place_have_defaults():
         ("dynamodb://table?endpoint_url=http://[h", "endpoint_url must be a URL"),
         ("dynamodb://[table", "unbalanced brackets"),
         ("dynamodb://table?hush-secret@h", "no such setting"),
-        ("dynamodb://table?pool_size=0", "pool_size is between"),
+        ("dynamodb://table?pool_size=0", "pool_size must be between"),
         ("dynamodb://table?pool_size=many", "not a number"),
         ("dynamodb://table?deadline_s=0", "positive"),
-        ("dynamodb://table?max_entry_bytes=405505", "max_entry_bytes is between"),
+        ("dynamodb://table?max_entry_bytes=405505", "max_entry_bytes must be between"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy_and_without_a_secret(url, says):
@@ -88,7 +88,7 @@ def test_what_cannot_work_is_refused_with_a_remedy_and_without_a_secret(url, say
         ({"session_token": "hush-secret"}, "needs an access_key_id"),
         ({"region": 5}, "region must be a string or None"),
         ({"endpoint_url": 5}, "endpoint_url must be a string"),
-        ({"clock": 5}, "clock is a function"),
+        ({"clock": 5}, "clock must be a function"),
         ({"client": object()}, "boto3.client('dynamodb')"),
     ],
 )
