@@ -1,7 +1,7 @@
-"""One write at a time to each document, in the order in which this process asked for them.
+"""One write at a time to each document, in the order in which this process makes them.
 
-MongoDB starts a write over when another was faster at the same document. Of many at once each starts over
-again and again, and reads the whole document each time, until the deadline ends some of them.
+MongoDB restarts a write when another one changed the same document first. Many at once restart again and
+again, and read the whole document each time, until the deadline ends some of them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from stm_backends.errors import Unavailable
 
 
 class _Queue(asyncio.Lock):
-    """A lock, which is first in, first out, and how many hold it or wait for it."""
+    """A lock, which is first in, first out, and the number of writes that hold it or wait for it."""
 
     users = 0
 
 
 class Turns:
-    """A queue for each key. A key whose queue nothing waits in takes no memory."""
+    """A queue for each key. A key without writes takes no memory."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -32,7 +32,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncGenerator[None]:
-        """Wait for a turn and keep it; raises `Unavailable` if it does not come within the patience."""
+        """Wait for earlier writes to the key, for at most `patience_s`; then raises `Unavailable`."""
         queue = self._queues.setdefault(key, _Queue())
         queue.users += 1
         try:

@@ -1,9 +1,9 @@
 """The Redis driver: records in one Redis, in the master that sentinels name, or spread over a Redis Cluster.
 
-Every operation is one command or one script, and one round trip. There are three exceptions, none of which
-does anything twice: a server that does not know a script (it was restarted, or its scripts were flushed)
-is sent the text of it; a cluster that moves a slot redirects, which the client library follows, and may ask
-to try again in a moment.
+Every operation is one command or one script, and one round trip. There are three exceptions, and none of them
+does anything twice. A server that does not know a script (it was restarted, or its scripts were flushed) is
+sent the text of it. A cluster that moves a slot redirects the operation. Or it asks for a retry a moment
+later.
 
 The keys of one scope share a hash tag, so that a record and the index of its scope are in one slot.
 """
@@ -39,8 +39,8 @@ _MAX_PAGE: Final = 10_000
 class RedisDriver:
     """The five operations on Redis.
 
-    With a `client` of `redis.asyncio`, which is never closed, the driver works without being opened; opening
-    it then sees that the server is there. Without one, `open` makes a client and `close` closes it.
+    A `client` of `redis.asyncio` is never closed here, and works without `open()`, which then only checks the
+    server. Without one, `open` makes a client and `close` closes it.
     """
 
     name = "redis"
@@ -64,7 +64,7 @@ class RedisDriver:
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
-        """Connect, log in, and see that writes can be as durable as asked. Opening twice is harmless."""
+        """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
         async with self._opening:
             if self._client is not None and self._client is not self._given:
                 return
@@ -77,13 +77,13 @@ class RedisDriver:
             self._client = client
 
     async def close(self) -> None:
-        """Let what has been sent end, and close the client if it is ours. Twice is harmless."""
+        """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         record, _ = self._keys(key)
         elements: list[bytes] = await self._run("load", statements.LOAD, (record, 0, -1), key=record)
         if not elements:
@@ -94,7 +94,7 @@ class RedisDriver:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load") from None
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
         self._edge.require_fits("append", "entry", len(entry))
         most = self.traits.max_record
@@ -134,7 +134,7 @@ class RedisDriver:
         return self._fitting("replace", stored) == 1
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`; returns whether it did."""
         condition, expected = ("any", "") if expect is ANY else ("is", expect)
         removed: int = await self._write(
             "delete", statements.DELETE, key, condition, expected.encode(), int(self._safeguard.is_asked)
@@ -151,7 +151,7 @@ class RedisDriver:
         following, *names = (name.decode() for name in found)
         return Page(tuple(names), following or None)
 
-    # How it is sent
+    # Sending
 
     async def _write(self, operation: str, script: Statement, key: Key, *arguments: Argument) -> Any:
         record, index = self._keys(key)
@@ -172,7 +172,7 @@ class RedisDriver:
         key: bytes,
         behind: tuple[Command, ...] = (),
     ) -> Any:
-        """Return the answer to a command or a script, and to what is to be sent behind it."""
+        """Return the answer to a command or a script; `behind` is sent after it in the same packet."""
         client = self._client
         if client is None:
             raise self._edge.not_open(operation)
@@ -180,10 +180,10 @@ class RedisDriver:
         give_up_at = now() + self._settings.deadline_s * 0.8
 
         async def until_taken() -> Any:
-            # What is sent behind a script that the server does not know would wait in vain.
+            # A WAIT behind a script that the server does not know would wait for nothing.
             command = statement.command if not behind or statement in self._sent else statement.in_full
             while True:
-                if self._client is not client:  # what is sent after closing would connect again
+                if self._client is not client:  # sending after `close` would connect again
                     raise self._edge.not_open(operation)
                 try:
                     answer, *rest = await client.exchange(key, (*command, *arguments), *behind)
@@ -203,7 +203,7 @@ class RedisDriver:
         return await self._edge.run(operation, until_taken)
 
     async def _greet(self, client: Connected) -> None:
-        # A look at a key of ours, so that a user who may use no others is let in.
+        # Looks at a key with our prefix, for users who may use no others.
         key = self._index("nobody")
         (answer,) = await client.exchange(key, ("EXISTS", key))
         if isinstance(answer, Exception):
@@ -211,9 +211,9 @@ class RedisDriver:
         await self._safeguard.require(client, key)
 
     def _index(self, scope: str) -> bytes:
-        """Return the key of a scope's index. Its braces say to a cluster where all keys of the scope belong.
+        """Return the key of a scope's index. Its braces put all keys of the scope in one slot of a cluster.
 
-        The prefix contains no brace, and the scope no closing one, so no two scopes share a key.
+        The prefix contains no brace, and the escaped scope no closing one, so no two scopes share a key.
         """
         tag = scope.replace("%", "%25").replace("}", "%7D")
         return f"{self._settings.key_prefix}{{{tag}}}".encode()
@@ -230,7 +230,7 @@ class RedisDriver:
 
 
 def _record(elements: list[bytes]) -> Record:
-    """Return the record that a list holds; raises `ValueError` if it is not whole."""
+    """Return the record that a list holds; raises `ValueError` if the list is incomplete."""
     version, measure, body, *tail = elements
     length, size, body_size = map(int, measure.split())
     if (len(tail), sum(map(len, tail)), len(body)) != (length, size, max(body_size, 0)):

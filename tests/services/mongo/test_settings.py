@@ -109,7 +109,7 @@ def test_options_of_the_connection_may_stand_beside_the_url():
         ("mongodb://h/?maxPoolSize=many", "value of maxPoolSize"),
         ("mongodb://h/?tls=maybe", "value of tls"),
         ("mongodb://h/?tlsCAFile=/nowhere", "value of tlsCAFile"),
-        ("mongodb://h/?directConnection=true&loadBalanced=true", "does not take this URL"),
+        ("mongodb://h/?directConnection=true&loadBalanced=true", "does not accept this URL"),
         ("mongodb://user:pa/ss@h", "percent-encoded"),
     ],
 )
