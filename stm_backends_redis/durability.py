@@ -39,8 +39,8 @@ class Safeguard:
         if where:
             return f"acknowledged once {' and '.join(where)}"
         return (
-            "as the server is configured: with `appendfsync always` survives a crash of the server; a failover
-            " "may lose the last writes"
+            "as the server is configured: with `appendfsync always` survives a crash of the server; a "
+            "failover may lose the last writes"
         )
 
     @property

@@ -112,7 +112,10 @@ async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge
             ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)"),
             "connection refused: nothing listens there",
         ),
-        (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "connection refused: nothing listens there"),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed"),
+            "connection refused: nothing listens there",
+        ),
         (
             ssl.SSLError("WRONG_VERSION_NUMBER"),
             "TLS failed: the server does not use TLS at this port",
@@ -144,8 +147,14 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (TimeoutError(), "no answer: the server is frozen or overloaded, or a firewall blocks the connection"),
-        (ConnectionResetError(), "the server closed the connection: it may expect TLS, or not be this kind of server"),
+        (
+            TimeoutError(),
+            "no answer: the server is frozen or overloaded, or a firewall blocks the connection",
+        ),
+        (
+            ConnectionResetError(),
+            "the server closed the connection: it may expect TLS, or not be this kind of server",
+        ),
     ],
 )
 async def test_what_says_little_by_itself_is_told_only_of_an_attempt_to_open(

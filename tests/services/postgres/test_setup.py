@@ -181,7 +181,7 @@ async def test_unix_sockets_are_written_as_libpq_writes_them(server):
 
 async def test_what_asyncpg_cannot_make_sense_of_is_a_configuration_error(url, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="asyncpg cannot connect as told"):
+    with pytest.raises(ConfigurationError, match="asyncpg cannot connect with these settings"):
         await open_at(f"{url}?sslmode=verify-full")
     with pytest.raises(Unavailable, match="no such file"):
         await open_at(f"{url}?sslmode=verify-full&sslrootcert=/not/there.pem")
