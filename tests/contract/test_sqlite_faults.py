@@ -361,7 +361,7 @@ async def test_a_statement_is_interrupted_at_its_deadline_and_rolled_back(path):
 
     async with opened(path, deadline_s=0.2) as driver:
         await driver.append(KEY, b"a", initial_version="v", ttl=None)
-        with pytest.raises(Unavailable, match="interrupted at its deadline and rolled back"):
+        with pytest.raises(Unavailable, match="interrupted at the deadline and rolled back"):
             await driver.run_write(work)
         assert await driver.load(KEY) == Record("v", None, (b"a",))
         assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 2

@@ -110,7 +110,7 @@ def test_options_of_the_connection_may_stand_beside_the_url():
         ("mongodb://h/?tls=maybe", "value of tls"),
         ("mongodb://h/?tlsCAFile=/nowhere", "value of tlsCAFile"),
         ("mongodb://h/?directConnection=true&loadBalanced=true", "does not accept this URL"),
-        ("mongodb://user:pa/ss@h", "percent-encoded"),
+        ("mongodb://user:pa/ss@h", "percent-encode"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy(url, says):

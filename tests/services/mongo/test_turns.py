@@ -141,7 +141,7 @@ async def test_a_turn_that_is_cancelled_while_it_is_taken_goes_to_the_next():
 async def test_a_turn_that_does_not_come_is_unavailable():
     turns = Turns(patience_s=0.01)
     async with turns.turn("key"):
-        with pytest.raises(Unavailable, match=r"mongo\.append: .* not sent"):
+        with pytest.raises(Unavailable, match="this one was not sent"):
             async with turns.turn("key"):
                 raise AssertionError("two at once")
     async with turns.turn("key"):
