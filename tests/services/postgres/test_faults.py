@@ -183,7 +183,7 @@ async def test_durability_is_what_the_setting_says(url, setting):
     pool = await make_client(settings)
     assert await pool.fetchval("SHOW synchronous_commit") == setting
     await pool.close()
-    assert ("may take the last moments" in PostgresDriver(settings).traits.durability) is (setting == "off")
+    assert ("may lose the last moments" in PostgresDriver(settings).traits.durability) is (setting == "off")
 
 
 async def test_of_a_pool_handed_in_durability_is_the_owners_affair(url):
