@@ -364,4 +364,4 @@ def _typed(value: object, kind: type[T]) -> T:
 
 
 def _not_whole(reason: str) -> Corrupt:
-    return Corrupt(f"the record is not whole: {reason}")
+    return Corrupt(f"the record is incomplete: {reason}")
