@@ -31,13 +31,13 @@ from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.sqlite.thread import ConnectionThread
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
-from stm_backends_dynamo.client import made
+from stm_backends_dynamo.client import make_client as make_dynamo
 from stm_backends_mongo import MongoDriver, MongoSettings
 from stm_backends_mongo.client import make_client
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from stm_backends_postgres.pool import make_pool
+from stm_backends_postgres.client import make_client as make_pool
 from stm_backends_redis import RedisDriver, RedisSettings
-from stm_backends_redis.clients import client_options
+from stm_backends_redis.client import client_options
 from tests.support import dynamodb, mongod, redis_server
 from tests.support.postgresql import Postgres, find_binaries
 
@@ -352,7 +352,7 @@ async def dynamo(folder: Path) -> AsyncIterator[Datastore]:
             place = server.place
         stack.enter_context(dynamodb.with_table(place))
         settings = replace(DynamoSettings.from_url(place.url), **place.credentials)
-        async with made(settings) as client, _open(DynamoDriver(settings)) as driver:
+        async with make_dynamo(settings) as client, _open(DynamoDriver(settings)) as driver:
             yield Datastore(
                 name="DynamoDB",
                 about=f"{place.version}, aiobotocore {version('aiobotocore')}",

@@ -1,4 +1,4 @@
-"""The client of DynamoDB, made by us or handed in, and the requests of one operation to it."""
+"""The client of DynamoDB, made here or handed in, and the requests of one operation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 
 class Answer(NamedTuple):
-    """What became of a conditional write.
+    """The result of a conditional write.
 
-    `content` is the response if it was done; else the item that was met, or `{}` if there is none or if
-    the server is too old to say.
+    `content` is the response if it was done. Otherwise it is the current item, or `{}` if there is none or
+    the server is too old to return it.
     """
 
     done: bool
@@ -49,19 +49,19 @@ class Requests:
 
     @property
     def left_s(self) -> float:
-        """How many seconds are left of the operation."""
+        """The seconds left until the deadline of the operation."""
         return self._until - asyncio.get_running_loop().time()
 
     async def send(self, statement: Statement) -> dict[str, Any]:
-        """Return the response to a statement; sent again, after a pause, while it is throttled.
+        """Return the response to a statement, retried after a pause while it is throttled.
 
-        So is what met a transaction of the same item, of which nothing was done either.
+        A statement that conflicts with a transaction on the same item is retried too; it was not done.
         """
         call = functools.partial(getattr(self._client, statement.call), **statement.on(self._table))
         longest = _FIRST_PAUSE_S
         while True:
             try:
-                # One of boto3 blocks; cancelling the caller leaves its request to end in its thread.
+                # boto3 blocks, so it runs in a thread; cancelling the caller does not stop the request.
                 return await (call() if is_asynchronous(self._client) else asyncio.to_thread(call))
             except ClientError as error:
                 pause = random.uniform(0, longest)
@@ -71,7 +71,7 @@ class Requests:
             longest = min(2 * longest, _LONGEST_PAUSE_S)
 
     async def attempt(self, statement: Statement) -> Answer:
-        """Send a conditional write; that it is refused on its condition is an answer, too."""
+        """Send a conditional write; a failed condition is an answer, not an error."""
         try:
             return Answer(True, await self.send(statement))
         except ClientError as error:
@@ -86,27 +86,27 @@ def is_asynchronous(client: Any) -> bool:
 
 
 def require_client(client: Any) -> None:
-    """Raise `ConfigurationError` for what is no client of DynamoDB."""
+    """Raise `ConfigurationError` for anything but a client of DynamoDB."""
     model = getattr(getattr(client, "meta", None), "service_model", None)
     if getattr(model, "service_name", None) != "dynamodb" or not hasattr(client, "put_item"):
         raise ConfigurationError(
-            "client is one of boto3, as boto3.client('dynamodb') returns it, or one of aiobotocore that was "
-            f"entered with `async with`; not {type(client).__name__}"
+            "client must be one of boto3, as boto3.client('dynamodb') returns it, or one of aiobotocore "
+            f"that was entered with `async with`; not {type(client).__name__}"
         )
 
 
 @contextlib.asynccontextmanager
-async def made(settings: DynamoSettings) -> AsyncGenerator[Any]:
-    """Make a client of aiobotocore, and close it in the end. Raises `ConfigurationError`."""
-    # boto3 alone will do for those who hand their client in.
+async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
+    """Make a client of aiobotocore, and close it at the end. Raises `ConfigurationError`."""
+    # Imported here, because boto3 alone is enough for a client that is handed in.
     aiobotocore: Any = importlib.import_module("aiobotocore.session")
     configuration: Any = importlib.import_module("aiobotocore.config")
     session = aiobotocore.AioSession(profile=settings.profile)
     session.register_component("data_loader", _loader())
     config = configuration.AioConfig(
-        # A write whose answer is lost must not be sent again by anybody who cannot tell what that means.
+        # The core retries writes whose outcome is unknown; the client must not.
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # Shorter than the deadline, so that what was never sent is known not to have been done.
+        # Shorter than the deadline, so that a failure to connect is known before it: nothing was sent.
         connect_timeout=settings.deadline_s / 2,
         read_timeout=settings.deadline_s,
         max_pool_connections=settings.pool_size,
@@ -129,12 +129,14 @@ async def made(settings: DynamoSettings) -> AsyncGenerator[Any]:
         except (BotoCoreError, ValueError) as error:
             if meaning(error) is not None:
                 raise
-            raise ConfigurationError(f"no client for DynamoDB can be made like this: {error}") from error
+            raise ConfigurationError(
+                f"no client for DynamoDB can be made with these settings: {error}"
+            ) from error
         yield client
 
 
 @functools.cache
 def _loader() -> Any:
-    """Return what reads the description of DynamoDB's interface, once for all clients: it takes 0.1 s."""
+    """Return the loader of DynamoDB's API description, shared by all clients because it takes 0.1 s."""
     aiobotocore: Any = importlib.import_module("aiobotocore.session")
     return aiobotocore.AioSession().get_component("data_loader")

@@ -1,24 +1,24 @@
-"""The DynamoDB driver: one table; a record is one item, its head, and what is large of it beside that.
+"""The DynamoDB driver: one table; a record is one item, its head, and further items for large values.
 
-DynamoDB has no clock that a condition could ask, so the clock of the host that asks judges what has
-expired: hosts whose clocks differ by a second disagree for a second about when a record ends.
+Conditions of DynamoDB cannot read a server's clock, so the client's host decides expiry: hosts whose clocks
+differ by a second disagree for a second about when a record ends.
 
-Exceptions to one request an operation. Because a condition can say no more than yes or no:
+An operation is one request, with these exceptions. Because a condition only succeeds or fails:
 
-- A birth takes two: the append that finds nothing alive, and the write that creates the record.
-- A replace with `expect=ANY, ttl=KEEP` of a record that is not there takes two, likewise.
-- A write that was refused takes a read more where the answer does not say what it has met: on servers
-  older than June 2023, and where there was nothing to delete.
+- An append that creates a record takes two: one that finds no live record, and one that creates it.
+- A replace with `expect=ANY, ttl=KEEP` of an absent record takes two.
+- A write that was refused takes another read if the answer does not include the current item: on servers
+  older than June 2023, and when there was nothing to delete.
 
-Because a value in a part is another item (`statements.py` says why it is one step all the same):
+Because a value in a part is another item (`statements.py` says why the operation is still atomic):
 
 - A load of a record with parts takes two, and one more for each further megabyte.
 - An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first
   part of a record takes a transaction, after a look and, to an entry, a mark in the head.
 - A fold of a record with parts takes a look first, perhaps at a part, and a request that deletes parts.
 - An append that fills the head moves its entries into a part: a look, two writes, a look.
-- Erasing a record with parts takes six and more.
-- What meets another writer looks again, and does it again.
+- Erasing a record with parts takes six or more.
+- An operation that conflicts with another writer reads again and retries.
 """
 
 from __future__ import annotations
@@ -31,14 +31,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.checks import (
-    not_open,
-    require_clock,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import require_clock, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -53,9 +46,9 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
-from stm_backends.errors import OutcomeUnknown, Unavailable, located
+from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_dynamo import statements, table
-from stm_backends_dynamo.client import Requests, made, require_client
+from stm_backends_dynamo.client import Requests, make_client, require_client
 from stm_backends_dynamo.errors import ClientError, is_invalid, meaning
 from stm_backends_dynamo.items import (
     Element,
@@ -75,16 +68,16 @@ from stm_backends_dynamo.stored import ROUNDS, Stored
 T = TypeVar("T")
 
 _MAX_PAGE: Final = 10_000
-"""DynamoDB ends a page after a megabyte, whatever it is asked for."""
+"""DynamoDB itself ends a page after a megabyte."""
 
 _MOST_NOTED: Final = 1_000
-"""Of how many records it is remembered that they have parts, or some that their heads do not name."""
+"""The most records that are remembered to have parts, or parts that their heads do not name."""
 
 
 class DynamoDriver:
-    """The five operations on a table. A client that is handed in works at once and is never closed.
+    """The five operations on a table. A client that is handed in works without `open()` and is never closed.
 
-    `clock` is the host's, in seconds since the epoch, and should be that of all who share the table.
+    `clock` is the host's, in seconds since the epoch, and should be the same for all that share the table.
     `create=True` lets `open` create the table, and its time to live, if they are missing.
     """
 
@@ -110,12 +103,11 @@ class DynamoDriver:
         self._sizes = sizes
         self._littered: set[Key] = set()
         self._with_parts: set[Key] = set()
-        # Of a client that is handed in its owner decides how much it does at once.
-        self._places: ConcurrencyLimit | None = None
+        # The owner of a client that is handed in decides how many operations it runs at once.
+        self._limit: ConcurrencyLimit | None = None
         self._closing = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self.traits = Traits(
             reach="network",
             clock="client",
@@ -123,26 +115,27 @@ class DynamoDriver:
             max_entry=settings.max_entry_bytes,
             max_record=sizes.record,
             max_drop=statements.MAX_DROP,
-            # Hosts whose clocks differ by half a second agree for half a second that such a record lives.
+            # Hosts whose clocks differ by half a second agree for half a second that such a record exists.
             min_ttl=1.0,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
         """Make the client, and with `create=True` the table. Opening twice is harmless."""
         async with self._opening:
             try:
                 if self._client is None:
-                    self._client = self._given or await self._edge.run("open", self._make_client)
+                    self._client = self._given or await self._edge.run("open", self._open_client)
                 if self._create:
-                    await table.prepare(self._client, self._settings.table, backend=self.name)
+                    await table.prepare(self._edge, self._client, self._settings.table)
                     self._create = False
             except BaseException:
                 await self.close()
                 raise
 
     async def close(self) -> None:
-        """Let what has been sent end, and close the client if it is ours. Twice is harmless."""
+        """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
         self._client = None
         closing, self._closing = self._closing, AsyncExitStack()
         try:
@@ -152,7 +145,7 @@ class DynamoDriver:
             await closing.aclose()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
 
         async def work(stored: Stored) -> Record | None:
             return await stored.load()
@@ -160,9 +153,9 @@ class DynamoDriver:
         return await self._on(key, "load", work)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
-        require_fits("entry", len(entry), self.traits.max_entry, backend=self.name, operation="append")
+        self._edge.require_fits("append", "entry", len(entry))
         add = self._append_part if len(entry) > self._sizes.large else self._append
 
         async def work(stored: Stored) -> int:
@@ -177,13 +170,13 @@ class DynamoDriver:
             added = await stored.requests.attempt(adding)
             if added.done:
                 grown, loose = int(added.content["Attributes"]["grown"]["N"]), self._sizes.loose
-                # Of all who add, one comes past each multiple.
+                # Exactly one of all appends passes each multiple.
                 if grown // loose != (grown - weight_of(entry)) // loose:
                     await stored.aside(stored.seal(least=loose // 2))
                 return int(added.content["Attributes"]["entries"]["N"])
             head = await stored.look(added.content) if added.content else None
             if head is None:
-                # Nothing is alive there, so this is a birth, in the place of an expired record if need be.
+                # There is no live record, so create one, replacing an expired one if there is one.
                 created = item_of(initial_version, None, (entry,), ttl=ttl, now=now)
                 created = await stored.requests.attempt(statements.create(key, created, now=now))
                 if created.done:
@@ -197,7 +190,7 @@ class DynamoDriver:
     async def _append_part(
         self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None
     ) -> int:
-        """Add an entry that gets a part of its own."""
+        """Add an entry in a separate part."""
         key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
         for _ in range(ROUNDS):
             before = await stored.item()
@@ -240,7 +233,7 @@ class DynamoDriver:
         require_drop(drop, expect)
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
-        require_fits("entry", len(body), self.traits.max_entry, backend=self.name, operation="replace")
+        self._edge.require_fits("replace", "entry", len(body))
 
         async def work(stored: Stored) -> bool:
             if isinstance(expect, str):
@@ -263,7 +256,7 @@ class DynamoDriver:
         head: Head | None = None
         for _ in range(ROUNDS):
             found: Item = {}
-            # What is refused is billed as well, so it is not tried where parts were seen before.
+            # A refused write is billed too, so it is not tried if parts were seen before.
             has_parts = head.life if head else key in self._with_parts
             if not (isinstance(element, Reference) or has_parts):
                 folded = await stored.requests.attempt(
@@ -355,7 +348,7 @@ class DynamoDriver:
         key, now = stored.key, stored.now
         kept, life = stored.kept_of(head, ttl), new_version()
         if head is not None and head.life and stored.keeps(head, ttl):
-            # The same, so that those who save at once do not get in each other's way.
+            # Unchanged, so that concurrent saves do not conflict.
             life = head.life
         elif head is not None and head.life:
             kept = stored.kept_of(None, ttl)
@@ -377,7 +370,7 @@ class DynamoDriver:
         return saved.done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`; returns whether it did."""
         version = None if expect is ANY else expect
 
         async def work(stored: Stored) -> bool:
@@ -401,11 +394,11 @@ class DynamoDriver:
                         try:
                             await stored.finish_erasing(erased.content["Attributes"])
                         except Exception as error:
-                            # The record is gone already, so it cannot be said that nothing was done.
+                            # The record is already gone, so `Unavailable` would be wrong.
                             if (meaning(error) or (None,))[0] is not Unavailable:
                                 raise
                             raise OutcomeUnknown(
-                                "erased, but its parts could not be deleted yet; erase it again"
+                                "erased, but its parts could not be deleted yet; delete it again"
                             ) from error
                         return True
             raise stored.unsettled()
@@ -425,30 +418,29 @@ class DynamoDriver:
 
         return await self._run("scan", work)
 
-    async def _make_client(self) -> Any:
+    async def _open_client(self) -> Any:
         closing = AsyncExitStack()
-        client = await closing.enter_async_context(made(self._settings))
-        # Only now, and together: whoever closes meanwhile has closed nothing of this.
+        client = await closing.enter_async_context(make_client(self._settings))
+        # Assigned together at the end, so that a concurrent `close` closes either nothing or all of it.
         self._closing = closing
-        self._places = ConcurrencyLimit(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
+        self._limit = ConcurrencyLimit(self._settings.pool_size, patience_s=self._settings.deadline_s / 2)
         return client
 
     async def _run(self, operation: str, work: Callable[[Requests, float], Awaitable[T]]) -> T:
-        """Run the requests of one operation, which are judged at one instant, within the deadline."""
+        """Run the requests of one operation within the deadline; expiry is decided at one point in time."""
         if self._client is None:
-            raise not_open(backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
         loop = asyncio.get_running_loop()
         requests = Requests(self._client, self._settings.table, until=loop.time() + self._settings.deadline_s)
 
         async def in_turn() -> T:
-            async with self._places or contextlib.nullcontext():
+            async with self._limit or contextlib.nullcontext():
                 return await work(requests, round(self._clock(), 6))
 
         ended: asyncio.Future[None] = loop.create_future()
         self._running.add(ended)
         try:
-            with located(self.name, operation):
-                return await self._edge.run(operation, in_turn)
+            return await self._edge.run(operation, in_turn)
         finally:
             self._running.discard(ended)
             ended.set_result(None)
@@ -463,7 +455,7 @@ class DynamoDriver:
             except ClientError as error:
                 if not is_invalid(error) or operation not in ("append", "replace"):
                     raise
-                # A head that an earlier version has written may be as large as an item can be.
+                # A head written by an earlier version may have the maximum size of an item.
                 await stored.seal(least=1)
                 return await work(stored)
             finally:

@@ -1,4 +1,4 @@
-"""What a caller can conclude from each error of DynamoDB and of its client libraries."""
+"""What each error of DynamoDB and of its client libraries means for the caller."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stm_backends.drivers.edge import Meaning
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 
 REFUSED: Final = "ConditionalCheckFailedException"
-"""Not an error: the answer of a write whose condition does not hold."""
+"""Not an error, but the answer to a write whose condition does not hold."""
 
 INVALID: Final = "ValidationException"
-"""What a record that grows too large is refused with, among others."""
+"""The error for a record that becomes too large, among others."""
 
 THROTTLED: Final = frozenset(
     {
@@ -26,10 +26,10 @@ THROTTLED: Final = frozenset(
         "ThrottlingException",
     }
 )
-"""Refused before anything was done, for a moment; sent again."""
+"""Refused for a moment before anything was done; retried."""
 
 CONFLICT: Final = "TransactionConflictException"
-"""Refused because a transaction of the same item was under way; sent again."""
+"""Refused because of a concurrent transaction on the same item; retried."""
 
 CANCELLED: Final = "TransactionCanceledException"
 """A transaction that was not done; its reasons say why."""
@@ -41,7 +41,10 @@ _PASSING_REASONS: Final = frozenset(
 )
 
 _THROTTLED: Final[Meaning] = (Unavailable, "throttled until the deadline; raise the table's throughput")
-_CONFLICT: Final[Meaning] = (Unavailable, "the item is part of a transaction, or of a write elsewhere")
+_CONFLICT: Final[Meaning] = (
+    Unavailable,
+    "the item is part of a concurrent transaction, or of a write in another region",
+)
 _NO_TABLE: Final[Meaning] = (
     Unavailable,
     (
@@ -49,21 +52,21 @@ _NO_TABLE: Final[Meaning] = (
         "--url URL` does), or run what `stm-backends schema --url URL` prints"
     ),
 )
-_DENIED: Final[Meaning] = (Denied, "these credentials may not do that, or are not valid (any more)")
+_DENIED: Final[Meaning] = (Denied, "these credentials lack a permission, are invalid or have expired")
 _NO_CREDENTIALS: Final[Meaning] = (
     Denied,
     (
-        "no credentials were found, or they could not be had, where AWS programs look for them: "
+        "no credentials were found, or they could not be loaded, where AWS programs look for them: "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, the role of the host"
     ),
 )
 _CLOCK: Final[Meaning] = (
     Denied,
-    "the signature is not valid: a wrong secret key, or the host's clock is off",
+    "the signature is not valid: the secret key or the host's clock is wrong",
 )
 _ALTERED: Final[Meaning] = (
     Corrupt,
-    "the request does not fit the table or the record: it has other keys, or was altered by something else",
+    "the request does not fit the table or the record: it has other keys, or was changed by another program",
 )
 _FAILED: Final[Meaning] = (OutcomeUnknown, "the server failed")
 _NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection could be made")
@@ -87,16 +90,16 @@ _BY_CODE: Final[dict[str, Meaning]] = {
     "UnrecognizedClientException": _DENIED,
 }
 
-# Whoever stands before DynamoDB, such as a firewall or an endpoint's policy, has words of its own.
+# A firewall or an endpoint's policy in front of DynamoDB has its own error codes.
 _BY_STATUS: Final[dict[int, Meaning]] = {401: _DENIED, 403: _DENIED}
 
-_UNKNOWN: Final[Meaning] = (OutcomeUnknown, "DynamoDB answered an error that is not known")
+_UNKNOWN: Final[Meaning] = (OutcomeUnknown, "DynamoDB returned an unknown error")
 
 _BY_CLASS: Final[dict[type[Exception], Meaning]] = {
     exceptions.EndpointConnectionError: _NO_CONNECTION,
     exceptions.ConnectTimeoutError: _NO_CONNECTION,
     exceptions.ProxyConnectionError: _NO_CONNECTION,
-    exceptions.SSLError: (Unavailable, "no connection could be made that is safe (TLS)"),
+    exceptions.SSLError: (Unavailable, "no secure connection could be made (TLS)"),
     exceptions.NoCredentialsError: _NO_CREDENTIALS,
     exceptions.PartialCredentialsError: _NO_CREDENTIALS,
     exceptions.CredentialRetrievalError: _NO_CREDENTIALS,
@@ -109,7 +112,7 @@ _BY_CLASS: Final[dict[type[Exception], Meaning]] = {
 
 
 def code_of(error: ClientError) -> str:
-    """Return what DynamoDB calls an error."""
+    """Return DynamoDB's code of an error."""
     return cast("dict[str, Any]", error.response).get("Error", {}).get("Code", "")
 
 
@@ -123,12 +126,12 @@ def is_refused(error: ClientError) -> bool:
 
 
 def is_invalid(error: ClientError) -> bool:
-    """Return whether a write was refused as not valid, as one is that makes an item too large."""
+    """Return whether a write was refused as invalid, for example because it makes an item too large."""
     return code_of(error) == INVALID or (not is_refused(error) and _NOT_VALID in _reasons_of(error))
 
 
 def is_passing(error: ClientError) -> bool:
-    """Return whether nothing was done for a reason that passes, so that the same may be sent again."""
+    """Return whether an error is transient and nothing was done, so that the request can be retried."""
     code = code_of(error)
     if code == CANCELLED:
         return _reasons_of(error).keys() - {"None"} <= _PASSING_REASONS
@@ -136,19 +139,19 @@ def is_passing(error: ClientError) -> bool:
 
 
 def found_by(error: ClientError) -> dict[str, Any]:
-    """Return the item that a refused write has met; `{}` if there is none, or the server does not say."""
+    """Return the current item from a refused write; `{}` if there is none or the server omits it."""
     response = cast("dict[str, Any]", error.response)
     return response.get("Item") or _reasons_of(error).get(_CONDITION_FAILED, {}).get("Item", {})
 
 
 def _reasons_of(error: ClientError) -> dict[str, dict[str, Any]]:
-    """Return why a transaction was cancelled, by the code of each reason; of other errors nothing."""
+    """Return the reasons of a cancelled transaction by their codes; `{}` for other errors."""
     reasons = cast("dict[str, Any]", error.response).get("CancellationReasons", [])
     return {reason.get("Code", "None"): reason for reason in reasons}
 
 
 def meaning(error: Exception) -> Meaning | None:
-    """Return what an error amounts to; nothing of its own text, which may quote a key."""
+    """Return what an error means, without its own text, which may quote a key."""
     if isinstance(error, ClientError):
         if is_invalid(error):
             return _ALTERED
@@ -162,7 +165,7 @@ def meaning(error: Exception) -> Meaning | None:
 
 
 def _was_connected(error: BotoCoreError) -> bool:
-    """Return whether a connection had been there: aiobotocore says of both that there could be none."""
+    """Return whether a connection was lost: aiobotocore raises the same error as for a failed connect."""
     cause: object = cast("Any", error).kwargs.get("error")
     aiohttp = sys.modules.get("aiohttp")
     return (

@@ -1,4 +1,4 @@
-"""A record as items of DynamoDB, there and back: a head, and the parts that stand beside it.
+"""The conversion of a record to items of DynamoDB and back: a head, and the parts beside it.
 
 A small record is its head alone. What is large stands in parts: items that are written once and never
 changed, each a list of values. The head then holds references in their place, and it alone says which
@@ -20,7 +20,7 @@ from stm_backends.errors import Corrupt
 T = TypeVar("T")
 
 Item: TypeAlias = dict[str, dict[str, Any]]
-"""Attributes by their names, each as its type and value: `{"version": {"S": "..."}}`."""
+"""Attributes by their names, each with its type and value: `{"version": {"S": "..."}}`."""
 
 LAYOUT: Final = 2
 """The layout of a record with parts. A record without them is of layout 1, a single item, and says nothing.
@@ -30,10 +30,10 @@ LAYOUT: Final = 2
 
 _NOTHING: Final = {"NULL": True}
 _EMPTY: Final[dict[str, Any]] = {"L": []}
-"""What stands for no bytes: servers older than May 2020 refuse an empty binary."""
+"""Represents empty bytes: servers older than May 2020 refuse an empty binary."""
 
 _GRACE_S: Final = 7 * 86_400.0
-"""How long at least a part is kept beyond the end of its record, so that it need not be prolonged often."""
+"""The least time a part is kept after its record expires, so that it is rarely prolonged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Reference(NamedTuple):
 
 
 Element: TypeAlias = bytes | Reference
-"""What stands at a place of a head's tail: an entry, or a reference to several."""
+"""An element of a head's tail: an entry, or a reference to several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Head:
 
     @classmethod
     def of_body(cls, version: str, body: Element) -> Head:
-        """Return the head of a record that is a body alone, of which nothing else is known."""
+        """Return the head of a record with a body and no tail."""
         return cls(
             version=version,
             body=body,
@@ -108,12 +108,12 @@ class Head:
 
     @property
     def in_parts(self) -> int:
-        """How many bytes of the record stand in parts."""
+        """The bytes of the record that are in parts."""
         return sum(one.size for one in (self.body, *self.tail) if isinstance(one, Reference))
 
     @property
     def size(self) -> int:
-        """How many bytes body and tail are together."""
+        """The bytes of body and tail together."""
         return sum(size_of(one) for one in (self.body or b"", *self.tail))
 
 
@@ -166,17 +166,17 @@ def part_key_of(key: Key, part: str) -> Item:
 
 
 def new_part() -> str:
-    """Mint a name that no part had before."""
+    """Return a new, unique name for a part."""
     return secrets.token_urlsafe(9)
 
 
 def end_of(ttl: float | None, now: float) -> float | None:
-    """Return when a record ends that lives so long from now; `None` is never."""
+    """Return when a record with this time to live expires; `None` is never."""
     return None if ttl is None else now + min(ttl, LONGEST_S)
 
 
 def life(ttl: float | None, now: float) -> Item:
-    """Return the attributes that end a record after so many seconds; none for one that lasts."""
+    """Return the attributes for the expiry of a record; none for one that never expires."""
     expires = end_of(ttl, now)
     if expires is None:
         return {}
@@ -184,7 +184,7 @@ def life(ttl: float | None, now: float) -> Item:
 
 
 def kept_until(expires: float | None, now: float) -> float | None:
-    """Return how long the parts of a record that ends then are kept; `None` is for ever."""
+    """Return until when the parts of a record are kept; `None` means that they never expire."""
     return None if expires is None else math.ceil(expires + max(expires - now, _GRACE_S))
 
 
@@ -206,13 +206,13 @@ def item_of(
 
 
 def part_of(values: Iterable[bytes], kept: float | None) -> Item:
-    """Return a part, but for its key."""
+    """Return a part without its key."""
     ends = {} if kept is None else {"reap_at": number(math.ceil(kept))}
     return {"values": {"L": [attribute(value) for value in values]}, **ends}
 
 
 def head_of(item: Item) -> Head:
-    """Return the head of a record. Raises `Corrupt` for one that is not whole, or of a newer layout."""
+    """Return the head of a record. Raises `Corrupt` for an incomplete one, or one of a newer layout."""
     try:
         if int(item.get("readable_since", {"N": "1"})["N"]) > LAYOUT:
             raise Corrupt("the record was written by a newer version of the library; upgrade stm-backends")
@@ -235,7 +235,7 @@ def head_of(item: Item) -> Head:
 
 
 def values_of(item: Item) -> tuple[bytes, ...]:
-    """Return the values of a part. Raises `Corrupt` for one that is not whole."""
+    """Return the values of a part. Raises `Corrupt` for an incomplete one."""
     try:
         return tuple(_bytes_of(one) for one in item["values"]["L"])
     except (KeyError, TypeError) as error:
@@ -243,13 +243,13 @@ def values_of(item: Item) -> tuple[bytes, ...]:
 
 
 def record_of(head: Head, parts: Mapping[str, Sequence[bytes]]) -> Record:
-    """Return the record of a head and its parts. Raises `Corrupt` if a part does not hold what it should."""
+    """Return the record of a head and its parts. Raises `Corrupt` if they do not match."""
     body = None if head.body is None else entries_of([head.body], parts)[0]
     return Record(head.version, body, tuple(entries_of(head.tail, parts)))
 
 
 def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]) -> list[bytes]:
-    """Return the entries of some places of a tail. Raises `Corrupt` if a part does not hold them."""
+    """Return the entries at some places of a tail. Raises `Corrupt` if a part lacks them."""
     entries: list[bytes] = []
     for element in elements:
         if isinstance(element, Reference):
@@ -300,7 +300,7 @@ def runs_of(head: Head, sizes: Sizes, *, least: int) -> list[tuple[int, list[Ele
 
 
 def crowd_of(head: Head, sizes: Sizes) -> list[tuple[int, list[Element]]]:
-    """Return the first small parts next to each other, and what stands between, if there are many."""
+    """Return the first adjacent small parts, and the entries between them, if there are many."""
     if len(head.tail) < sizes.crowd:
         return []
     start, size, run = 0, 0, list[Element]()
@@ -320,7 +320,7 @@ def crowd_of(head: Head, sizes: Sizes) -> list[tuple[int, list[Element]]]:
 
 
 def is_alive(item: Item, now: float) -> bool:
-    """Return whether the time of a head has not come. Raises `Corrupt` if it does not say."""
+    """Return whether a head has not expired. Raises `Corrupt` for a malformed expiry."""
     try:
         return "expires" not in item or float(item["expires"]["N"]) > now
     except (KeyError, TypeError, ValueError) as error:
@@ -328,12 +328,12 @@ def is_alive(item: Item, now: float) -> bool:
 
 
 def count_of(element: Element) -> int:
-    """Return how many entries stand at a place of the tail."""
+    """Return the number of entries at a place of the tail."""
     return element.length if isinstance(element, Reference) else 1
 
 
 def size_of(element: Element) -> int:
-    """Return how many bytes stand at a place of the tail, or are the body."""
+    """Return the bytes at a place of the tail, or of the body."""
     return element.size if isinstance(element, Reference) else len(element)
 
 
@@ -342,7 +342,7 @@ def _weight_of_all(run: Iterable[Element]) -> int:
 
 
 def weight_of(entry: bytes) -> int:
-    """Return what an entry in the head counts towards `Sizes.loose`; one of no bytes takes room as well."""
+    """Return what an entry in the head counts towards `Sizes.loose`; an empty one counts too."""
     return len(entry) + 16
 
 
@@ -364,4 +364,4 @@ def _typed(value: object, kind: type[T]) -> T:
 
 
 def _not_whole(reason: str) -> Corrupt:
-    return Corrupt(f"the record is not whole: {reason}")
+    return Corrupt(f"the record is incomplete: {reason}")

@@ -1,48 +1,28 @@
-"""The memory and the state store on a client of one's own, for those who wire things by hand.
+"""The memory and the state store on a client of your own.
 
-The table must be there: `stm-backends schema dynamo` prints what sets it up.
+The table must exist: `stm-backends schema dynamo` prints what creates it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from stm_backends.memory.shared.memory import DistributedShortTermMemory
-from stm_backends.protocols import Summarizer
-from stm_backends.records.codec import Codec
-from stm_backends.records.directory import Directory
-from stm_backends.records.large.driver import LargeEntries
-from stm_backends.records.state_store import StateStore
-from stm_backends.types import MemoryKey
+from stm_backends.on_client import ShortTermMemoryOnClient, StateStoreOnClient
 from stm_backends_dynamo.plugin import open_driver
 
 
-class DynamoShortTermMemory(DistributedShortTermMemory):
+class DynamoShortTermMemory(ShortTermMemoryOnClient):
     """The memory of one conversation in DynamoDB, shared by every process that opens the same key.
 
-    `client` is one of boto3 or aiobotocore, and never closed here. `options` are those of
+    `client` is one of boto3 or aiobotocore, which stays open. `options` are those of
     `open_backend("dynamo", client=client, ...)`, such as `table`.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        config: object | None = None,
-        *,
-        key: MemoryKey,
-        summarizer: Summarizer | None = None,
-        **options: Any,
-    ) -> None:
-        driver = LargeEntries(open_driver(None, client=client, **options))
-        super().__init__(driver, key, config, summarizer=summarizer)
+    open_driver = staticmethod(open_driver)
 
 
-class DynamoStateStore(StateStore):
+class DynamoStateStore(StateStoreOnClient):
     """JSON objects under any string in DynamoDB; satisfies `SupportsMemoryState`.
 
     Arguments as for `DynamoShortTermMemory`.
     """
 
-    def __init__(self, client: Any, **options: Any) -> None:
-        driver, codec = LargeEntries(open_driver(None, client=client, **options)), Codec()
-        super().__init__(driver, codec, Directory(driver, codec))
+    open_driver = staticmethod(open_driver)

@@ -1,22 +1,22 @@
-"""What the DynamoDB driver says to DynamoDB, and why each operation is atomic.
+"""The requests of the DynamoDB driver, and why each operation is atomic.
 
-A record is what its head says, and a head is one item. DynamoDB carries out the writes of an item one after
-the other, each with its condition on the very item that it changes; a consistent read of one item sees it
-between two of them. So whatever a statement does to the head is one step.
+The head of a record defines its content, and a head is one item. DynamoDB executes the writes to an item one
+after the other, each with its condition on this item. A consistent read of an item sees it between two
+writes. So a statement that changes the head is atomic.
 
 Parts are items beside the head. A part is put before a head names it, never changed, and deleted after no
-head names it any more; its name is never used again. So a reader of a head finds all its parts, or finds
-that the head has moved on. `life` is in every condition of a write that names a new part: it is another one
-after the record was erased, or after parts that no head names were cleared away. The first part of a record
-is put in one transaction with the head, so that no part stands beside a record that does not say so.
+head names it; its name is never reused. So a reader of a head finds all its parts, or finds that the head has
+changed. `life` is in every condition of a write that names a new part: it changes when the record is erased,
+and when parts that no head names are deleted. The first part of a record is put in one transaction with the
+head, so that every record with parts has the attributes for it.
 
-The condition says what the caller expects. A write that is refused on it has changed nothing, and
-answers what stands there instead (`ReturnValuesOnConditionCheckFailure`, which servers older than June
-2023 do not know: they answer nothing, and the driver asks).
+The condition states what the caller expects. A write whose condition fails has changed nothing, and returns
+the current item (`ReturnValuesOnConditionCheckFailure`; servers older than June 2023 return nothing, and the
+driver reads it).
 
 `pk` and `sk` are the scope and the name, or for a part both and the part's name. `expires` is when a record
-ends, and judges it; `reap_at` is the whole second after that, for DynamoDB's own reaper, which comes by
-hours later. A part is reaped no earlier than its head says with `kept`, and a head never ends after that.
+expires. `reap_at` is the whole second after that, for DynamoDB's time to live, which removes items hours
+later. A part is removed no earlier than `kept` in its head says, and a head never expires after that.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from stm_backends_dynamo.items import (
 from stm_backends_dynamo.settings import DynamoSettings
 
 MAX_DROP: Final = 250
-"""How many entries one FOLD removes. An expression may take 4,096 bytes, and each is named in it."""
+"""The most entries that one FOLD removes: each is named in an expression of at most 4,096 bytes."""
 
 MAX_BATCH: Final = 25
-"""How many items DynamoDB deletes in one request."""
+"""The most items that DynamoDB deletes in one request."""
 
 TIME_TO_LIVE: Final = "reap_at"
 
 KEYS: Final = ("pk", "sk")
 
 _BEYOND: Final = 999_999
-"""A place in the tail that no item has room for: what is set there is added at the end."""
+"""A place beyond every tail: a value that is set there is added at the end."""
 
 _ALIVE = "attribute_exists(pk) AND (attribute_not_exists(expires) OR expires > :now)"
 _ABSENT = "attribute_not_exists(pk) OR expires <= :now"
 _WHOLE = "attribute_not_exists(life)"
-"""A record without parts: nothing beside the head has to be thought of."""
+"""A record without parts."""
 _OF_PARTS: Final = ("life", "seals", "beside", "kept", "readable_since")
-"""The attributes of a head that are there if the record has, or had, parts."""
+"""The attributes of a head whose record has, or had, parts."""
 
 
 class Statement(NamedTuple):
-    """One request: the name that both client libraries give it, and its arguments but for the table.
+    """One request: its name in both client libraries, and its arguments without the table.
 
-    Of `transact_write_items` and `batch_write_item` the arguments are those of each item.
+    For `transact_write_items` and `batch_write_item`, the arguments are those of each item.
     """
 
     call: Literal[
@@ -173,12 +173,12 @@ def append_part(
 
 
 def create(key: Key, item: Item, *, now: Seconds) -> Statement:
-    """Put a new head where there is none, or in the place of one whose time has come, and answer that."""
+    """Put a new head if there is none, or in place of an expired one, which it returns."""
     return _put(key, item, condition=_ABSENT, values={":now": number(now)})
 
 
 def save(key: Key, item: Item, *, now: Seconds) -> Statement:
-    """Put a new head in the place of one without parts, unless that is this very write, sent again."""
+    """Put a new head in place of one without parts, unless this is a retry of the same write."""
     return _put(
         key,
         item,
@@ -188,7 +188,7 @@ def save(key: Key, item: Item, *, now: Seconds) -> Statement:
 
 
 def save_keeping(key: Key, body: bytes, *, version: str, now: Seconds) -> Statement:
-    """Replace what a living record without parts holds and leave its end alone, unless that is this write."""
+    """Replace the content of a live record without parts, keeping its expiry, unless this is a retry."""
     return _update(
         key,
         sets=["version = :version", "body = :body", "tail = :none", "entries = :zero"],
@@ -213,7 +213,7 @@ def save_parts(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Replace what a living record holds, if that or the body stands in parts, and answer what was there."""
+    """Replace the content of a live record if it or the body is in parts; returns the old head."""
     sets, removes, values = _lifetime(ttl, now)
     same, of_head = _same_life(head) if head.life else (_WHOLE, {})
     setting, removing, marks = _marks(of_parts)
@@ -246,7 +246,7 @@ def fold(
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Store a body and remove the oldest entries, by their places: those appended since move up and stay.
+    """Store a body and remove the oldest entries by their places; entries appended since move up and stay.
 
     Refused if the record has parts, since it takes the head to know what stands at a place.
     """
@@ -313,7 +313,7 @@ def fold_parts(
 
 
 def delete(key: Key, *, expect: str | None, now: Seconds) -> Statement:
-    """Remove a living record that has no parts; with `expect`, of this version only."""
+    """Remove a live record without parts; with `expect`, only of this version."""
     return Statement(
         "delete_item",
         {
@@ -329,7 +329,7 @@ def delete(key: Key, *, expect: str | None, now: Seconds) -> Statement:
 
 
 def scan(scope: str, *, after: str, limit: int, now: Seconds) -> Statement:
-    """List the living in the order of their sort key, which DynamoDB compares as UTF-8 bytes.
+    """List live records in the order of their sort key, which DynamoDB compares as UTF-8 bytes.
 
     The expired are left out after the page was cut, so it may be empty and not the last. A record whose
     parts are still being erased is listed, so that whoever erases what is listed finds it again.
@@ -356,7 +356,7 @@ def scan(scope: str, *, after: str, limit: int, now: Seconds) -> Statement:
 
 
 def load_parts(key: Key, *, after: Item | None, names_only: bool = False) -> Statement:
-    """Read a page of a record's parts, also of those that its head does not name; or only their names."""
+    """Read a page of a record's parts, or of their names, including parts that its head does not name."""
     return Statement(
         "query",
         {
@@ -375,12 +375,12 @@ def load_part(key: Key, part: str) -> Statement:
 
 
 def put_part(key: Key, part: str, values: Iterable[bytes], *, kept: Seconds | None) -> Statement:
-    """Put a part. Its name is new, so this is the same however often it is sent."""
+    """Put a part. Its name is new, so a retry is harmless."""
     return Statement("put_item", {"Item": {**part_key_of(key, part), **part_of(values, kept)}})
 
 
 def keep_part(key: Key, part: str, *, kept: Seconds | None) -> Statement:
-    """Keep a part at least until then. Never shortens, so that it does not matter who comes last."""
+    """Keep a part at least until then. Never shortens, so the order of writers does not matter."""
     if kept is None:
         arguments: Mapping[str, Any] = {
             "UpdateExpression": "REMOVE reap_at",
@@ -396,13 +396,13 @@ def keep_part(key: Key, part: str, *, kept: Seconds | None) -> Statement:
 
 
 def delete_parts(key: Key, parts: Iterable[str]) -> Statement:
-    """Delete at most `MAX_BATCH` parts, or as many of them as are there."""
+    """Delete at most `MAX_BATCH` parts; missing ones are ignored."""
     deletes = [{"DeleteRequest": {"Key": part_key_of(key, part)}} for part in parts]
     return Statement("batch_write_item", {"requests": deletes})
 
 
 def together(*statements: Statement) -> Statement:
-    """Do several writes in one step; refused if the condition of one of them does not hold."""
+    """Do several writes in one transaction; refused if a condition of one of them does not hold."""
     kinds = {"put_item": "Put", "update_item": "Update"}
     writes = [
         (kinds[one.call], {name: of for name, of in one.arguments.items() if name != "ReturnValues"})

@@ -1,7 +1,7 @@
-"""One record as one operation meets it: its head, its parts, and what moves between the two.
+"""One record during one operation: its head, its parts, and the moves between them.
 
-Whatever is done here on the side of an operation (moving entries into a part, deleting parts that no head
-names any more) changes no record, and may end halfway: what is left behind is parts that no head names.
+Maintenance beside an operation (moving entries into a part, deleting parts that no head names) changes no
+record, and may be interrupted: that leaves only parts that no head names.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from stm_backends_dynamo.items import (
 T = TypeVar("T")
 
 ROUNDS: Final = 32
-"""How often a record may change between two requests of one operation."""
+"""How often an operation starts again because the record has changed between two requests."""
 
 _PAUSE_S: Final = 0.1
-"""How long to wait before DynamoDB is asked again for deletes that it has put off, or for missing parts."""
+"""How long to wait before unprocessed deletes, or reads of missing parts, are retried."""
 
 _AT_ONCE: Final = 16
-"""How many requests about parts one operation has under way at once."""
+"""The most concurrent requests for parts of one operation."""
 
 
 class Stored:
-    """What an operation does to one record, judged at one instant, within the operation's deadline."""
+    """The requests of one operation on one record, with expiry decided at one point in time."""
 
     def __init__(self, requests: Requests, key: Key, *, now: float, sizes: Sizes) -> None:
         self.requests = requests
@@ -62,23 +62,23 @@ class Stored:
         self.littered = False
         """Whether there may be parts that the head does not name."""
         self.has_parts = False
-        """Whether the record has parts, as far as was seen."""
+        """Whether the last look at the record found parts."""
 
     async def item(self) -> Item:
-        """Return the head's item as it is now, of an expired record too; `{}` if there is none."""
+        """Return the item of the head as it is now, even if it has expired; `{}` if there is none."""
         return (await self.requests.send(statements.load(self.key))).get("Item", {})
 
     async def look(self, found: Item | None = None) -> Head | None:
-        """Return the head of the living record, as it was just found or else as it is now."""
+        """Return the head of the live record, from the given item or as it is now."""
         item = found or await self.item()
         self.has_parts = "life" in item
         return head_of(item) if item and is_alive(item, self.now) else None
 
     async def load(self) -> Record | None:
-        """Return the record. The head that is read first decides what it is; parts never change.
+        """Return the record. The head that is read first decides its content; parts never change.
 
-        A part that is missing was folded away, and then the head names it no more; or a transaction has just
-        put it, which two reads may see one before and one after, and then it is there a moment later.
+        A missing part was folded away, in which case the head no longer names it. Or a transaction has just
+        put it between the two reads, in which case it is visible a moment later.
         """
         parts: dict[str, Item] = {}
         missed: set[str] = set()
@@ -93,7 +93,7 @@ class Stored:
                 self.littered = bool(parts.keys() - head.parts)
                 return record_of(head, {name: values_of(parts[name]) for name in head.parts})
             if missing & missed:
-                raise Corrupt("the record is not whole: a part is missing")
+                raise Corrupt("the record is incomplete: a part is missing")
             head = await self.look()
             missed = missing & head.parts if head else set()
             if missed:
@@ -101,9 +101,9 @@ class Stored:
         raise self.unsettled()
 
     async def admit(self, head: Head, size: int, ttl: float | None | KeepType) -> bool:
-        """Make a record ready for a write that adds so many bytes and lets it live so long.
+        """Prepare a record for a write that adds `size` bytes and sets its time to live to `ttl`.
 
-        Returns whether it was ready; if not, the head has to be read again. Raises `TooLarge`.
+        Returns whether it was ready; if not, the head must be read again. Raises `TooLarge`.
         """
         if size > 0 and head.size + size > self._sizes.record:
             raise TooLarge("record", size=head.size + size, limit=self._sizes.record)
@@ -117,14 +117,14 @@ class Stored:
         return False
 
     def keeps(self, head: Head, ttl: float | None | KeepType) -> bool:
-        """Return whether the parts of a record are kept for as long as it will live."""
+        """Return whether the parts of a record are kept until it expires."""
         if ttl is KEEP or head.kept is None:
             return True
         expires = end_of(ttl, self.now)
         return expires is not None and head.kept >= expires
 
     def of_parts(self, life: str, beside: int, kept: float | None) -> Item:
-        """Return what the head of a record says that gets its first part."""
+        """Return the attributes for the head of a record that gets its first part."""
         return {
             "life": text(life),
             "seals": number(0),
@@ -134,7 +134,7 @@ class Stored:
         }
 
     def kept_of(self, head: Head | None, ttl: float | None | KeepType) -> float | None:
-        """Return until when a new part is kept: as the others, or as long as its record may live."""
+        """Return until when a new part is kept: as long as the other parts, or until its record expires."""
         if head and head.life:
             return head.kept
         expires = end_of(ttl, self.now) if ttl is not KEEP else head.expires if head else None
@@ -149,15 +149,14 @@ class Stored:
         head: Head | None,
         kept: float | None,
     ) -> Answer:
-        """Put a part, and write the head that names it; in one step if the record has no parts so far."""
+        """Put a part, and write the head that names it; in one transaction if the record has no parts yet."""
         putting = statements.put_part(self.key, part, values, kept=kept)
         if head is None or not head.life:
             return await self.requests.attempt(statements.together(putting, statement))
         await self.requests.send(putting)
         answer = await self.requests.attempt(statement)
         if not answer.done:
-            # A client may have sent it twice, and the head name the part; in another life only if it did so
-            # before that began.
+            # A client may have sent it twice, so that the head names the part already.
             self.littered = True
             found = await self.item()
             if found.get("life") != text(head.life) and not (found and part in head_of(found).parts):
@@ -165,12 +164,12 @@ class Stored:
         return answer
 
     async def mark(self, head: Head) -> None:
-        """Say of a record without parts that it may have some; then its head has to be read again."""
+        """Mark the head of a record without parts before the first one; it must be read again then."""
         marks = self.of_parts(new_version(), 0, self.kept_of(head, KEEP))
         await self.requests.attempt(statements.mark(self.key, head=head, of_parts=marks))
 
     async def cut(self, head: Head, drop: int) -> Cut | None:
-        """Return what a fold of so many entries does to a head's tail; `None` if that has moved on."""
+        """Return what a fold of `drop` entries does to the tail of a head; `None` if that has changed."""
         cut = cut_of(head, drop)
         if cut.rest is None:
             return cut
@@ -182,14 +181,14 @@ class Stored:
         return Cut(cut.places, rest, (rest, *cut.left[1:]))
 
     def is_crowded(self, places: int) -> bool:
-        """Return whether a tail of so many places is to be looked at, by one of all who add to it."""
+        """Return whether this append, one of many, should compact a tail of this many places."""
         crowd = self._sizes.crowd
         return places >= crowd and places % (crowd // 4) == 0
 
     async def seal(self, *, least: int) -> None:
-        """Move the entries that stand in the head into parts, while they weigh at least so much.
+        """Move entries from the head into parts, while they weigh at least `least`.
 
-        And small parts that are many into larger ones, so that the references do not become a load.
+        Many small parts are merged into larger ones, so that the references stay small.
         """
         for _ in range(ROUNDS):
             head = await self.look()
@@ -227,42 +226,42 @@ class Stored:
                 await self.discard(head, after)
 
     async def finish_erasing(self, found: Item) -> None:
-        """Delete the parts of a record that was erased, and then its head, which says so."""
+        """Delete the parts of an erased record, and then its head, which is marked as erased."""
         parts = await self._names()
         head = await self.item()
-        # Another record may stand in its place by now, and parts may be its own.
+        # The key may have a new record by now, with its own parts.
         if "erased" in head and head.get("life") == found["life"]:
             await self._delete(parts)
             await self.requests.attempt(statements.bury(self.key, life=found["life"]))
 
     async def sweep(self) -> None:
-        """Delete all parts that the record does not name, whoever has left them behind."""
+        """Delete all parts that the record does not name."""
         parts = await self._names()
         head = await self.item()
         named: set[str] = set()
         if "life" in head:
-            # A part that was put already, and is not named yet, cannot become named after this.
+            # A part that was put already and is not named yet cannot become named after this.
             fenced = await self.requests.attempt(
                 statements.fence(self.key, life=head["life"], new=new_version())
             )
             if not fenced.done:
                 return
             named = head_of(fenced.content["Attributes"]).parts
-        # Without a life, nothing that was listed before can become named: a first part comes with its head.
+        # Without `life`, no listed part can become named: a first part is put together with its head.
         await self._delete(set(parts) - named)
 
     async def replaced(self, before: Item) -> None:
-        """Delete the parts of a head that has been replaced by one without parts."""
+        """Delete the parts of a head that was replaced by one without parts."""
         if "life" in before:
             await self.aside(self.sweep())
 
     async def discard(self, before: Head, after: Head) -> None:
-        """Delete the parts that a head named, and that the one in its place does not."""
+        """Delete the parts that the old head named and the new one does not."""
         if gone := before.parts - after.parts:
             await self.aside(self._delete(gone))
 
     async def aside(self, work: Awaitable[None]) -> None:
-        """Do what tidies up after a write that was done; that it fails is no failure of the write."""
+        """Clean up after a write that was done; a failure here is not a failure of the write."""
         try:
             async with asyncio.timeout(self.requests.left_s / 2):
                 await work
@@ -271,11 +270,11 @@ class Stored:
                 raise
 
     def unsettled(self) -> Unavailable:
-        """Return the error of an operation that the record changed under, again and again."""
-        return Unavailable("the record changed between one request and the next, again and again")
+        """Return the error of an operation whose record kept changing between its requests."""
+        return Unavailable("the record kept changing between the requests of the operation")
 
     async def _some_parts(self, names: set[str]) -> dict[str, Sequence[bytes]] | None:
-        """Return these parts; `None` if one is missing."""
+        """Return the named parts; `None` if one is missing."""
         parts: dict[str, Sequence[bytes]] = {}
         for some in _batches(names, _AT_ONCE):
             loading = (self.requests.send(statements.load_part(self.key, name)) for name in some)

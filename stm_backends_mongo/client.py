@@ -1,10 +1,10 @@
-"""How a client of our own is made: PyMongo's, told by the settings, and never left to guess."""
+"""The client of MongoDB, made here from the settings or handed in."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.common import validate
 from pymongo.errors import PyMongoError
 
@@ -12,26 +12,31 @@ from stm_backends.errors import ConfigurationError
 from stm_backends_mongo.settings import MongoSettings
 
 
+def require_client(client: object) -> None:
+    """Raise `ConfigurationError` for PyMongo's synchronous client."""
+    if isinstance(client, MongoClient):
+        raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
+
+
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     """Return a client that has not connected yet. It belongs to the event loop that first uses it.
 
-    It does not send a write again by itself unless the settings say `retryWrites`. Raises
-    `ConfigurationError` for a URL or an option that PyMongo does not take, and never shows its value,
-    which may be a secret.
+    It does not retry a write by itself unless the settings say `retryWrites`. Raises `ConfigurationError` for
+    a URL or an option that PyMongo does not accept, and never shows its value, which may be a secret.
     """
     given = settings.given_options
     for name, value in given.items():
-        # Left to itself, PyMongo warns of a value that it does not understand, and goes on without it.
+        # PyMongo itself only warns of an invalid value, and ignores it.
         try:
             validate(name, value)
         except (PyMongoError, ValueError, TypeError, OSError):
-            raise ConfigurationError(f"PyMongo does not take the value of {name}") from None
+            raise ConfigurationError(f"PyMongo does not accept the value of {name}") from None
     chosen: dict[str, Any] = {"appName": "stm-backends", "retryWrites": False}
     beside = {name: value for name, value in chosen.items() if name not in given}
     try:
         return AsyncMongoClient(settings.url, **beside, **settings.client_options)
     except (PyMongoError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"PyMongo does not take this URL and these options ({type(error).__name__}); characters such as "
-            "':', '/', '@' and '%' in a user name or password are percent-encoded"
+            f"PyMongo does not accept this URL and these options ({type(error).__name__}); percent-encode "
+            "characters such as ':', '/', '@' and '%' in a user name or password"
         ) from None

@@ -1,7 +1,7 @@
 """The MongoDB driver: conversations in one collection of a replica set, a cluster or a single server.
 
-A record is one document, and an operation is one command on it. PyMongo's own `AsyncMongoClient` does the
-work; a Motor client that is handed in works just the same.
+A record is one document, and an operation is one command on it. The client is PyMongo's `AsyncMongoClient`,
+or one of Motor that is handed in.
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import pymongo
 from bson.codec_options import CodecOptions
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, ReturnDocument
+from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.drivers.checks import (
-    LONGEST_S,
-    not_open,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -43,7 +36,7 @@ from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
 from stm_backends_mongo import statements
-from stm_backends_mongo.client import make_client
+from stm_backends_mongo.client import make_client, require_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
 from stm_backends_mongo.settings import MongoSettings
 from stm_backends_mongo.statements import Document, values
@@ -56,15 +49,15 @@ Collection: TypeAlias = AsyncCollection[Document]
 _FIRST_LAYOUT: Final = Layout(version=1, readable_since=1)
 
 _MAX_PAGE: Final = 10_000
-"""More names than this, at most 1,000 bytes each, may not fit into one answer."""
+"""A larger page, with names of up to 1,000 bytes, may not fit into one answer."""
 
 
 class MongoDriver:
     """The five operations on one collection.
 
-    `client` is an `AsyncMongoClient` of the caller's, or Motor's `AsyncIOMotorClient`; it is never closed
-    here, and such a driver works without `open()`. A client belongs to one event loop, and so does a driver
-    from when it is opened until it is closed. `create=True`: opening sets the collection up.
+    A `client` that is handed in, an `AsyncMongoClient` or Motor's `AsyncIOMotorClient`, is never closed here,
+    and works without `open()`. A client belongs to one event loop, and so does an open driver.
+    `create=True` lets `open` set the collection up.
     """
 
     name = "mongo"
@@ -79,16 +72,14 @@ class MongoDriver:
         self._records: Collection | None = None
         self._opening = asyncio.Lock()
         if client is None:
-            make_client(settings)  # connects nowhere; refuses right here what cannot work
-        elif isinstance(client, MongoClient):
-            raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
+            make_client(settings)  # does not connect; raises for settings that cannot work
         else:
+            require_client(client)
             self._records = self._collection_of(client)
-        # PyMongo gives up before the edge does, in time to say whether anything was sent. While it looks for
-        # a server it looks at its clock every half second only.
+        # PyMongo gives up before the edge does, and so can say whether anything was sent. While it selects a
+        # server, it checks its clock only every half second.
         self._patience_s = max(settings.deadline_s - 0.6, settings.deadline_s / 2)
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
-        # What gets its turn last still has time to be done.
+        # The last write of a queue still has time to be done.
         self._turns = Turns(patience_s=self._patience_s - min(0.5, self._patience_s / 4))
         self.traits = Traits(
             reach="network",
@@ -103,12 +94,13 @@ class MongoDriver:
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
-        """Connect, and see that the collection has been set up. Opening twice is harmless.
+        """Connect, and check that the collection is set up. Opening twice is harmless.
 
-        Raises `Unavailable` for a collection that was never set up, and `ConfigurationError` for one that
-        was in another way.
+        Raises `Unavailable` for a collection that is not set up, and `ConfigurationError` for one that is set
+        up differently.
         """
         async with self._opening:
             if self._given is None and self._records is not None:
@@ -125,20 +117,20 @@ class MongoDriver:
             self._records = records
 
     async def close(self) -> None:
-        """Close the client, if it was made here, within the deadline. Twice is harmless."""
+        """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
         if client is not None and client is not self._given:
             with pymongo.timeout(self._patience_s):
                 await client.close()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         query = {**statements.record(*key), "$expr": statements.IS_THERE}
         found = await self._run("load", lambda records: records.find_one(query, statements.LOADED))
         return None if found is None else self._record_of(found)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
         self._require_fits("append", entry)
         before = await self._write(
@@ -157,7 +149,7 @@ class MongoDriver:
         )
         if before is None:
             return 1
-        self._require_room("append", before["size"] + len(entry))
+        self._edge.require_fits("append", "record", before["size"] + len(entry))
         return int(before["length"]) + 1
 
     async def replace(
@@ -197,17 +189,17 @@ class MongoDriver:
         if after is None:
             return False
         if after["version"] != version:
-            self._require_room("replace", after["size"])
+            self._edge.require_fits("replace", "record", after["size"])
         return True
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`; returns whether it did."""
         query = {**statements.record(*key), "$expr": statements.IS_THERE}
         if expect is not ANY:
             query["version"] = expect
 
         async def work(records: Collection) -> DeleteResult:
-            async with self._turns.turn(key, operation="delete"):
+            async with self._turns.turn(key):
                 return await records.delete_one(query)
 
         deleted = await self._run("delete", work)
@@ -220,7 +212,7 @@ class MongoDriver:
         query = statements.names_after(scope, after)
         found = await self._run(
             "scan",
-            # The whole page comes in the first answer, so that it is one round trip.
+            # The first answer contains the whole page, so it is one round trip.
             lambda records: records.find(
                 query, statements.LISTED, sort=[("_id", 1)], limit=limit + 1, batch_size=limit + 1
             ).to_list(limit + 1),
@@ -229,16 +221,16 @@ class MongoDriver:
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
     async def _prepare(self, records: Collection) -> None:
-        """Set the collection up if that is asked for, and look whether it is.
+        """Set the collection up if `create` is set, and check it.
 
-        Commands in their bare form are the same with PyMongo and with Motor.
+        Plain commands are the same with PyMongo and with Motor.
         """
         database = records.database
         ours = statements.LAYOUT
         noted = await database.command({"find": records.name, "filter": statements.layout(), "limit": 1})
         found = _layout_in(noted["cursor"]["firstBatch"])
         if not self._create:
-            # The first version of this driver set collections up and did not say so in a document.
+            # The first version of this driver stored no layout in the collection.
             found = found or _FIRST_LAYOUT
             is_outdated(found, ours)
             require_usable(found, ours, oldest=_FIRST_LAYOUT.version)
@@ -253,20 +245,20 @@ class MongoDriver:
             if error.code in OF_ANOTHER_KIND:
                 raise ConfigurationError(
                     "the collection is of another kind (a view, capped, a time series), or has an index of "
-                    "that name already; it was left as it is, so choose another collection"
+                    "that name already; it was not changed: choose another collection"
                 ) from error
             raise
         indexes = answer["cursor"]["firstBatch"]
         if any("collation" in index for index in indexes if index["key"] == {"_id": 1}):
             raise ConfigurationError(
-                "the collection has a collation of its own, so different keys may be one to it; "
-                "choose another collection"
+                "the collection has a collation, so that different keys may be equal; choose another "
+                "collection"
             )
         expiry = statements.EXPIRY_INDEX
         if not any(
             index["key"] == expiry["key"] and index.get("expireAfterSeconds") == 0 for index in indexes
         ):
-            raise _not_set_up("nothing would remove what has expired")
+            raise _not_set_up("it has no index that removes expired records")
 
     def _collection_of(self, client: Client) -> Collection:
         settings = self._settings
@@ -274,11 +266,11 @@ class MongoDriver:
         level = "linearizable" if settings.linearizable else "majority" if majority else "local"
         return client[settings.database].get_collection(
             settings.collection,
-            # A client handed in may decode to classes of its own.
+            # A client that is handed in may decode to other classes.
             codec_options=cast("CodecOptions[Document]", CodecOptions()),
             read_preference=ReadPreference.PRIMARY,
             write_concern=WriteConcern(w="majority" if majority else 1, j=True),
-            # What a majority has can never be undone, so a fold never rests on what a failover took back.
+            # A failover cannot undo what a majority has, so a fold never covers entries that may disappear.
             read_concern=ReadConcern(level),
         )
 
@@ -294,30 +286,29 @@ class MongoDriver:
         upsert: bool = False,
         when: bool = ReturnDocument.AFTER,
     ) -> Document | None:
-        """Update one document and return what `answer` asks of it; `None` if there is none to ask."""
+        """Update one document and return the projection `answer` of it; `None` if no document matches."""
         query = {**statements.record(*key), **({} if condition is None else {"$expr": condition})}
 
         async def work(records: Collection) -> Document | None:
             try:
-                async with self._turns.turn(key, operation=operation):
+                async with self._turns.turn(key):
                     return await records.find_one_and_update(
                         query, update, projection=answer, upsert=upsert, return_document=when, let=given
                     )
             except OperationFailure as error:
                 if error.code not in BEYOND_A_DOCUMENT:
                     raise
-                # So many entries that their numbers fill the document; by how much is not said.
+                # So many entries that their numbers fill the document; the server does not say by how much.
                 size, limit = statements.LARGEST_DOCUMENT + 1, statements.LARGEST_DOCUMENT
-                where = {"backend": self.name, "operation": operation}
-                raise TooLarge("record", size=size, limit=limit, **where) from error
+                raise TooLarge("record", size=size, limit=limit) from error
 
         return await self._run(operation, work)
 
     async def _run(self, operation: str, work: Callable[[Collection], Awaitable[T]]) -> T:
         records = self._records
         if records is None:
-            raise not_open(backend=self.name, operation=operation)
-        # PyMongo passes what is left of this on to the server, as maxTimeMS.
+            raise self._edge.not_open(operation)
+        # PyMongo passes the remaining time on to the server as maxTimeMS.
         with pymongo.timeout(self._patience_s):
             return await self._edge.run(operation, lambda: work(records))
 
@@ -331,20 +322,17 @@ class MongoDriver:
         raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
 
     def _require_fits(self, operation: str, value: bytes) -> None:
-        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
-        self._require_room(operation, len(value))
-
-    def _require_room(self, operation: str, size: int) -> None:
-        require_fits("record", size, self.traits.max_record, backend=self.name, operation=operation)
+        for what in ("entry", "record"):
+            self._edge.require_fits(operation, what, len(value))
 
 
 def _milliseconds(ttl: float | None) -> int | None:
-    """Return a time to live as the server's clock counts it: at least one millisecond."""
+    """Return a time to live in milliseconds, at least one."""
     return None if ttl is None else max(1, int(min(ttl, LONGEST_S) * 1000))
 
 
 def _layout_in(documents: list[Document]) -> Layout | None:
-    """Return the layout that the collection says it has, if it does."""
+    """Return the layout that is stored in the collection, if there is one."""
     for document in documents:
         return Layout(document["version"], document["readable_since"])
     return None
@@ -353,7 +341,5 @@ def _layout_in(documents: list[Document]) -> Layout | None:
 def _not_set_up(why: str) -> Unavailable:
     return Unavailable(
         f"the collection is not set up ({why}); open it once with create=True (`stm-backends ping --create "
-        "--url URL` does), or run what `stm-backends schema --url URL` prints",
-        backend=MongoDriver.name,
-        operation="open",
+        "--url URL` does), or run what `stm-backends schema --url URL` prints"
     )

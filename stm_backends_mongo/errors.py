@@ -1,4 +1,4 @@
-"""What a caller can conclude from each of PyMongo's exceptions and MongoDB's error codes."""
+"""What each of PyMongo's exceptions and MongoDB's error codes means for the caller."""
 
 from __future__ import annotations
 
@@ -25,28 +25,26 @@ NOT_SET_UP: Final = frozenset({26})
 """NamespaceNotFound: there is no such collection."""
 
 OF_ANOTHER_KIND: Final = frozenset({67, 72, 85, 86, 166})
-"""What setting up answers for a capped collection, a time series, an index in the way, and a view."""
+"""Setup errors for a capped collection, a time series, a conflicting index, and a view."""
 
 BEYOND_A_DOCUMENT: Final = frozenset({10334, 17419, 17420})
-"""BSONObjectTooLarge, and an update whose result would be larger than a document can be: not done."""
+"""BSONObjectTooLarge, and an update whose result would be too large for a document: not done."""
 
-_ALTERED: Final = "the document was altered by something else, and is no record any more"
-_INTERRUPTED: Final = "the server was shut down or lost its part as primary in the middle of it"
+_ALTERED: Final = "the document was changed by another program and is no longer a record"
+_INTERRUPTED: Final = "the server was shut down or stepped down as primary during the operation"
 _ELSEWHERE: Final = "this member is not the primary; nothing was done"
 _LATE: Final = "the server gave up at the deadline"
 
-_NOT_FOUND: Final = (
-    "no server that could do this was found within the deadline; see hosts, ports and replicaSet"
-)
+_NOT_FOUND: Final = "no suitable server was found within the deadline; check hosts, ports and replicaSet"
 
 _REASONS: Final[dict[str, str]] = {
-    "No replica set members available": "what answers is no member of that replica set",
-    "ProtocolError(": "what answers is no MongoDB",
+    "No replica set members available": "the server that answers is not a member of that replica set",
+    "ProtocolError(": "the server that answers is not MongoDB",
 }
-"""What only PyMongo says when it has found no server. The edge knows what the system says."""
+"""Causes that only PyMongo reports when it has found no server. The edge knows those of the system."""
 
 _CODES: Final[dict[int, Meaning]] = {
-    13: (Denied, "this user may not do that in this database"),
+    13: (Denied, "this user lacks permission in this database"),
     18: (Denied, "MongoDB does not accept these credentials"),
     8000: (Denied, "MongoDB Atlas does not accept these credentials"),
     50: (OutcomeUnknown, _LATE),
@@ -54,16 +52,16 @@ _CODES: Final[dict[int, Meaning]] = {
     10107: (Unavailable, _ELSEWHERE),
     13435: (Unavailable, _ELSEWHERE),
     13436: (Unavailable, "this member is starting up or recovering; nothing was done"),
-    123: (Unavailable, "linearizable reads need a replica set, and this server is no member of one"),
-    134: (Unavailable, "the replica set does not know yet what a majority of it has"),
+    123: (Unavailable, "linearizable reads need a replica set, and this server is not a member of one"),
+    134: (Unavailable, "the replica set has no majority-committed data yet"),
     11000: (Unavailable, "another writer created the same record at the same moment; nothing was done"),
-    112: (Unavailable, "other writers were faster again and again; nothing was done"),
+    112: (Unavailable, "too many concurrent writers; nothing was done"),
     14031: (Unavailable, "the server's disk is full; nothing was written"),
     91: (OutcomeUnknown, _INTERRUPTED),
     189: (OutcomeUnknown, _INTERRUPTED),
     11600: (OutcomeUnknown, _INTERRUPTED),
     11602: (OutcomeUnknown, _INTERRUPTED),
-    # The expressions of `statements` find another type than they have stored.
+    # The expressions of `statements` find another type than the driver stores.
     16554: (Corrupt, _ALTERED),
     16556: (Corrupt, _ALTERED),
     17124: (Corrupt, _ALTERED),
@@ -83,14 +81,14 @@ _KINDS: Final[dict[type[Exception], Meaning]] = {
     ConnectionFailure: (OutcomeUnknown, "the connection was lost"),
     InvalidOperation: (Unavailable, "the client is closed"),
     ConfigurationError: (Unavailable, "PyMongo cannot connect as it is configured, or found no DNS record"),
-    PyMongoError: (OutcomeUnknown, "PyMongo failed in a way that this version does not know"),
+    PyMongoError: (OutcomeUnknown, "PyMongo raised an unknown error"),
 }
 
 
 def meaning(error: Exception) -> Meaning | None:
-    """Return what an exception amounts to; `None` for what is no matter of the datastore.
+    """Return what an exception means; `None` for one that does not come from the datastore.
 
-    The server's code decides, except where the primary did write and only the others did not confirm it.
+    The server's code decides, unless the primary wrote and only the confirmation of other members is missing.
     """
     if isinstance(error, ServerSelectionTimeoutError):
         reasons = (words for said, words in _REASONS.items() if said in str(error))

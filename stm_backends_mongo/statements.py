@@ -1,17 +1,16 @@
-"""What the MongoDB driver says to MongoDB, and why each operation is atomic.
+"""The commands of the MongoDB driver, and why each operation is atomic.
 
 A record is one document, `{_id: {scope, name}, version, expires, size, body, tail}`, and every operation
-is one command that touches this one document. MongoDB runs a command on one document atomically: it reads
-the document, evaluates conditions and update against what it has read, and writes the result, or starts
-over if somebody was faster. So whatever has to be decided is decided here, in expressions that the
-server evaluates, and never in between two commands.
+is one command on this one document. MongoDB runs a command on one document atomically: it reads the document,
+evaluates conditions and update, and writes the result, or starts over if the document has changed in between.
+So every decision is made here, in expressions that the server evaluates, and never between two commands.
 
-`$$NOW` is the server's clock, and the same instant throughout a command. A record that has expired counts
-as one that is not there, whenever MongoDB's own reaper gets round to removing it.
+`$$NOW` is the server's clock, and constant throughout a command. An expired record counts as absent, whether
+or not MongoDB's TTL monitor has removed it.
 
-The statements are constants. What varies comes by name, as `$$entry` does, from `let`: `values` wraps
-each value in `$literal`, so that text with a dollar sign in it is text. Keys and versions are only ever
-values, never the names of fields.
+The statements are constants. Variable values are passed by name in `let`, as `$$entry` is. `values` wraps
+each value in `$literal`, so that a dollar sign has no special meaning. Keys and versions are always values,
+never field names.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Document: TypeAlias = dict[str, Any]
 LARGEST_DOCUMENT: Final = 16 * 1024 * 1024
 """The bytes of the largest document that MongoDB stores."""
 
-# A document that is not there has no `expires` at all, so this is false of it, too.
+# An absent document has no `expires` at all, so this is false for it, too.
 IS_THERE: Final[Document] = {"$or": [{"$eq": ["$expires", None]}, {"$gt": ["$expires", "$$NOW"]}]}
 
-# Adding null is null, which is for ever.
+# Adding null gives null, which means that the record never expires.
 _ENDS: Final[Document] = {"$add": ["$$NOW", "$$ttl"]}
 _ENDS_OR_KEEPS: Final[Document] = {
     "$cond": ["$$keep", {"$cond": [IS_THERE, "$expires", None]}, _ENDS],
@@ -42,10 +41,10 @@ def _bytes_of(entries: Document) -> Document:
     return {"$sum": {"$map": {"input": entries, "in": {"$binarySize": "$$this"}}}}
 
 
-# The filter names nothing but the record, so that MongoDB itself starts over when two writers create the
-# same record at once. (It refuses `$expr` in the filter of an upsert, too.) The first stage makes an
-# expired record, or none, a new one; the second adds the entry, or changes nothing if it does not fit.
-# The answer is how long and how large the record was before.
+# The filter names only the record, so that MongoDB itself retries when two writers create the same record at
+# once. (It also does not allow `$expr` in the filter of an upsert.) The first stage replaces an expired or
+# absent record by a new one. The second adds the entry, or changes nothing if it does not fit. The answer is
+# the length and the size of the record before.
 APPEND: Final[list[Document]] = [
     {
         "$replaceWith": {
@@ -74,7 +73,7 @@ APPEND: Final[list[Document]] = [
                         {
                             "expires": _ENDS,
                             "size": {"$add": ["$size", {"$binarySize": "$$entry"}]},
-                            # What is no array is an error, and null would not be: it would swallow the entry.
+                            # A missing array must be an error; null would silently drop the entry.
                             "tail": {"$concatArrays": [{"$ifNull": ["$tail", False]}, ["$$entry"]]},
                         },
                     ]
@@ -98,7 +97,7 @@ _SAVED: Final[Document] = {
     "tail": [],
 }
 
-# `expect=ANY`: only a record that carries the new version already stays as it is.
+# `expect=ANY`: only a record that already carries the new version is not changed.
 SAVE: Final[list[Document]] = [
     {
         "$replaceWith": {
@@ -107,12 +106,12 @@ SAVE: Final[list[Document]] = [
     }
 ]
 
-# `expect=ABSENT`: any record that is there stays as it is; whose it is, the answer's version tells.
+# `expect=ABSENT`: an existing record is not changed; the version in the answer tells which write won.
 CREATE: Final[list[Document]] = [{"$replaceWith": {"$cond": [IS_THERE, "$$ROOT", _SAVED]}}]
 
-# `expect=<version>`: the filter holds the condition, as nothing is created here. What it lets through is
-# changed, unless it carries the new version already or would grow too large; the version in the answer
-# tells the two apart.
+# `expect=<version>`: the filter contains the condition, because nothing is created here. A record that
+# matches is changed, unless it already carries the new version or would become too large; the version in the
+# answer tells the two apart.
 FOLDABLE: Final[Document] = {
     "$and": [
         IS_THERE,
@@ -158,7 +157,7 @@ AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
 LOADED: Final[Document] = {"_id": 0, "version": 1, "size": 1, "body": 1, "tail": 1}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 
-# MongoDB looks about once a minute for documents whose date in this index has come, and removes them.
+# About once a minute, MongoDB removes documents whose date in this index has passed.
 EXPIRY_INDEX: Final[Document] = {
     "key": {"expires": 1},
     "name": "stm_expires",
@@ -169,7 +168,7 @@ EXPIRY_INDEX: Final[Document] = {
 LAYOUT: Final = Layout(version=1, readable_since=1)
 
 STEPS: Final[dict[int, tuple[str, Document]]] = {1: ("createIndexes", {"indexes": [EXPIRY_INDEX]})}
-"""What makes each layout out of the one before: a command, and what it is given beside the collection."""
+"""The migration to each layout from the one before: a command and its arguments, without the collection."""
 
 _CONFIRMED: Final[Document] = {"writeConcern": {"w": "majority"}}
 
@@ -180,15 +179,15 @@ def values(**named: object) -> Document:
 
 
 def record(scope: str, name: str) -> Document:
-    """Return the filter that names one record. The two parts stay two, so no two keys are one."""
+    """Return the filter for one record. Scope and name stay separate, so no two keys collide."""
     return {"_id": {"scope": scope, "name": name}}
 
 
 def names_after(scope: str, after: str) -> Document:
     """Return the filter of a listing, which reads a range of the index that every collection has.
 
-    MongoDB orders documents field by field, and text by the bytes of its UTF-8. Any document comes after
-    any text, so `{}` stands behind the last name of the scope.
+    MongoDB orders documents field by field, and text by the bytes of its UTF-8. Any document sorts after any
+    text, so `{}` sorts after the last name of the scope.
     """
     return {
         "_id": {"$gt": {"scope": scope, "name": after}, "$lt": {"scope": scope, "name": {}}},
@@ -197,17 +196,17 @@ def names_after(scope: str, after: str) -> Document:
 
 
 def layout() -> Document:
-    """Return the filter of the document that says which layout the collection has.
+    """Return the filter of the document that stores the layout of the collection.
 
-    Its `_id` is text, and that of a record a document; so it is no record, and stands in no listing.
+    Its `_id` is text, and that of a record is a document; so it is not a record, and no listing contains it.
     """
     return {"_id": "stm_layout"}
 
 
 def setup(collection: str, *, since: int = 0) -> list[Document]:
-    """Return the commands that bring a collection up to date. Any number may send them, at once and again."""
+    """Return the commands that bring a collection up to date. Safe to run repeatedly and concurrently."""
     steps = (STEPS[version] for version in range(since + 1, LAYOUT.version + 1))
-    # Code that is older than what it finds there does not lower the numbers.
+    # Older code does not lower the numbers.
     note = {"q": layout(), "u": {"$max": LAYOUT._asdict()}, "upsert": True}
     return [
         *({command: collection, **arguments, **_CONFIRMED} for command, arguments in steps),

@@ -1,7 +1,7 @@
-"""One write at a time to each document, in the order in which this process asked for them.
+"""One write at a time to each document, in the order in which this process makes them.
 
-MongoDB starts a write over when another was faster at the same document. Of many at once each starts over
-again and again, and reads the whole document each time, until the deadline ends some of them.
+MongoDB restarts a write when another one changed the same document first. Many at once restart again and
+again, and read the whole document each time, until the deadline ends some of them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from stm_backends.errors import Unavailable
 
 
 class _Queue(asyncio.Lock):
-    """A lock, which is first in, first out, and how many hold it or wait for it."""
+    """A lock, which is first in, first out, and the number of writes that hold it or wait for it."""
 
     users = 0
 
 
 class Turns:
-    """A queue for each key. A key whose queue nothing waits in takes no memory."""
+    """A queue for each key. A key without writes takes no memory."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -31,12 +31,12 @@ class Turns:
         return len(self._queues)
 
     @asynccontextmanager
-    async def turn(self, key: Hashable, *, operation: str) -> AsyncGenerator[None]:
-        """Wait for a turn and keep it; raises `Unavailable` if it does not come within the patience."""
+    async def turn(self, key: Hashable) -> AsyncGenerator[None]:
+        """Wait for earlier writes to the key, for at most `patience_s`; then raises `Unavailable`."""
         queue = self._queues.setdefault(key, _Queue())
         queue.users += 1
         try:
-            await self._wait(queue, operation)
+            await self._wait(queue)
             try:
                 yield
             finally:
@@ -46,13 +46,11 @@ class Turns:
             if not queue.users:
                 del self._queues[key]
 
-    async def _wait(self, queue: _Queue, operation: str) -> None:
+    async def _wait(self, queue: _Queue) -> None:
         try:
             async with asyncio.timeout(self._patience_s):
                 await queue.acquire()
         except TimeoutError:
             raise Unavailable(
-                "earlier writes to the same record took too long; this one was not sent",
-                backend="mongo",
-                operation=operation,
+                "earlier writes to the same record took too long; this one was not sent"
             ) from None

@@ -1,4 +1,4 @@
-"""What is removed after a write, by a task of the driver, in steps, and never within the write itself."""
+"""The removal of expired records and of dropped entries after a write, in steps, by a background task."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stm_backends.errors import StmError
 logger = logging.getLogger("stm_backends")
 
 _RUN_S: Final = 1.0
-"""A run that has taken this long begins no further step; the next one goes on where it ended."""
+"""A run that has taken this long begins no further step; the next run continues."""
 
 
 class Cleaner:
     """Runs the steps of one driver, one at a time, and ends by itself.
 
     `purge` is one step for expired records and returns `None` if there was none. `sweep` is one step for
-    what is left below the tail of a record and returns whether there is more. What a run does not come to is
-    still in the database: the next purge of any process finds what has expired, and the next fold of a record
-    what is left below its tail.
+    entries below the tail of a record and returns whether there are more. Unfinished work stays in the
+    database: the next purge of any process finds expired records, and the next fold of a record finds the
+    entries below its tail.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Cleaner:
         self._task: asyncio.Task[None] | None = None
 
     def purge(self) -> None:
-        """Have expired records removed, soon."""
+        """Schedule the removal of expired records."""
         self._is_due = True
         self._start()
 
     def sweep(self, record: int) -> None:
-        """Have removed, soon, what is left below the tail of a record; `record` is its id."""
+        """Schedule the removal of entries below the tail of a record; `record` is its id."""
         self._unswept.append(record)
         self._start()
 
     async def close(self, patience_s: float) -> None:
-        """Wait for the run under way, so long at most, and then end it."""
+        """Wait for the current run, at most `patience_s` seconds, and then cancel it."""
         task = self._task
         if task is None:
             return
@@ -72,9 +72,9 @@ class Cleaner:
                 elif await self._purge() is None:
                     self._is_due = False
         except StmError as error:
-            # The writes that this follows are done; a later run tries again.
-            logger.debug("postgres: removing what has expired was put off: %s", type(error).__name__)
+            # The writes before it are done; a later run retries.
+            logger.debug("postgres: could not remove expired records: %s", type(error).__name__)
         finally:
-            # Nothing is awaited since it was seen that nothing is due, so no request is lost.
+            # Nothing was awaited since the check that nothing is due, so no request is lost.
             self._task, self._is_due = None, False
             self._unswept.clear()

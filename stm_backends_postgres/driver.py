@@ -7,18 +7,11 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.drivers.checks import (
-    LONGEST_S,
-    not_open,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import (
     ANY,
     KEEP,
@@ -32,17 +25,17 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.edge import Edge
-from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, located
+from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends_postgres.cleaning import Cleaner
-from stm_backends_postgres.errors import is_spent, meaning, unsent
-from stm_backends_postgres.pool import (
+from stm_backends_postgres.client import (
     Connection,
     Pool,
     Row,
-    make_pool,
-    require_pool,
+    make_client,
+    require_client,
     require_same_loop,
 )
+from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
 from stm_backends_postgres.statements import Statements
 from stm_backends_postgres.tables import make_ready
@@ -52,27 +45,26 @@ T = TypeVar("T")
 logger = logging.getLogger("stm_backends")
 
 _PURGE_EVERY: Final = 16
-"""One write in so many, by chance, has expired records removed after it."""
+"""On average, one write in this many is followed by a removal of expired records."""
 
 _MAX_PAGE: Final = 10_000
 
 _DURABILITY: Final = {
-    "off": "survives the death of any client; a crash of the server may take the last moments",
+    "off": "survives the death of any client; a crash of the server may lose the last moments",
     "local": "survives a crash of the server, but perhaps not the loss of the primary",
     "remote_write": "survives a crash of the server, and of its synchronous standbys' PostgreSQL",
     "on": "survives a crash of the server, and the loss of the primary if it has synchronous standbys",
     "remote_apply": "survives a crash of the server, and can be read on its synchronous standbys",
-    None: "as `synchronous_commit` has it that the role, the database or the pool is given",
+    None: "as `synchronous_commit` has it, which the role, the database or the pool sets",
 }
 
 
 class PostgresDriver:
     """The five operations on the tables of one schema.
 
-    `client` is an `asyncpg.Pool` of the caller's: it is used as it is, never closed, and needs no `open()`.
-    Without one, `open()` makes a pool and `close()` closes it. `create=True` has the tables set up, or
-    brought up to date. Of a pool that was handed in only `schema`, `row_security`, `deadline_s` and the
-    limits are ours to set; whether it can be used is seen by the first operation.
+    A `client` that is handed in, an `asyncpg.Pool`, is never closed here, and works without `open()`: the
+    first operation checks it. Without one, `open()` makes a pool and `close()` closes it. `create=True` lets
+    `open` set the tables up, or bring them up to date.
     """
 
     name = "postgres"
@@ -83,13 +75,12 @@ class PostgresDriver:
         self._settings = settings
         self._create = create
         self._own = client is None
-        self._pool = self._handed_in = None if client is None else require_pool(client)
+        self._pool = self._given = None if client is None else require_client(client)
         self._is_ready = False
         self._opening = asyncio.Lock()
         self._releasing: set[asyncio.Task[None]] = set()
         self._has_warned = False
         self._statements = Statements(settings.schema)
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self._cleaner = Cleaner(self._purge_step, self._sweep_step)
         ours = self._own and not settings.pgbouncer
         self.traits = Traits(
@@ -101,44 +92,45 @@ class PostgresDriver:
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
-        """Connect, and see that the tables are there, or set them up if told to. Twice is harmless.
+        """Connect, and check the tables, or set them up if `create` is set. Twice is harmless.
 
-        Raises `Unavailable` if the tables are not there or the server is a standby, and `ConfigurationError`
-        if the tables, the role or the connections are not such as the settings say.
+        Raises `Unavailable` if the tables do not exist or the server is a standby, and `ConfigurationError`
+        if the tables, the role or the connections do not match the settings.
         """
         async with self._opening:
             if self._is_ready:
                 return
-            self._pool = self._handed_in or await make_pool(self._settings)
+            self._pool = self._given or await make_client(self._settings)
             try:
                 await self._make_ready(self._pool)
             except exceptions.ClientConfigurationError as error:
                 await self.close()
-                # It speaks of hosts, files and modes; the password is no part of what it says.
-                raise ConfigurationError(f"asyncpg cannot connect as told: {error}") from error
+                # Its message names hosts, files and modes, and never the password.
+                raise ConfigurationError(f"asyncpg cannot connect with these settings: {error}") from error
             except BaseException:
                 await self.close()
                 raise
 
     async def close(self) -> None:
-        """Close the pool if it is ours; one that was handed in stays open. Twice is harmless.
+        """Close the pool unless it was handed in. Twice is harmless.
 
-        Waits for operations under way, and for a purge, one deadline each at most.
+        Waits for operations in progress, and for a purge, at most one deadline each.
         """
         await self._cleaner.close(self._settings.deadline_s)
         pool, self._pool, self._is_ready = self._pool, None, False
         if pool is None or not self._own:
             return
-        # A pool that is not let wait any longer ends its connections at once.
+        # When its `close` is cancelled, a pool ends its connections at once.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.deadline_s):
                 await pool.close()
         await asyncio.gather(*self._releasing, return_exceptions=True)
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         rows = await self._ask("load", self._statements.load, *key)
         if not rows:
             return None
@@ -149,20 +141,18 @@ class PostgresDriver:
         return Record(version, body, tail)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
-        self._require_fits("entry", len(entry), "append")
+        self._edge.require_fits("append", "entry", len(entry))
         limit = self.traits.max_record
         (row,) = await self._ask(
             "append", self._statements.append, *key, initial_version, entry, _seconds(ttl), limit
         )
-        length: int | None = row["length"]
-        if length is None:
-            # The size is that of the snapshot; what the entry was refused for may be newer.
-            size = max((row["size"] or 0) + len(entry), limit + 1)
-            raise TooLarge("record", size=size, limit=limit, backend=self.name, operation="append")
+        if row["length"] is None:
+            # The size comes from the snapshot; the size that caused the refusal may be newer.
+            self._edge.require_fits("append", "record", max((row["size"] or 0) + len(entry), limit + 1))
         self._clean_after(row)
-        return length
+        return row["length"]
 
     async def replace(
         self,
@@ -177,7 +167,7 @@ class PostgresDriver:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
-        self._require_fits("entry", len(body), "replace")
+        self._edge.require_fits("replace", "entry", len(body))
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):
             (row,) = await self._ask("replace", self._statements.store, *what, expect is ANY, ttl is KEEP)
@@ -187,15 +177,15 @@ class PostgresDriver:
         rows = await self._ask("replace", self._statements.fold, *what, drop, ttl is KEEP, expect, limit)
         for row in rows:
             if row["may"] and not row["stored"]:
-                self._require_fits("record", row["size"], "replace")
+                self._edge.require_fits("replace", "record", row["size"])
             self._clean_after(row)
             return row["stored"]
         return False
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did.
+        """Remove the record if it exists and carries `expect`; returns whether it did.
 
-        Of a record of more than 1,000 entries or 16 MiB the rows are removed in steps, after the answer.
+        The rows of a record of more than 1,000 entries or 16 MiB are removed in steps, after the answer.
         """
         version = None if expect is ANY else expect
         rows = await self._ask("delete", self._statements.delete, *key, version)
@@ -212,9 +202,9 @@ class PostgresDriver:
         return Page(names, names[-1] if len(rows) > limit else None)
 
     async def purge(self, limit: int) -> int:
-        """Remove up to `limit` expired records, which no operation sees any more; returns how many.
+        """Remove up to `limit` expired records from the tables; returns how many.
 
-        Takes a statement for each record, and for each 1,000 entries of a larger one.
+        Each statement removes one record, or 1,000 entries of a larger one.
         """
         require_limit(limit)
         removed = 0
@@ -231,12 +221,12 @@ class PostgresDriver:
         return rows[0]["purged"] if rows else None
 
     async def _sweep_step(self, record: int) -> bool:
-        """Return whether entries are left that are below the bounds of a record's tail."""
+        """Remove entries below the bounds of a record's tail; returns whether any are left."""
         (row,) = await self._ask("purge", self._statements.sweep, record)
         return row["unswept"] is not None
 
     def _clean_after(self, row: Row) -> None:
-        """Have removed what a write has left, and now and then what has expired."""
+        """Start the removal of what a write has left and, at random, of expired records."""
         if row["unswept"] is not None:
             self._cleaner.sweep(row["unswept"])
         if _is_purging():
@@ -247,13 +237,13 @@ class PostgresDriver:
         return await self._run(operation, lambda connection: connection.fetch(statement, *arguments))
 
     async def _run(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
-        """Send something on a connection of the pool, within the deadline."""
+        """Use a connection of the pool, within the deadline."""
         pool = self._pool
         if pool is None:
-            raise not_open(backend=self.name, operation=operation)
+            raise self._edge.not_open(operation)
         if not self._is_ready:
-            # A pool that was handed in may be used without `open()`; what that would refuse is refused here.
-            # Waiting until another operation has looked counts towards the deadline, too.
+            # A pool that was handed in may be used without `open()`, so the check of `open()` is made here.
+            # Waiting for the check of another operation counts towards the deadline.
             await self._edge.run("open", lambda: self._first_look(pool))
         return await self._send(pool, operation, send)
 
@@ -263,7 +253,7 @@ class PostgresDriver:
                 await self._make_ready(pool)
 
     async def _make_ready(self, pool: Pool) -> None:
-        """See that this server, role and tables can be used; may set the tables up."""
+        """Check that this server, role and tables can be used; may set the tables up."""
 
         async def send(use: Callable[[Connection], Awaitable[T]]) -> T:
             return await self._send(pool, "open", use)
@@ -285,15 +275,15 @@ class PostgresDriver:
             if not self._has_warned:
                 self._has_warned = True
                 _, message = meaning(error) or (None, "")
-                logger.warning("postgres: connections are made again: %s", message)
-        # The server refused the statement, so it was not done. The other connections lead to the same server.
+                logger.warning("postgres: reconnecting: %s", message)
+        # The server refused the statement, so it was not done. The other connections go to the same server.
         await pool.expire_connections()
         return await self._use(pool, operation, send)
 
     async def _use(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         patience = self._settings.deadline_s
         try:
-            # The other half is for the statement, so that what ends late has a known end.
+            # The other half of the deadline is for the statement.
             connection = await pool.acquire(timeout=patience / 2)
         except Exception as error:
             ours = unsent(error, operation)
@@ -303,7 +293,7 @@ class PostgresDriver:
         try:
             answer = await send(connection)
         except BaseException:
-            # The server may have to be told to stop, and may not answer: nobody waits for that.
+            # Stopping the server may take a cancel request that is not answered, so do not wait for it.
             self._release_later(pool, connection)
             raise
         await pool.release(connection, timeout=patience)
@@ -311,7 +301,7 @@ class PostgresDriver:
 
     def _release_later(self, pool: Pool, connection: Connection) -> None:
         async def release() -> None:
-            # Where this fails the pool has ended the connection, and makes another when it needs one.
+            # If this fails, the pool has ended the connection, and makes another when it needs one.
             with contextlib.suppress(Exception):
                 await pool.release(connection, timeout=self._settings.deadline_s)
 
@@ -319,16 +309,12 @@ class PostgresDriver:
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
-        limit = self.traits.max_entry if what == "entry" else self.traits.max_record
-        require_fits(what, size, limit, backend=self.name, operation=operation)
-
 
 def _seconds(ttl: float | None | KeepType) -> float | None:
-    """Return a time to live as the statements want it; `KEEP` on nothing is for ever."""
+    """Return a time to live for the statements; `KEEP` on an absent record never expires."""
     return None if ttl is None or ttl is KEEP else min(float(ttl), LONGEST_S)
 
 
 def _is_purging() -> bool:
-    # By chance and not by a count, so that processes that write once each remove something too.
+    # Random instead of counted, so that short-lived processes remove expired records too.
     return random.random() * _PURGE_EVERY < 1

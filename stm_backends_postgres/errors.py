@@ -1,7 +1,7 @@
-"""What a caller can conclude from each of asyncpg's exceptions and PostgreSQL's error codes.
+"""What each of asyncpg's exceptions and PostgreSQL's error codes means for the caller.
 
-PostgreSQL reports an error instead of committing: what it answered with an error was not done. Unknown is
-only what became of a statement whose answer never came, or that met a fault of the server itself.
+PostgreSQL does not commit a statement that it answers with an error. The outcome is unknown only if the
+answer never came, or if the server itself failed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it 
 from stm_backends.drivers.edge import Meaning, with_cause
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 
-_ALTERED: Final = "the tables of this library were altered by something else"
+_ALTERED: Final = "the tables of this library were changed by another program"
 _BUSY: Final = (
-    "gave way to other transactions, or to their locks; nothing was done, and it may be tried again"
+    "aborted because of concurrent transactions or their locks; nothing was done, and a retry may succeed"
 )
 MISSING: Final = (
-    "the tables of this library are not there; open once with create=True (`stm-backends ping --create "
+    "the tables of this library do not exist; open once with create=True (`stm-backends ping --create "
     "--url URL` does), or run what `stm-backends schema --url URL` prints"
 )
 _POOLER: Final = (
     "if a pooler in between gives each transaction another connection, set pgbouncer=True (or, on a pool "
-    "handed in, statement_cache_size=0)"
+    "that is handed in, statement_cache_size=0)"
 )
 _LOST: Final = "the connection was lost before the answer came"
-_FAULT: Final = "the server met a fault of its own"
+_FAULT: Final = "the server failed internally"
 
 _STATES: Final[dict[str, Meaning]] = {
     # Codes, then the classes that they begin with.
@@ -38,15 +38,15 @@ _STATES: Final[dict[str, Meaning]] = {
     "0A": (Unavailable, "the server, or a pooler in between, does not support this"),
     "22": (Corrupt, _ALTERED),
     "23": (Corrupt, _ALTERED),
-    "25006": (Unavailable, "the server or the connection is read-only; perhaps this is a standby now"),
+    "25006": (Unavailable, "the server or the connection is read-only; the server may have become a standby"),
     "26": (Unavailable, _POOLER),
     "28": (Denied, "the server did not accept the user and the password, or the certificate"),
     "3D": (Unavailable, "there is no such database"),
     "3F": (Unavailable, MISSING),
     "40003": (OutcomeUnknown, "the server does not know whether the statement was completed"),
     "40": (Unavailable, _BUSY),
-    "42501": (Denied, "the role may not do this; the README of the package lists what it needs"),
-    "42704": (Denied, "the connection does not say whose rows it may see (stm.tenant)"),
+    "42501": (Denied, "the role lacks a permission; the README of the package lists those it needs"),
+    "42704": (Denied, "the connection does not set stm.tenant, which row security needs"),
     "42P01": (Unavailable, MISSING),
     "42P05": (Unavailable, _POOLER),
     "42": (Corrupt, _ALTERED),
@@ -65,32 +65,35 @@ _STATES: Final[dict[str, Meaning]] = {
 }
 
 _SPENT: Final = ("25006", "26", "42P05")
-"""What the server refuses because of what the connection is, or of what is prepared on it."""
+"""Errors that depend on the state of the connection, or on its prepared statements."""
 
 _CLIENT: Final[dict[type[Exception], Meaning]] = {
-    # Raised by asyncpg itself, before anything is sent.
-    exceptions.InterfaceError: (Unavailable, "the pool or the connection is closed, or was never made ready"),
+    # Raised by asyncpg itself before anything is sent.
+    exceptions.InterfaceError: (
+        Unavailable,
+        "the pool or the connection is closed, or was never initialized",
+    ),
     exceptions.InternalClientError: (OutcomeUnknown, "asyncpg did not understand the server"),
-    # Its own time limit, which is the pool's; the driver's deadline is seen at the edge.
+    # The time limit of the pool; the edge enforces the driver's deadline.
     TimeoutError: (OutcomeUnknown, "no answer within the client's own time limit"),
     OSError: (OutcomeUnknown, _LOST),
 }
 
 _CONNECTING: Final[dict[type[Exception], Meaning]] = {
-    FileNotFoundError: (Unavailable, "there is no such socket, or no such file as the settings name"),
+    FileNotFoundError: (Unavailable, "a socket or file that the settings name does not exist"),
     ssl.SSLError: (
         Unavailable,
-        "TLS was not agreed on; perhaps the server's certificate is not trusted here",
+        "TLS failed; perhaps the server's certificate is not trusted here",
     ),
-    TimeoutError: (Unavailable, "no connection was free, or could be made, within half of the deadline"),
+    TimeoutError: (Unavailable, "no connection was free, or could be opened, within half of the deadline"),
     OSError: (Unavailable, "the server cannot be reached"),
-    # How a pooler refuses what it cannot keep.
+    # Raised when a pooler refuses state that it cannot keep.
     exceptions.ProtocolViolationError: (Unavailable, f"the connection was refused; {_POOLER}"),
 }
 
 
 def meaning(error: Exception) -> Meaning | None:
-    """Return what an exception amounts to; `None` for what is no matter of the datastore."""
+    """Return what an exception means; `None` for one that does not come from the datastore."""
     if isinstance(error, exceptions.PostgresError):
         state = _state(error)
         unexpected = (OutcomeUnknown, f"unexpected {type(error).__name__}")
@@ -101,12 +104,12 @@ def meaning(error: Exception) -> Meaning | None:
 
 
 def is_spent(error: BaseException) -> bool:
-    """Return whether a statement was refused that another connection may do; it was not done."""
+    """Return whether a statement was refused because of its connection; it was not done."""
     return isinstance(error, exceptions.PostgresError) and _state(error).startswith(_SPENT)
 
 
 def unsent(error: Exception, operation: str) -> StorageError | None:
-    """Return the error for a connection that could not be had: whatever it was, nothing had been sent."""
+    """Return the error for a failure to get a connection, in which case nothing was sent."""
     found = _look_up(_CONNECTING, error) or meaning(error)
     if found is None:
         return None
@@ -114,7 +117,7 @@ def unsent(error: Exception, operation: str) -> StorageError | None:
     if kind is OutcomeUnknown:
         kind = Unavailable
     kind, message = with_cause((kind, message), error, opening=operation == "open")
-    return kind(message, backend="postgres", operation=operation)
+    return kind(message)
 
 
 def _state(error: exceptions.PostgresError) -> str:

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import re
 import ssl as tls
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeAlias, get_args
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, urlencode
 
-from stm_backends.drivers.checks import require_count, require_known, require_seconds
-from stm_backends.drivers.contract import DEFAULT_DEADLINE_S
-from stm_backends.drivers.urls import from_query, merged, truth
+from stm_backends.drivers.checks import require_count, require_known
+from stm_backends.drivers.settings import MIB, Settings, query_parsers, setting
 from stm_backends.errors import ConfigurationError
 from stm_backends_postgres.statements import RowSecurity
 
 SynchronousCommit: TypeAlias = Literal["off", "local", "remote_write", "on", "remote_apply"]
 Password: TypeAlias = str | Callable[[], str | Awaitable[str]]
 
-_MIB: Final = 1024 * 1024
-_MAX_BYTES: Final = 256 * _MIB
-"""PostgreSQL ends an answer at 1 GB, and has it in memory several times."""
-
 _MAX_TENANT: Final = 200
-"""Characters; PostgreSQL ends an index entry at some 2,700 bytes, and a key may have 2,000."""
-
-_FROM_TEXT: Final[Mapping[str, Callable[[str], object]]] = {
-    "schema": str,
-    "pool_size": int,
-    "synchronous_commit": str,
-    "pgbouncer": truth,
-    "row_security": str,
-    "tenant": str,
-    "deadline_s": float,
-    "max_entry_bytes": int,
-    "max_record_bytes": int,
-}
+"""Characters. An index entry of PostgreSQL has at most about 2,700 bytes, and a key may have 2,000."""
 
 _LIBPQ: Final = frozenset(
     {
@@ -60,7 +43,7 @@ _LIBPQ: Final = frozenset(
         "user",
     }
 )
-"""The parameters of libpq that asyncpg knows; it would take any other for a setting of the server."""
+"""The parameters of libpq that asyncpg knows; it passes any other to the server as a setting."""
 
 _CHOICES: Final = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
@@ -69,77 +52,72 @@ _CHOICES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostgresSettings:
-    """Which server, which tables in it, how durable, how patient and how large.
+class PostgresSettings(Settings):
+    """Which server to use, which tables in it, and how durable writes are.
 
     `dsn` is a URL as libpq reads it; without one, the environment says where the server is (`PGHOST`,
-    `PGUSER`, ...). `password` may be a function that is asked for each connection, and `ssl` a context
-    made by hand. `pool_size` bounds the connections. `schema` is where the tables are.
+    `PGUSER`, ...). `password` may be a function, which is called for each connection, and `ssl` is an
+    `ssl.SSLContext`. `pool_size` limits the connections. `schema` names the schema that holds the tables.
 
-    `synchronous_commit` is PostgreSQL's: with `on`, its default here, what was acknowledged survives a
-    crash of the server; with `off` a crash may take the last moments. `pgbouncer=True` keeps nothing on a
-    connection, for poolers that change it with each transaction; what else there is to set on a
-    connection is then refused, and belongs to the role (`ALTER ROLE ... SET`).
+    `synchronous_commit` is PostgreSQL's own setting. With `on`, the default here, an acknowledged write
+    survives a crash of the server; with `off`, a crash may lose the last moments. `pgbouncer=True` keeps no
+    state on a connection, for poolers that change it with each transaction. Settings of the connection are
+    then refused, and belong to the role (`ALTER ROLE ... SET`).
 
-    `row_security` says what the policies on the tables go by: the `role` that connects, or a `setting` of
+    `row_security` says what the policies on the tables compare: the `role` that connects, or a `setting` of
     the connection, `stm.tenant`, whose value is `tenant`.
 
-    `deadline_s` is how long one operation may take: half of it for a connection, half for the statement.
-    `max_entry_bytes` limits an entry, and a body; `max_record_bytes` a body with its tail.
+    Half of `deadline_s` is for getting a connection, and half for the statement. `max_record_bytes` limits a
+    body together with its tail.
     """
 
-    dsn: str = field(default="", repr=False)
-    password: Password | None = field(default=None, repr=False)
-    ssl: tls.SSLContext | None = field(default=None, repr=False)
-    pool_size: int = 10
+    backend: ClassVar = "postgres"
+    url_schemes: ClassVar = ("postgresql", "postgres")
+    # PostgreSQL limits an answer to 1 GB, and holds it in memory several times.
+    largest_entry: ClassVar = 256 * MIB
+
+    dsn: str = setting("", query=False, connection=True, secret=True)
+    password: Password | None = setting(None, connection=True, secret=True)  # noqa: RUF009 -- returns a field
+    ssl: tls.SSLContext | None = setting(None, connection=True, secret=True)  # noqa: RUF009 -- returns a field
+    pool_size: int = setting(10, connection=True)
     schema: str = "public"
-    synchronous_commit: SynchronousCommit | None = None
-    pgbouncer: bool = False
+    synchronous_commit: SynchronousCommit | None = setting(None, connection=True)  # noqa: RUF009 -- returns a field
+    pgbouncer: bool = setting(False, connection=True)
     row_security: RowSecurity = "off"
-    tenant: str | None = None
-    deadline_s: float = DEFAULT_DEADLINE_S
-    max_entry_bytes: int = 16 * _MIB
-    max_record_bytes: int = 64 * _MIB
+    tenant: str | None = setting(None, connection=True)
+    max_record_bytes: int = 64 * MIB
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_count("pool_size", self.pool_size, most=10_000)
-        require_seconds("deadline_s", self.deadline_s)
-        require_count("max_entry_bytes", self.max_entry_bytes, most=_MAX_BYTES)
-        require_count("max_record_bytes", self.max_record_bytes, most=_MAX_BYTES)
+        require_count("max_record_bytes", self.max_record_bytes, most=self.largest_entry)
         if self.max_entry_bytes > self.max_record_bytes:
-            raise ConfigurationError("max_record_bytes is at least max_entry_bytes")
-        if not isinstance(self.password, str) and not callable(self.password) and self.password is not None:
-            raise ConfigurationError(f"password is text or a function, not {type(self.password).__name__}")
-        if self.ssl is not None and not isinstance(self.ssl, tls.SSLContext):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
-            raise ConfigurationError(f"ssl is an ssl.SSLContext, not {type(self.ssl).__name__}")
-        if not isinstance(self.pgbouncer, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
-            raise ConfigurationError("pgbouncer is True or False")
-        if not isinstance(self.schema, str) or not _SCHEMA.fullmatch(self.schema):  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
+            raise ConfigurationError("max_record_bytes must be at least max_entry_bytes")
+        if not _SCHEMA.fullmatch(self.schema):
             raise ConfigurationError(
-                "schema is a name of at most 63 ASCII letters, digits and underscores, which begins with no "
-                "digit and not with pg_"
+                "schema must be a name of at most 63 ASCII letters, digits and underscores that does not "
+                "begin with a digit or with pg_"
             )
-        _require_choice("synchronous_commit", self.synchronous_commit, (None, *get_args(SynchronousCommit)))
-        _require_choice("row_security", self.row_security, get_args(RowSecurity))
         self._require_tenant()
         if self.pgbouncer and (self.synchronous_commit is not None or self.tenant is not None):
             raise ConfigurationError(
                 "with pgbouncer=True a connection keeps no settings: leave out synchronous_commit and "
                 "tenant, and set them on the role (ALTER ROLE)"
             )
+        address, _, query = self.dsn.partition("://")[2].partition("?")
+        libpq = _libpq(query)
+        if self.password is not None and ("password" in libpq or ":" in address.rpartition("@")[0]):
+            raise ConfigurationError("the URL and the options both give a password; leave out one of them")
+        if self.ssl is not None and any(name.startswith("ssl") for name in libpq):
+            raise ConfigurationError("the URL and ssl=... both configure TLS; leave out one of them")
 
     def _require_tenant(self) -> None:
         if self.tenant is None:
             return
         if self.row_security != "setting":
-            raise ConfigurationError("tenant goes with row_security='setting'")
-        if (
-            not isinstance(self.tenant, str)  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
-            or not 0 < len(self.tenant) <= _MAX_TENANT
-            or not self.tenant.isprintable()
-            or not self.tenant.isascii()
-        ):
-            raise ConfigurationError(f"tenant is at most {_MAX_TENANT} printable ASCII characters")
+            raise ConfigurationError("tenant needs row_security='setting'")
+        if not (0 < len(self.tenant) <= _MAX_TENANT and self.tenant.isprintable() and self.tenant.isascii()):
+            raise ConfigurationError(f"tenant must be 1 to {_MAX_TENANT} printable ASCII characters")
 
     def server_settings(self) -> dict[str, str]:
         """Return what a connection of ours says once, when it is made; behind PgBouncer nothing."""
@@ -163,59 +141,46 @@ class PostgresSettings:
         return settings
 
     @classmethod
-    def from_url(cls, url: str, **options: Any) -> PostgresSettings:
-        """Return the settings that a URL spells out, and beside it keyword arguments.
+    def read_url(cls, url: str) -> dict[str, Any]:
+        """Return the settings in a URL. What remains of it is the `dsn`, as libpq reads it.
 
-        `postgresql://user@host:5432/database?sslmode=verify-full`, as libpq reads it, several hosts and
-        Unix sockets (`?host=/run/postgresql`) included. Settings of this library stand among the
-        parameters: `&schema=memory`. What the two give differently is refused, and so is what nobody knows.
+        `postgresql://user@host:5432/database?sslmode=verify-full`, including several hosts and Unix sockets
+        (`?host=/run/postgresql`). Settings of this library are further parameters: `&schema=memory`.
         """
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise ConfigurationError("this is no URL: its host cannot be read") from None
-        if parts.scheme not in ("postgresql", "postgres"):
-            raise ConfigurationError("a postgres URL begins with postgresql:// or postgres://")
         if not url.partition(":")[2].startswith("//"):
-            raise ConfigurationError("a postgres URL has two slashes: postgresql://user@host:5432/database")
-        if parts.fragment:
-            raise ConfigurationError("a postgres URL has no fragment; '#' in a password is written %23")
-        ours: list[tuple[str, str]] = []
-        libpq: dict[str, str] = {}
-        for name, text in parse_qsl(parts.query, keep_blank_values=True):
-            require_known([name], {*_FROM_TEXT, *_LIBPQ}, backend="postgres")
-            if name not in _LIBPQ:
-                ours.append((name, text))
-            elif name in libpq:
-                raise ConfigurationError(f"the URL sets {name} twice")
-            else:
-                libpq[name] = text
-        for name, choices in _CHOICES.items():
-            if name in libpq:
-                _require_choice(name, libpq[name], choices)
-        _require_ports(parts.netloc.rpartition("@")[2], libpq.get("port", ""))
-        if "password" in options and ("password" in libpq or ":" in parts.netloc.rpartition("@")[0]):
-            raise ConfigurationError("the password is given twice; leave one of them out")
-        if "ssl" in options and any(name.startswith("ssl") for name in libpq):
-            raise ConfigurationError("TLS is set up twice, by the URL and as ssl=...; leave one of them out")
-        given = from_query(urlencode(ours), _FROM_TEXT, backend="postgres")
-        dsn = f"postgresql://{parts.netloc}{parts.path}?{urlencode(libpq)}".removesuffix("?")
-        return cls.from_options(**merged(given, options), dsn=dsn)
+            raise ConfigurationError("a postgres URL begins with postgresql:// or postgres://")
+        return super().read_url(url)
 
     @classmethod
-    def from_options(cls, **options: Any) -> PostgresSettings:
-        """Return the settings that keyword arguments spell out; an unknown one raises."""
-        require_known(options, (field.name for field in fields(cls)), backend="postgres")
-        return cls(**options)
+    def before_query(cls, parts: SplitResult) -> dict[str, Any]:
+        """Return the `dsn`: the URL without the settings of this library."""
+        libpq = _libpq(parts.query)
+        for name, choices in _CHOICES.items():
+            if name in libpq and libpq[name] not in choices:
+                raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}")
+        _require_ports(parts.netloc.rpartition("@")[2], libpq.get("port", ""))
+        dsn = f"postgresql://{parts.netloc}{parts.path}?{urlencode(libpq)}"
+        return {"dsn": dsn.removesuffix("?")}
+
+    @classmethod
+    def read_query(cls, query: str) -> dict[str, Any]:
+        """Return the settings of this library in a URL's query."""
+        given = parse_qsl(query, keep_blank_values=True)
+        require_known([name for name, _ in given], {*query_parsers(cls), *_LIBPQ}, backend=cls.backend)
+        return super().read_query(urlencode([pair for pair in given if pair[0] not in _LIBPQ]))
 
 
 _SCHEMA: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
-def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices if choice is not None)
-        raise ConfigurationError(f"{name} is one of {known}")
+def _libpq(query: str) -> dict[str, str]:
+    """Return the parameters of libpq in a query. Raises `ConfigurationError` for one that is given twice."""
+    found: dict[str, str] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name in found and name in _LIBPQ:
+            raise ConfigurationError(f"the URL sets {name} twice")
+        found[name] = text
+    return {name: text for name, text in found.items() if name in _LIBPQ}
 
 
 def _require_ports(hosts: str, ports: str) -> None:

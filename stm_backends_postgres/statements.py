@@ -1,22 +1,22 @@
-"""What the driver says to PostgreSQL, and why each operation is atomic.
+"""The SQL of the PostgreSQL driver, and why each operation is atomic.
 
-Each operation is one statement, and a statement outside of a transaction is a transaction. A read sees
-one snapshot, in all its parts. A write takes the lock of the record's row first and judges what the row
-says *then*, whatever stood there when the statement began:
+Each operation is one statement, and a statement outside of a transaction is a transaction. All parts of a
+read see one snapshot. A write first locks the record's row, and then decides by the newest version of the
+row, not by the version when the statement began:
 
 - `INSERT ... ON CONFLICT DO UPDATE` waits for the row, and reads its newest version in `SET` and `WHERE`.
 - `SELECT ... FOR UPDATE` waits for the row, and returns its newest version.
 
-Other parts of the same statement see the snapshot from before the wait. That is why everything that must
-be right (the version, the bounds of the tail, its size) stands in the record's row, and why the row with
-the lock hands out the numbers under which entries are stored. What the snapshot misses is garbage at
-worst: entries below the bounds, which no statement reads and which the next fold or deletion takes away.
+Other parts of the same statement see the snapshot from before the wait. That is why everything that must be
+exact (the version, the bounds of the tail, its size) is in the record's row, and why the locked row assigns
+the sequence numbers of the entries. The snapshot can miss only garbage: entries below the bounds, which no
+statement reads and which the next fold or deletion removes.
 
-No statement removes more than `STEP_ENTRIES` entries at once. Where there are more, it says so in its answer,
-and `SWEEP` and `PURGE` remove the rest in steps.
+No statement removes more than `STEP_ENTRIES` entries at once. If there are more, its answer says so, and
+`SWEEP` and `PURGE` remove the rest in steps.
 
-Expiry is judged by `clock_timestamp()`, once, after the lock was taken: `now()` is the time at which the
-statement began to wait. Reads do not wait; they use `statement_timestamp()`, which an index can be asked.
+Writes decide expiry by `clock_timestamp()`, once, after the lock was taken: `now()` is the time at which the
+statement began to wait. Reads do not wait; they use `statement_timestamp()`, which can be used with an index.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ ENTRY: Final = "stm_entry"
 LAYOUT: Final = "stm_layout"
 OURS: Final = Layout(version=2, readable_since=1)
 OLDEST: Final = 1
-"""The oldest layout that these statements can work on; see `_SETUP` for what each of them is."""
+"""The oldest layout that these statements can use; see `_SETUP` for the layouts."""
 
 COLUMNS: Final = frozenset({"id", "scope", "name", "version", "body", "expires", "first", "next", "size"})
-"""What a table of records has, at least, in every layout."""
+"""The columns that a table of records has in every layout."""
 
 STEP_ENTRIES: Final = 1_000
-"""How many entries one statement removes at most."""
+"""The most entries that one statement removes."""
 
 STEP_BYTES: Final = 16 * 1024 * 1024
-"""How many bytes of entries a purge removes at once; a single entry may have more."""
+"""The most bytes of entries that a purge removes at once; a single entry may be larger."""
 
-# What a write leaves below the bounds of the tail, as far as one step reaches; the numbers have no gaps. And
-# the record of which more is left, if it is.
+# Removes entries below the bounds of the tail, at most one step; the numbers have no gaps. `unswept` is the
+# record if more entries are left.
 _SWEPT: Final = """lowest AS MATERIALIZED (
         SELECT min(seq) + {entries} AS upto FROM {schema}.stm_entry WHERE record = (SELECT id FROM {whose})
     ), swept AS (
@@ -55,12 +55,12 @@ _UNSWEPT: Final = (
     "(SELECT CASE WHEN upto < (SELECT {below}) THEN (SELECT id FROM {whose}) END FROM lowest) AS unswept"
 )
 
-# What ends a record that is too large to be removed in one step: it counts as expired from then on, whatever
-# becomes of the clock, and is the next one that a purge removes.
+# Ends a record that is too large to be removed in one step: it counts as expired from then on, even if the
+# clock is set back, and is the next one that a purge removes.
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
-# The body comes with the first row alone. An array of entries would be one row, but is a type that asyncpg
-# has to ask the server about on each connection.
+# Only the first row has the body. An array of entries would need one row only, but asyncpg has to look up
+# that type on each connection.
 LOAD: Final = """
     SELECT version, CASE WHEN seq IS NULL OR seq = first THEN body END AS body, next - first AS length, size,
         entry
@@ -69,8 +69,9 @@ LOAD: Final = """
     WHERE scope = $1 AND name = $2 AND (expires IS NULL OR expires > statement_timestamp())
     ORDER BY seq"""
 
-# An expired record is born anew in its old row: the tail begins after the numbers that were in use. Where
-# nothing fits, no row is returned and nothing written; `size` is then what the record has, for the error.
+# An expired record is replaced in its row: the tail begins after the numbers that were in use. If the entry
+# does not fit, no row is returned and nothing is written; `size` is then the size of the record, for the
+# error.
 APPEND: Final = """
     WITH record AS (
         INSERT INTO {schema}.stm_record AS r (scope, name, version, expires, first, next, size)
@@ -98,7 +99,7 @@ APPEND: Final = """
     END AS size, {unswept}"""
 
 # `replace` without a version: $6 says whether any record may be replaced, or only one that has expired. A
-# record that is alive and carries the new version already is written as it was.
+# live record that already carries the new version is written unchanged.
 STORE: Final = """
     WITH record AS (
         INSERT INTO {schema}.stm_record AS r (scope, name, version, body, expires, first, next, size)
@@ -122,9 +123,9 @@ STORE: Final = """
     ), {swept}
     SELECT EXISTS (SELECT FROM record) AS stored, {unswept}"""
 
-# `replace` with a version. The entries to be dropped were read by whoever drops them, so they are in the
-# snapshot; where fewer are, the record had fewer when this began, which is a lost race. No row: there is no
-# record. Else `may` says whether the condition holds, and `size` what the record would then have.
+# `replace` with a version. The caller has read the entries to be dropped, so they are in the snapshot; if
+# there are fewer, the record had fewer when this began, which is a lost race. No row: there is no record.
+# Else `may` says whether the condition holds, and `size` is the size that the record would have.
 FOLD: Final = """
     WITH found AS (
         SELECT id, version, body, expires, first, size
@@ -172,8 +173,8 @@ SCAN: Final = """
     WHERE scope = $1 AND name > $2 AND (expires IS NULL OR expires > statement_timestamp())
     ORDER BY name LIMIT $3"""
 
-# One step: an expired record, or the oldest entries of one with more; the record's row goes last. No row:
-# none has expired, or others remove them. It never waits for a record in use, so it is part of no deadlock.
+# One step: an expired record, or the oldest entries of a larger one; the record's row is removed last. No
+# row: no record has expired, or others are removing them. It never waits for a lock, so it cannot deadlock.
 PURGE: Final = """
     WITH due AS MATERIALIZED (
         SELECT id FROM {schema}.stm_record WHERE expires <= statement_timestamp()
@@ -200,14 +201,14 @@ PURGE: Final = """
     )
     SELECT (SELECT count(*) FROM purged) AS purged FROM due"""
 
-# One step for a record that is in use. It needs no lock: the beginning of a tail only ever moves up.
+# One step for a record that is in use. It needs no lock, because `first` only increases.
 SWEEP: Final = """
     WITH record AS (
         SELECT id, first FROM {schema}.stm_record WHERE id = $1
     ), {swept}
     SELECT {unswept}"""
 
-# How opening sees what is there, without touching it.
+# What `open` checks; it changes nothing.
 LOOK: Final = """
     SELECT found IS NOT NULL AS there, to_regclass($2) IS NOT NULL AS numbered,
         relrowsecurity AS secured, relrowsecurity AND row_security_active(found) AS active,
@@ -216,16 +217,16 @@ LOOK: Final = """
         (SELECT string_agg(attname, ' ') FROM pg_attribute WHERE attrelid = found AND attnum > 0) AS columns
     FROM to_regclass($1) AS found LEFT JOIN pg_class ON pg_class.oid = found"""
 
-# By the index, as everything is where `enable_seqscan` is off.
+# By the index, because `enable_seqscan` is off.
 NUMBERS: Final = "SELECT version, readable_since FROM {schema}.stm_layout WHERE one"
 
-# One at a time, because IF NOT EXISTS is no answer to two that create at once: both find nothing, and the
-# second fails. The number is the letters `stm`. Sent together, the statements are one transaction. A schema
-# that is there must not be asked for: even IF NOT EXISTS needs the right to create it.
+# The lock runs one setup at a time, because IF NOT EXISTS fails if two sessions create a table at once. Its
+# number is the letters `stm`. Sent together, the statements are one transaction. CREATE SCHEMA is skipped for
+# an existing schema, because even IF NOT EXISTS needs the permission to create it.
 #
-# First come the tables of layout 1, then a step for each layout since. So new tables and old ones take the
-# same way, and running it again changes nothing. The comment is for processes of layout 1, which open no
-# tables without it. Which layout there is tells a reader nothing of the data, so every role may know.
+# First come the tables of layout 1, then a step for each later layout. So new and old tables take the same
+# path, and running it again changes nothing. Processes of layout 1 need the comment to open the tables. The
+# layout reveals nothing about the data, so every role may read it.
 _SETUP: Final = """\
 SELECT pg_advisory_xact_lock(7566445);
 DO $$ BEGIN
@@ -263,8 +264,8 @@ CREATE TABLE IF NOT EXISTS {schema}.stm_entry (
 INSERT INTO {schema}.stm_layout (version, readable_since) VALUES (1, 1) ON CONFLICT DO NOTHING;
 {step_2}"""
 
-# FORCE, because the policies would not bind the owner of the tables otherwise. Nothing binds a superuser.
-# Policies that are there stay as they are, whatever `row_security` says this time.
+# FORCE, because otherwise the policies would not bind the owner of the tables. Nothing binds a superuser.
+# Existing policies are not changed.
 _POLICY: Final = """\
 DO $$ BEGIN
     IF NOT EXISTS (
@@ -276,15 +277,15 @@ DO $$ BEGIN
 END $$;
 """
 
-# A `current_setting` that is not set raises, so a connection without a tenant is refused and never finds an
-# empty store.
+# `current_setting` raises if the setting is missing, so a connection without a tenant is refused instead of
+# finding an empty store.
 _WHOSE: Final = {"role": "CURRENT_USER", "setting": "current_setting('stm.tenant')"}
 
-# With row security, the tenant becomes part of what ties an entry to its record, and of what finds expired
-# records. Otherwise a deletion looks for its entries among those of all tenants, and a tenant can put entries
-# under another's record, whose lock they then hold. NOT VALID spares a look at each entry that is there. From
-# `tenant = CURRENT_USER`, which compares a text and a `name`, the planner does not conclude that the rows of
-# one tenant are in the order of the index; from two texts it does.
+# With row security, the tenant becomes part of the foreign key of an entry, and of the index of expired
+# records. Otherwise a deletion searches the entries of all tenants, and a tenant can insert entries for
+# another's record, and so hold its lock. NOT VALID skips the check of existing entries. From `tenant =
+# CURRENT_USER`, which compares a text and a `name`, the planner does not conclude that the rows of one tenant
+# are in the order of the index; from two texts it does.
 _STEP_2: Final = """\
 -- From layout 1 to layout 2, which layout 1 can still use.
 DO $$ BEGIN
@@ -314,10 +315,10 @@ END $$;
 
 
 def setup(schema: str, row_security: RowSecurity) -> str:
-    """Return what sets up the tables or brings older ones up to date, as a script.
+    """Return the script that sets up the tables or brings older ones up to date.
 
-    Running it again changes nothing. With row security each row belongs to a tenant, and a tenant's names are
-    its own.
+    Running it again changes nothing. With row security, each row belongs to a tenant, and names of different
+    tenants do not collide.
     """
     tenant = of_tenant = policies = ""
     if row_security != "off":
@@ -341,7 +342,7 @@ class Statements:
 
     def __init__(self, schema: str) -> None:
         def here(statement: str, whose: str = "", below: str = "") -> str:
-            """Fill in the schema, and in whose tail and up to where the statement removes entries."""
+            """Fill in the schema, and the record and the bound for the removal of entries."""
             return (
                 statement.replace("{swept}", _SWEPT)
                 .replace("{end}", _END)
@@ -367,5 +368,5 @@ class Statements:
 
 
 def quoted(identifier: str) -> str:
-    """Return an identifier as PostgreSQL reads it, whatever is in it."""
+    """Return a quoted identifier; it may contain any character."""
     return '"' + identifier.replace('"', '""') + '"'

@@ -1,8 +1,8 @@
-"""A Redis Cluster: which node has a key, and what is done when it has moved.
+"""A Redis Cluster: which node has a key, and what happens when it has moved.
 
-The client library's own cluster client is not used for this. It sends ASKING and the command that ASKING
-is for on different connections, so that a key which has moved ahead of its slot is often not found. And
-each call that fails makes it read the whole topology again, or close the connections of all nodes.
+The client library's own cluster client is not used for this. It sends ASKING and the command after it on
+different connections, so that a key which has moved ahead of its slot is often not found. And each failed
+call makes it read the whole topology again, or close the connections of all nodes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from stm_backends_redis.settings import Address
 Seeds: TypeAlias = Callable[[], Awaitable[Iterable[Address]]]
 
 _PAUSE_S: Final = 1.0
-"""The topology is read at most once in so many seconds, however many calls fail."""
+"""The topology is read at most once in this many seconds, even if many calls fail."""
 
 _PATIENCE_S: Final = 2.0
-"""How long one node may take to tell the topology."""
+"""How long one node may take to return the topology."""
 
 _REDIRECTIONS: Final = 5
-"""How often one command is sent elsewhere before it counts as refused for the moment."""
+"""How many redirections one command follows before it counts as refused for the moment."""
 
 _UNNAMED: Final = ("", "?")
-"""What a node calls a host whose name it does not know: the one that it was itself reached by."""
+"""What a node returns instead of a host name that it does not know: the host of the node itself."""
 
 
 class Cluster:
     """The nodes of a cluster.
 
-    `connect` makes the way to a node, `seeds` are the nodes that are asked first, and `remap` says where an
-    address that the cluster gives out is reached from here.
+    `connect` connects to a node, `seeds` returns the nodes to ask first, and `remap` maps an address that the
+    cluster returns to one that can be reached from here.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Cluster:
         self._looked_at = -math.inf
 
     async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
-        """Send commands to the node that has this key, and follow where the first of them is sent on to."""
+        """Send commands to the node that has this key, following redirections of the first command."""
         if not self._owners:
             await self._topology()
         slot = key_slot(key)
@@ -87,11 +87,11 @@ class Cluster:
             if isinstance(answer, client.ClusterDownError):
                 self._look_again(address)
             return answers[len(asking) :]
-        raise client.ClusterError("sent from node to node")
+        raise client.ClusterError("redirected too often")
 
     async def close(self) -> None:
-        """Wait until nothing is under way, as the deadline sees to, and close what is ours."""
-        while self._look or self._nodes:  # what ends meanwhile may be redirected to yet another node
+        """Wait for operations in progress, each limited by its deadline, and close the connections."""
+        while self._look or self._nodes:  # an operation in progress may be redirected to another node
             look, nodes = self._look, self._nodes
             self._look, self._nodes, self._owners = None, {}, {}
             if look is not None:
@@ -106,20 +106,20 @@ class Cluster:
     def _address(self, host: str, port: int, *, told_by: Address) -> Address:
         return self._remap((told_by[0] if host in _UNNAMED else host, port))
 
-    # Which node has which slot
+    # Topology
 
     def _look_again(self, suspect: Address | None = None) -> None:
-        """Have the topology read in the background, unless that is being done or was done just now."""
+        """Start to read the topology in the background, unless that is in progress or was done just now."""
         now = asyncio.get_running_loop().time()
         if self._look is None and now - self._looked_at >= _PAUSE_S:
             self._begin(suspect)
 
     async def _topology(self) -> None:
-        """Read the topology for the first time, once for all who wait for it."""
+        """Read the topology for the first time, once for all waiting operations."""
         look = self._look or self._begin(None)
         await asyncio.wait([look])
         if look.cancelled():
-            raise client.ClusterError("closed meanwhile")
+            raise client.ClusterError("closed while the topology was read")
         look.result()
 
     def _begin(self, suspect: Address | None) -> asyncio.Task[None]:
@@ -132,10 +132,10 @@ class Cluster:
         if self._look is look:
             self._look = None
         if not look.cancelled():
-            look.exception()  # whoever waits for it has it; the others only meant to be up to date
+            look.exception()  # retrieved by those who wait; a background refresh ignores it
 
     async def _read(self, suspect: Address | None) -> None:
-        """Ask one node after the other, a suspect one last, until one of them tells."""
+        """Ask one node after the other, a suspect one last, until one returns the topology."""
         known = list(dict.fromkeys([*self._owners.values(), *await self._seeds()]))
         random.shuffle(known)
         problem: Exception | None = None
@@ -157,4 +157,4 @@ class Cluster:
                 owners.update(dict.fromkeys(range(first, last + 1), owner))
             self._owners = owners
             return
-        raise client.RedisClusterException("no node told the topology") from problem
+        raise client.RedisClusterException("no node returned the topology") from problem

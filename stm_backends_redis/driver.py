@@ -1,9 +1,9 @@
 """The Redis driver: records in one Redis, in the master that sentinels name, or spread over a Redis Cluster.
 
-Every operation is one command or one script, and one round trip. There are three exceptions, none of which
-does anything twice: a server that does not know a script (it was restarted, or its scripts were flushed)
-is sent the text of it; a cluster that moves a slot redirects, which the client library follows, and may ask
-to try again in a moment.
+Every operation is one command or one script, and one round trip. There are three exceptions, and none of them
+does anything twice. A server that does not know a script (it was restarted, or its scripts were flushed) is
+sent the text of it. A cluster that moves a slot redirects the operation. Or it asks for a retry a moment
+later.
 
 The keys of one scope share a hash tag, so that a record and the index of its scope are in one slot.
 """
@@ -17,19 +17,12 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from stm_backends.drivers.checks import (
-    LONGEST_S,
-    not_open,
-    require_drop,
-    require_fits,
-    require_limit,
-    require_ttl,
-)
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
-from stm_backends.errors import Corrupt, TooLarge, located
+from stm_backends.errors import Corrupt
 from stm_backends_redis import statements
-from stm_backends_redis.clients import Client, borrowed, connect
+from stm_backends_redis.client import Client, make_client, require_client
 from stm_backends_redis.durability import Safeguard
 from stm_backends_redis.errors import REFUSALS, meaning
 from stm_backends_redis.servers import Argument, Command, Connected
@@ -37,27 +30,26 @@ from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.statements import Statement
 
 _MAX_DROP: Final = 1_000
-"""A script that drops no more at once keeps the server from others for a few milliseconds at most."""
+"""A script that drops this many entries keeps the server from other clients for a few milliseconds."""
 
-_NAMES_A_PAGE: Final = 10_000
-"""More names than this are not read at once, so that the server stays free for others."""
+_MAX_PAGE: Final = 10_000
+"""A larger page would keep the server from other clients for too long."""
 
 
 class RedisDriver:
     """The five operations on Redis.
 
-    With a `client` of `redis.asyncio`, which is never closed, the driver works without being opened; opening
-    it then sees that the server is there. Without one, `open` makes a client and `close` closes it.
+    A `client` of `redis.asyncio` is never closed here, and works without `open()`, which then only checks the
+    server. Without one, `open` makes a client and `close` closes it.
     """
 
     name = "redis"
 
     def __init__(self, settings: RedisSettings | None = None, *, client: Client | None = None) -> None:
         self._settings = settings = settings or RedisSettings()
-        self._given = None if client is None else borrowed(client)
-        self._connected = self._given
+        self._given = None if client is None else require_client(client)
+        self._client = self._given
         self._sent: set[Statement] = set()
-        self._edge = Edge(backend=self.name, deadline_s=settings.deadline_s, meaning=meaning)
         self._safeguard = Safeguard(settings)
         self._opening = asyncio.Lock()
         self.traits = Traits(
@@ -69,28 +61,29 @@ class RedisDriver:
             max_drop=_MAX_DROP,
             deadline=settings.deadline_s,
         )
+        self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 
     async def open(self) -> None:
-        """Connect, log in, and see that writes can be as durable as asked. Opening twice is harmless."""
+        """Connect, log in, and check that the server supports the durability settings. Twice is harmless."""
         async with self._opening:
-            if self._connected is not None and self._connected is not self._given:
+            if self._client is not None and self._client is not self._given:
                 return
-            connected = self._given or connect(self._settings)
+            client = self._given or make_client(self._settings)
             try:
-                await self._edge.run("open", lambda: self._greet(connected))
+                await self._edge.run("open", lambda: self._greet(client))
             except BaseException:
-                await connected.close()
+                await client.close()
                 raise
-            self._connected = connected
+            self._client = client
 
     async def close(self) -> None:
-        """Let what has been sent end, and close the client if it is ours. Twice is harmless."""
-        connected, self._connected = self._connected, None
-        if connected is not None:
-            await connected.close()
+        """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         record, _ = self._keys(key)
         elements: list[bytes] = await self._run("load", statements.LOAD, (record, 0, -1), key=record)
         if not elements:
@@ -101,14 +94,14 @@ class RedisDriver:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load") from None
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
-        self._require_entry(len(entry), "append")
+        self._edge.require_fits("append", "entry", len(entry))
         most = self.traits.max_record
         length: int = await self._write(
             "append", statements.APPEND, key, initial_version.encode(), _milliseconds(ttl), most, entry
         )
-        return self._fitting(length, "append")
+        return self._fitting("append", length)
 
     async def replace(
         self,
@@ -123,7 +116,7 @@ class RedisDriver:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
-        self._require_entry(len(body), "replace")
+        self._edge.require_fits("replace", "entry", len(body))
         condition, expected = ("is", expect) if isinstance(expect, str) else (expect.value, "")
         stored: int = await self._write(
             "replace",
@@ -138,10 +131,10 @@ class RedisDriver:
             body,
             int(self._safeguard.is_asked),
         )
-        return self._fitting(stored, "replace") == 1
+        return self._fitting("replace", stored) == 1
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`; returns whether it did."""
         condition, expected = ("any", "") if expect is ANY else ("is", expect)
         removed: int = await self._write(
             "delete", statements.DELETE, key, condition, expected.encode(), int(self._safeguard.is_asked)
@@ -151,14 +144,14 @@ class RedisDriver:
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
         require_limit(limit)
-        limit = min(limit, _NAMES_A_PAGE)
+        limit = min(limit, _MAX_PAGE)
         index = self._index(scope)
         arguments = (1, index, after.encode(), limit)
         found: list[bytes] = await self._run("scan", statements.SCAN, arguments, key=index)
         following, *names = (name.decode() for name in found)
         return Page(tuple(names), following or None)
 
-    # How it is sent
+    # Sending
 
     async def _write(self, operation: str, script: Statement, key: Key, *arguments: Argument) -> Any:
         record, index = self._keys(key)
@@ -179,21 +172,21 @@ class RedisDriver:
         key: bytes,
         behind: tuple[Command, ...] = (),
     ) -> Any:
-        """Return the answer to a command or a script, and to what is to be sent behind it."""
-        connected = self._connected
-        if connected is None:
-            raise not_open(backend=self.name, operation=operation)
+        """Return the answer to a command or a script; `behind` is sent after it in the same packet."""
+        client = self._client
+        if client is None:
+            raise self._edge.not_open(operation)
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._settings.deadline_s * 0.8
 
         async def until_taken() -> Any:
-            # What is sent behind a script that the server does not know would wait in vain.
+            # A WAIT behind a script that the server does not know would wait for nothing.
             command = statement.command if not behind or statement in self._sent else statement.in_full
             while True:
-                if self._connected is not connected:  # what is sent after closing would connect again
-                    raise not_open(backend=self.name, operation=operation)
+                if self._client is not client:  # sending after `close` would connect again
+                    raise self._edge.not_open(operation)
                 try:
-                    answer, *rest = await connected.exchange(key, (*command, *arguments), *behind)
+                    answer, *rest = await client.exchange(key, (*command, *arguments), *behind)
                     if isinstance(answer, Exception):
                         raise answer
                     if not behind:
@@ -207,21 +200,20 @@ class RedisDriver:
                         raise
                     await asyncio.sleep(random.uniform(0.005, 0.05))
 
-        with located(self.name, operation):
-            return await self._edge.run(operation, until_taken)
+        return await self._edge.run(operation, until_taken)
 
-    async def _greet(self, connected: Connected) -> None:
-        # A look at a key of ours, so that a user who may use no others is let in.
+    async def _greet(self, client: Connected) -> None:
+        # Looks at a key with our prefix, for users who may use no others.
         key = self._index("nobody")
-        (answer,) = await connected.exchange(key, ("EXISTS", key))
+        (answer,) = await client.exchange(key, ("EXISTS", key))
         if isinstance(answer, Exception):
             raise answer
-        await self._safeguard.require(connected, key)
+        await self._safeguard.require(client, key)
 
     def _index(self, scope: str) -> bytes:
-        """Return the key of a scope's index. Its braces say to a cluster where all keys of the scope belong.
+        """Return the key of a scope's index. Its braces put all keys of the scope in one slot of a cluster.
 
-        The prefix contains no brace, and the scope no closing one, so no two scopes share a key.
+        The prefix contains no brace, and the escaped scope no closing one, so no two scopes share a key.
         """
         tag = scope.replace("%", "%25").replace("}", "%7D")
         return f"{self._settings.key_prefix}{{{tag}}}".encode()
@@ -231,20 +223,14 @@ class RedisDriver:
         index = self._index(key.scope)
         return index + b":" + key.name.encode(), index
 
-    def _require_entry(self, size: int, operation: str) -> None:
-        require_fits("entry", size, self.traits.max_entry, backend=self.name, operation=operation)
-
-    def _fitting(self, answer: int, operation: str) -> int:
+    def _fitting(self, operation: str, answer: int) -> int:
         """Return the answer of a script; raises `TooLarge` if it is minus the size of a record."""
-        if answer < 0:
-            raise TooLarge(
-                "record", size=-answer, limit=self.traits.max_record, backend=self.name, operation=operation
-            )
+        self._edge.require_fits(operation, "record", -answer)
         return answer
 
 
 def _record(elements: list[bytes]) -> Record:
-    """Return the record that a list holds; raises `ValueError` if it is not whole."""
+    """Return the record that a list holds; raises `ValueError` if the list is incomplete."""
     version, measure, body, *tail = elements
     length, size, body_size = map(int, measure.split())
     if (len(tail), sum(map(len, tail)), len(body)) != (length, size, max(body_size, 0)):

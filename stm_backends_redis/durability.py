@@ -1,4 +1,4 @@
-"""How safe a write is once it is acknowledged, and the command that waits until it is."""
+"""How durable an acknowledged write is, and the command that waits until it is durable."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stm_backends_redis.settings import RedisSettings
 
 
 class Safeguard:
-    """WAIT or WAITAOF behind a write, and what follows from the answer.
+    """WAIT or WAITAOF after a write, and what its answer means.
 
-    From Redis 7.2 on, both wait for the last write of their own connection, and for nothing if it has written
-    nothing. So a write that is sent again and finds itself done is done once more, without effect.
+    From Redis 7.2 on, both wait for the last write of their own connection, and not at all if it has written
+    nothing. So a retry of a write that was already done writes once more, without effect.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        # The server gives up in time for a script that it did not know to be sent, and waited for, again.
+        # Short enough to send an unknown script again, and wait again, within the deadline.
         replicas, patience = settings.wait_replicas, int(settings.deadline_s * 400)
-        # How many must have it: the server's own disk, where that is asked for, and replicas.
+        # How many must confirm it: the server's own disk, if that is asked for, and replicas.
         self._asked = [1, replicas] if settings.wait_fsync else [replicas]
         self._name = "WAITAOF" if settings.wait_fsync else "WAIT"
         self._patience = patience
@@ -29,7 +29,7 @@ class Safeguard:
 
     @property
     def sentence(self) -> str:
-        """What survives once acknowledged, as `Traits.durability` says it."""
+        """What an acknowledged write survives, for `Traits.durability`."""
         where: list[str] = []
         if len(self._asked) == 2:
             where.append("on the disk of the server")
@@ -39,19 +39,19 @@ class Safeguard:
         if where:
             return f"acknowledged once {' and '.join(where)}"
         return (
-            "as the server is set up: with `appendfsync always` survives the server's death; a failover may "
-            "take the last writes"
+            "as the server is configured: with `appendfsync always` survives a crash of the server; a "
+            "failover may lose the last writes"
         )
 
     @property
     def behind(self) -> tuple[Command, ...]:
-        """What is sent behind a write, in the same packet; nothing if nothing is asked."""
+        """The command to send after a write in the same packet; none if there is nothing to wait for."""
         return ((self._name, *self._asked, self._patience),) if self.is_asked else ()
 
     async def require(self, connected: Connected, key: bytes) -> None:
-        """See, without waiting for a replica, that the server can wait, and that this user may ask it to.
+        """Check, without waiting for a replica, that the server supports the command and permits it.
 
-        Raises `ConfigurationError` if it cannot.
+        Raises `ConfigurationError` if the server does not support it.
         """
         if not self.is_asked:
             return
@@ -66,16 +66,16 @@ class Safeguard:
         ) from error
 
     def confirmed(self, answer: Any, *behind: Any) -> Any:
-        """Return the answer to a write that is as safe as asked; raises `OutcomeUnknown` if it is not.
+        """Return the answer to a write that is as durable as asked; raises `OutcomeUnknown` if it is not.
 
-        An answer below one says that nothing was written, so there is nothing to be safe.
+        An answer below one means that nothing was written, so there is nothing to wait for.
         """
         if answer < 1:
             return answer
         for safe in behind:
             if isinstance(safe, Exception):
-                raise OutcomeUnknown("done, but the server refused to wait until it is safe") from safe
+                raise OutcomeUnknown("done, but the server refused to wait until it is durable") from safe
             reached = cast("list[int]", safe if isinstance(safe, list) else [safe])
             if any(one < least for one, least in zip(reached, self._asked, strict=True)):
-                raise OutcomeUnknown("done, but not confirmed in time by as many servers as asked for")
+                raise OutcomeUnknown("done, but not confirmed in time by the number of servers asked for")
         return answer

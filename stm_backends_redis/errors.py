@@ -1,4 +1,4 @@
-"""What a caller can conclude from each error of the client library, and of the server behind it."""
+"""What each error of the client library, or of the server, means for the caller."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ from stm_backends_redis.statements import CORRUPT
 
 
 class NotConnected(client.ConnectionError):
-    """A new connection did not come about, for the reason in `__cause__`: nothing was sent through it."""
+    """A new connection failed, for the reason in `__cause__`: nothing was sent."""
 
 
 _LOST: Final[Meaning] = (OutcomeUnknown, "the connection was lost")
 _NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection to the server")
 _BUSY_CLIENT: Final[Meaning] = (Unavailable, "all connections of the client are in use")
 _LOADING: Final[Meaning] = (Unavailable, "the server is still loading its data")
-_REPLICA: Final[Meaning] = (Unavailable, "the server is a replica, and takes no writes")
+_REPLICA: Final[Meaning] = (Unavailable, "the server is a replica and accepts no writes")
 _FULL: Final[Meaning] = (Unavailable, "the server's memory is full; nothing was written")
-_MOVING: Final[Meaning] = (Unavailable, "the cluster is moving this slot, or a node of it fails over")
+_MOVING: Final[Meaning] = (Unavailable, "the cluster is moving this slot, or failing over")
 _NO_CLUSTER: Final[Meaning] = (
     Unavailable,
-    "no node of a cluster could be asked; if it is none, its URL begins with redis://",
+    "no node of the cluster answered; if it is not a cluster, its URL begins with redis://",
 )
 _LOGIN: Final[Meaning] = (Denied, "the server does not accept this user and password")
-_FORBIDDEN: Final[Meaning] = (Denied, "this user may not run the commands, or use the keys, that it needs")
+_FORBIDDEN: Final[Meaning] = (
+    Denied,
+    "this user lacks permission for a command or a key that the driver uses",
+)
 
-_NO_DATABASE: Final[Meaning] = (Unavailable, "the server has no database of this number; see `db`")
+_NO_DATABASE: Final[Meaning] = (Unavailable, "the server has no database with this number; see `db`")
 
 _UNEXPECTED: Final[Meaning] = (
     OutcomeUnknown,
-    "the server answered with an error that this version does not know",
+    "the server returned an unknown error",
 )
 
 _CODES: Final[Mapping[str, Meaning]] = {
-    CORRUPT: (Corrupt, "a part of the record is missing, or was written by something else"),
-    "WRONGTYPE": (Corrupt, "the key of the record holds something else"),
+    CORRUPT: (Corrupt, "a part of the record is missing, or was written by another program"),
+    "WRONGTYPE": (Corrupt, "the key of the record holds data of another type"),
     "OOM": _FULL,
-    "MISCONF": (Unavailable, "the server cannot save to its disk, and takes no writes"),
-    "NOREPLICAS": (Unavailable, "the server has too few replicas, and takes no writes"),
+    "MISCONF": (Unavailable, "the server cannot save to its disk and accepts no writes"),
+    "NOREPLICAS": (Unavailable, "the server has too few replicas and accepts no writes"),
     "READONLY": _REPLICA,
     "MASTERDOWN": (Unavailable, "the replica has lost its master"),
     "LOADING": _LOADING,
-    "BUSY": (Unavailable, "the server is busy with a script of somebody's"),
+    "BUSY": (Unavailable, "the server is busy running another script"),
     "TRYAGAIN": _MOVING,
     "CLUSTERDOWN": _MOVING,
     "ASK": _MOVING,
@@ -57,7 +60,7 @@ _CODES: Final[Mapping[str, Meaning]] = {
     "WRONGPASS": _LOGIN,
     "NOPERM": _FORBIDDEN,
 }
-"""By the word that begins the server's answer."""
+"""By the first word of the server's answer."""
 
 _CLASSES: Final[Mapping[type[Exception], Meaning]] = {
     client.MaxConnectionsError: _BUSY_CLIENT,
@@ -73,44 +76,44 @@ _CLASSES: Final[Mapping[type[Exception], Meaning]] = {
     client.TryAgainError: _MOVING,
     client.MasterDownError: _CODES["MASTERDOWN"],
     client.ClusterError: _MOVING,
-    client.InvalidResponse: (OutcomeUnknown, "the answer was not that of a Redis server"),
-    sentinel.MasterNotFoundError: (Unavailable, "no sentinel can be reached that knows the service"),
+    client.InvalidResponse: (OutcomeUnknown, "the answer is not from a Redis server"),
+    sentinel.MasterNotFoundError: (Unavailable, "no reachable sentinel knows the service"),
     client.RedisClusterException: _NO_CLUSTER,
-    # What is left of these two has been sent, as far as anybody knows.
+    # The remaining errors of these classes may come after the command was sent.
     client.ConnectionError: _LOST,
     client.TimeoutError: _LOST,
     OSError: _LOST,
 }
-"""By class, and where that is not listed by the nearest of its bases that is."""
+"""By class, or by the nearest base class that is listed."""
 
 REFUSALS: Final = (client.TryAgainError, client.ClusterError)
-"""What a cluster answers while it moves things around: not done, and will be taken in a moment."""
+"""Answers of a cluster while it moves slots: not done; a retry succeeds a moment later."""
 
 _NOT_SENT: Final = re.compile(
     r" connecting to |^No connection available|^max number of clients|^Too many connections"
 )
-"""What the client library says of a `ConnectionError` or `TimeoutError` before anything was sent."""
+"""Messages of a `ConnectionError` or `TimeoutError` that came before anything was sent."""
 
 _WORDLESS: Final[Mapping[str, Meaning]] = {
     "This instance has cluster support disabled": _NO_CLUSTER,
     "DB index is out of range": _NO_DATABASE,
     "invalid DB index": _NO_DATABASE,
 }
-"""What a server answers without such a word, or with one that says nothing: `ERR`, which is left out."""
+"""Answers without such a word, or with the unspecific `ERR`, which is left out."""
 
 _NO_COMMAND: Final[Meaning] = (
     Unavailable,
-    "the server does not know a command that is needed: it is no sentinel, or too old",
+    "the server does not know a required command: it is not a sentinel, or too old",
 )
 
 _FORBIDDEN_IN_SCRIPT: Final = "The user executing the script can't"
 
 _IN_SCRIPT: Final = re.compile(f"(?:^|: -?)({'|'.join(_CODES)}|{_FORBIDDEN_IN_SCRIPT})\\b")
-"""Before 7.0 a server wraps the error that ends a script in a sentence of its own."""
+"""Before 7.0 a server embeds the error that ends a script in another message."""
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """Return what an error amounts to; `None` for one that is not the datastore's."""
+    """Return what an error means; `None` for one that does not come from the datastore."""
     if isinstance(error, NotConnected):
         why = error.__cause__ and meaning(error.__cause__)
         return why if why and why[0] is not OutcomeUnknown else _NO_CONNECTION
@@ -118,7 +121,9 @@ def meaning(error: BaseException) -> Meaning | None:
     if found is _LOST:
         if _NOT_SENT.search(str(error)):
             return _NO_CONNECTION
-        if isinstance(error.__context__, client.ReadOnlyError):  # so says a connection that sentinels manage
+        if isinstance(
+            error.__context__, client.ReadOnlyError
+        ):  # raised by a connection that sentinels manage
             return _REPLICA
     if found is None and isinstance(error, client.ResponseError):
         code = _IN_SCRIPT.search(str(error))
@@ -131,5 +136,5 @@ def meaning(error: BaseException) -> Meaning | None:
 
 
 def is_read_only(error: BaseException) -> bool:
-    """Say whether a server refused a write because it is a replica."""
+    """Return whether a server refused a write because it is a replica."""
     return meaning(error) is _REPLICA

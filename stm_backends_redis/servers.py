@@ -1,4 +1,4 @@
-"""One server, and how commands reach it: those that belong together in one packet on one connection."""
+"""One server, and how commands are sent to it: related commands in one packet on one connection."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ Command: TypeAlias = Sequence[Argument]
 
 
 class Connected(Protocol):
-    """Where commands go: one server, or the nodes of a cluster."""
+    """Where commands are sent: one server, or the nodes of a cluster."""
 
     async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
         """Send commands in one packet on one connection to the server that has this key.
 
-        Returns their answers in order: bytes, never decoded, and an error of the server's as a value. Raises
-        what the client library raises if there is no connection, or if it breaks.
+        Returns their answers in order: bytes, never decoded, and errors of the server as values. Raises the
+        client library's error if there is no connection, or if it breaks.
         """
         ...
 
     async def close(self) -> None:
-        """Wait until nothing is under way, as the deadline sees to, and close what is ours."""
+        """Wait for operations in progress, each limited by its deadline, and close what was made here."""
         ...
 
 
 class Server:
     """One server, through a client of `redis.asyncio`.
 
-    `places` is given for a client that is ours: how many operations it takes at once. Only such a client is
-    closed, and `close` may be told what else is to be closed with it.
+    A client that was made here comes with a `limit` for its operations. Only such a client is closed,
+    together with those in `also`.
     """
 
     def __init__(
-        self, client: Redis, *, places: ConcurrencyLimit | None = None, also: Sequence[Redis] = ()
+        self, client: Redis, *, limit: ConcurrencyLimit | None = None, also: Sequence[Redis] = ()
     ) -> None:
         self._client = client
-        self._places = places
+        self._limit = limit
         self._also = also
 
     async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
         """Send commands in one packet on one connection; one server has all keys."""
         del key
-        async with self._places or contextlib.nullcontext():
+        async with self._limit or contextlib.nullcontext():
             answers = await self._send(commands)
         if any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers):
-            # A master that became a replica keeps its connections, while the name of the server may have
-            # moved on. A connection that is made now goes where the name leads.
+            # A master that became a replica keeps its connections, while its host name may lead to the new
+            # master. A new connection resolves the name again.
             with contextlib.suppress(OSError, RedisError):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
         return answers
@@ -73,11 +73,11 @@ class Server:
             return await pipeline.execute(raise_on_error=False)
 
     async def close(self) -> None:
-        """Wait until nothing is under way, as the deadline sees to, and close the client if it is ours."""
-        if self._places is None:
+        """Wait for operations in progress, and close the client unless it was handed in."""
+        if self._limit is None:
             return
         try:
-            await self._places.drain()
+            await self._limit.drain()
         finally:
             async with contextlib.AsyncExitStack() as stack:
                 for client in (self._client, *self._also):
@@ -85,7 +85,7 @@ class Server:
 
 
 class NodeOfClient:
-    """A node of a `RedisCluster` that is the caller's, on the connections which that client keeps to it."""
+    """A node of a `RedisCluster` that was handed in, on the connections that this client keeps to it."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
@@ -109,4 +109,4 @@ class NodeOfClient:
         return [command.result for command in sent]
 
     async def close(self) -> None:
-        """Leave the connections to whoever has the client."""
+        """Do nothing; the connections belong to the caller's client."""

@@ -1,18 +1,18 @@
-"""What the Redis driver says to Redis, and why each operation is atomic.
+"""The commands and scripts of the Redis driver, and why each operation is atomic.
 
 A record is one list: version, measure, body, and then the tail, oldest entry first. The measure is the
 text `LENGTH SIZE BODY`: the number of entries, their bytes, and the bytes of the body (-1: there is no
-body). Reading a record is one command. Everything else is a script, and a server runs nothing else while
-it runs a script.
+body). Reading a record is one command. Everything else is a script, and a server runs nothing else during a
+script.
 
 A scope has one more key, its index: a sorted set of equal scores, which Redis keeps in the order of bytes.
-A member is `name NUL expiry`, the expiry in milliseconds of the server's clock or empty; no name contains
-NUL, so members sort as names do, and a listing needs no look at any record.
+A member is `name NUL expiry`, the expiry in milliseconds of the server's clock or empty. No name contains
+NUL, so members sort as names do, and a listing reads no record.
 
-Scripts touch no key that they do not declare, and obey two rules that matter while a slot of a cluster
-moves, when the server it leaves refuses each command on a key that it does not have, even in the middle
-of a script. They read before they write, so that what is refused has changed nothing; a key that is
-rewritten is never empty in between, and one that has become empty is not looked at again.
+Scripts use no key that they do not declare. Two more rules matter while a slot of a cluster moves: the server
+that it leaves refuses each command on a key that it does not have, even in the middle of a script. So scripts
+read before they write, and a refused script has changed nothing. And a key that is rewritten is never empty
+in between, and one that has become empty is not read again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hashlib import sha1
 from typing import Final, NamedTuple
 
 INDEX_LOOKED_THROUGH: Final = 1_000
-"""An index of no more entries is looked through when one of those that are for ever goes."""
+"""A larger index is not scanned when an entry that never expires is removed."""
 
 CORRUPT: Final = "STMCORRUPT"
-"""How the error begins with which a script refuses a record that it cannot read."""
+"""The first word of the error that a script returns for a record that it cannot read."""
 
 
 class Statement(NamedTuple):
-    """How a command begins: by the digest under which a server knows a script, and else by its text."""
+    """The beginning of a command: with the digest of a script, or in full with its text."""
 
     command: tuple[str, ...]
     in_full: tuple[str, ...]
@@ -49,12 +49,12 @@ local function measure(head)
   return tonumber(length), tonumber(size), tonumber(body)
 end
 """
-# The one instant at which a script judges what has expired. Redis does so too: alive in its last millisecond.
+# The time at which a script decides expiry. As in Redis, a record is still alive in its last millisecond.
 _NOW: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
-# Gives an index a time to live again once none of these entries, all that it has, is for ever.
+# Gives an index a time to live again if all of its entries, passed here, expire.
 _SETTLE: Final = """
 local function settle(index, entries)
   local last = 0
@@ -68,8 +68,8 @@ local function settle(index, entries)
   end
 end
 """
-# For the one kind of write that may remove the last of the entries that are for ever. A larger index is
-# left to a listing that sees the whole of it.
+# For the only kind of write that may remove the last entry that never expires. A larger index is left to a
+# listing that reads all of it.
 _ANY_LEFT: Final = f"""{_SETTLE}
 local function left(old)
   if not old[1] or string.sub(old[1], -1) ~= '\\0' then return end
@@ -77,10 +77,10 @@ local function left(old)
   if #entries <= {INDEX_LOOKED_THROUGH} then settle(KEYS[2], entries) end
 end
 """
-# Replaces the index's entry of a name; adds before it removes, see above. The index itself expires a
-# second after the last of its records, unless one of them is for ever. A write that creates a record looks at
-# four other entries and removes those that have expired. On average, the expired ones that remain are at most
-# a third as many as the live ones.
+# Replaces the index's entry of a name; adds before it removes, see above. The index itself expires a second
+# after the last of its records, unless one of them never expires. A write that creates a record checks four
+# other entries and removes those that have expired. On average, at most a quarter of all entries have
+# expired.
 _ENTER: Final = f"""{_NOW}{_ANY_LEFT}
 local function expiry(ttl)
   return ttl == '' and '' or string.format('%.0f', now + ttl)
@@ -113,7 +113,7 @@ end
 """
 
 # KEYS: record, index. ARGV: name, initial version, ttl in ms or '', the most bytes of a record, entry.
-# Answers the new length, or minus the size of a record that would be too large.
+# Returns the new length, or minus the size of a record that would be too large.
 APPEND: Final = _script(
     f"""{_MEASURE}{_ENTER}
 local name, initial_version, ttl, limit, entry = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -136,19 +136,19 @@ return length
 """
 )
 
-# KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop,
-# ttl in ms or '' or 'keep', the most bytes of a record, body, whether somebody waits for it. Answers 1, or 0
-# for a lost race, or minus the size of a record that would be too large.
+# KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop, ttl in ms
+# or '' or 'keep', the most bytes of a record, body, whether WAIT follows. Returns 1, or 0 for a lost race, or
+# minus the size of a record that would be too large.
 #
-# Only an answer above 0 says that something was written, which WAIT then waits for. From Redis 7.2 on it
-# waits for the last write of its own connection. So if this was done before, perhaps by way of another
-# connection, the version is written once more over itself.
+# Only an answer above 0 means that something was written for WAIT to wait for. From Redis 7.2 on it waits for
+# the last write of its own connection. So if this write was done before, perhaps on another connection, the
+# version is written once more over itself.
 #
-# The bytes that stay are counted on the smaller side of the cut, and in pieces: a server copies one large
+# The remaining bytes are counted on the smaller side of the cut, and in chunks: a server copies one large
 # answer to a script many times over.
 #
-# The new head is written over the last three elements of the old head and the entries that go, and what
-# stands before it is cut off: the list is never empty, so that it keeps its time to live.
+# The new head overwrites the last three elements of the old head and the dropped entries, and the elements
+# before it are trimmed. The list is never empty, so it keeps its time to live.
 REPLACE: Final = _script(
     f"""{_MEASURE}{_ENTER}
 local name, version, condition, expected = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -203,12 +203,12 @@ return 1
 """
 )
 
-# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is, whether somebody waits for it.
-# Answers 1, or 0 if it is another version, or 2 if there was nothing. What cannot be read can still be
-# erased, unless a version is asked for.
+# KEYS: record, index. ARGV: name, 'any' or 'is', the version that it is, whether WAIT follows. Returns 1, or
+# 0 if it is another version, or 2 if there was no record. A corrupt record can still be erased, unless a
+# version is asked for.
 #
-# That there is nothing may be this very deletion, sent before by way of another connection: so as above,
-# something is written to be waited for, and removed again.
+# There may be no record because this deletion is a retry, sent before on another connection. So, as above,
+# something is written for WAIT, and removed again.
 DELETE: Final = _script(
     f"""{_ANY_LEFT}
 local name, condition, expected, awaited = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
@@ -227,8 +227,8 @@ return there and 1 or 2
 """
 )
 
-# KEYS: index. ARGV: after, limit. Answers '' or where the next page begins, and then the names. Expired
-# entries are left out and removed, no more of them than a page would hold.
+# KEYS: index. ARGV: after, limit. Returns '' or where the next page begins, and then the names. Expired
+# entries are left out and removed, at most as many as a page holds.
 SCAN: Final = _script(
     f"""{_NOW}{_SETTLE}
 local limit = tonumber(ARGV[2])

@@ -1,7 +1,8 @@
 """The contract of a driver and what authors of drivers build on.
 
-`contract` is the contract itself: five atomic operations on records. `plugins` says how a package is found.
-`checks`, `urls`, `edge` and `layouts` are shared by the drivers of this library; use them or leave them.
+`contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
+and validates settings from a URL and keyword arguments. `wrapper` is the base for drivers around a driver.
+`checks`, `edge` and `layouts` are helpers that the drivers of this library share; using them is optional.
 The drivers that need no server are here too: `in_memory` and `sqlite`.
 """
 
@@ -20,6 +21,8 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.settings import Settings, setting
+from stm_backends.drivers.wrapper import WrapperDriver
 
 __all__ = [
     "ABSENT",
@@ -33,7 +36,10 @@ __all__ = [
     "Key",
     "Page",
     "Record",
+    "Settings",
     "Traits",
+    "WrapperDriver",
     "hookimpl",
     "new_version",
+    "setting",
 ]

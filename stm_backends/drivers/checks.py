@@ -1,4 +1,4 @@
-"""What drivers check before they talk to their datastore, alike on every backend."""
+"""Checks that every driver makes before it talks to its datastore."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ from stm_backends.drivers.contract import AbsentType, AnyType, Expect, KeepType,
 from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
 
 LONGEST_S: Final = 1e11
-"""Some three thousand years: more is a mistake in a setting, and beyond some calendars of datastores."""
+"""About three thousand years. Longer is a mistake, and beyond the calendars of some datastores."""
 
 
 def require_ttl(ttl: float | None | KeepType) -> None:
     """Raise `ValueError` unless a time to live is a positive number of seconds, `None` or `KEEP`."""
     if not (ttl is None or isinstance(ttl, Ttl) or (ttl > 0 and math.isfinite(ttl))):
-        raise ValueError(f"ttl is a positive number of seconds, or None for ever; not {ttl!r}")
+        raise ValueError(f"ttl must be a positive number of seconds, or None (never expires), not {ttl!r}")
 
 
 def require_drop(drop: int, expect: str | AbsentType | AnyType) -> None:
-    """Raise `ValueError` unless `drop` counts entries of the very record that `expect` names."""
+    """Raise `ValueError` unless `drop` counts entries of a record whose version `expect` names."""
     if drop < 0:
-        raise ValueError(f"drop is a number of entries, at least 0; not {drop}")
+        raise ValueError(f"drop must be a number of entries, at least 0, not {drop}")
     if drop and isinstance(expect, Expect):
-        raise ValueError("drop needs expect=<version>: only a caller who has read the tail can drop from it")
+        raise ValueError("drop needs expect=<version>: only a caller that has read the tail can drop from it")
 
 
 def require_limit(limit: int) -> None:
-    """Raise `ValueError` unless a page may hold at least one name."""
+    """Raise `ValueError` unless `limit` is at least 1."""
     if limit < 1:
-        raise ValueError(f"limit is a number of names, at least 1; not {limit}")
+        raise ValueError(f"limit must be a number of names, at least 1, not {limit}")
 
 
 def require_fits(
-    what: Literal["entry", "record"], size: int, limit: int, *, backend: str, operation: str
+    what: Literal["entry", "record"], size: int, limit: int, *, backend: str = "", operation: str = ""
 ) -> None:
-    """Raise `TooLarge` if `size` bytes are more than `limit`."""
+    """Raise `TooLarge` if `size` bytes are more than `limit`.
+
+    `backend` and `operation` may be left out where `errors.located` or `Edge.run` adds them.
+    """
     if size > limit:
         raise TooLarge(what, size=size, limit=limit, backend=backend, operation=operation)
 
 
 def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -> None:
-    """Raise `ConfigurationError`, with a near miss, for a setting that a backend does not have.
+    """Raise `ConfigurationError` for an unknown setting, with the most similar name of a known one.
 
-    Of what is no word nothing is shown: it may be the end of a password.
+    The message shows the unknown name only if it is an identifier: other text may be the end of a password.
     """
     names = sorted(known)
     for name in given:
@@ -53,7 +56,7 @@ def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             is_word = name.replace("-", "_").isidentifier()
-            what = f"setting {name!r}" if is_word else "such setting ('?' in a password is written %3F)"
+            what = f"setting {name!r}" if is_word else "such setting (write '?' in a password as %3F)"
             raise ConfigurationError(f"backend {backend!r} has no {what}; {hint}it has: {', '.join(names)}")
 
 
@@ -66,24 +69,24 @@ def require_seconds(name: str, value: object, *, zero: bool = False) -> None:
         or value > LONGEST_S
     ):
         least = "a number of seconds, at least 0" if zero else "a positive number of seconds"
-        raise ConfigurationError(f"{name} is {least}, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be {least}, not {_shown(value)}")
 
 
 def require_count(name: str, value: object, *, most: int | None = None) -> None:
     """Raise `ConfigurationError` unless a setting is an integer of at least 1, and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
         allowed = f"between 1 and {most:,}" if most else "an integer of at least 1"
-        raise ConfigurationError(f"{name} is {allowed}, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be {allowed}, not {_shown(value)}")
 
 
 def require_clock(clock: object) -> None:
-    """Raise `ConfigurationError` unless a clock can be asked for the time."""
+    """Raise `ConfigurationError` unless a clock is a function."""
     if isinstance(clock, type) or not callable(clock):
-        raise ConfigurationError(f"clock is a function that returns seconds, not {_shown(clock)}")
+        raise ConfigurationError(f"clock must be a function that returns seconds, not {_shown(clock)}")
 
 
-def not_open(*, backend: str, operation: str) -> Unavailable:
-    """Return the error of a driver that was never opened or is closed; its message says how to mend it."""
+def not_open(*, backend: str = "", operation: str = "") -> Unavailable:
+    """Return the error of a driver that was never opened or is closed; its message says what to do."""
     return Unavailable(
         "the driver is not open; use `async with open_backend(...) as backend:` (`with` in "
         "stm_backends.sync), and use the backend, its driver and its memories within that block",
@@ -93,7 +96,7 @@ def not_open(*, backend: str, operation: str) -> Unavailable:
 
 
 def _shown(value: object) -> str:
-    """Return what was given, as long as it is a number or a word; of anything else its type."""
+    """Return a number or a short text as it is, and the type of any other value."""
     return (
         repr(value) if isinstance(value, (int, float, str)) and len(str(value)) < 40 else type(value).__name__
     )

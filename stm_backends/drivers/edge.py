@@ -1,4 +1,4 @@
-"""The edge where a driver meets its client library: every call has the deadline, every error is ours."""
+"""The edge where a driver meets its client library: it enforces the deadline and translates every error."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.drivers.checks import not_open, require_fits
+from stm_backends.drivers.contract import Traits
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable, located
 
 T = TypeVar("T")
 
 Meaning: TypeAlias = tuple[type[StorageError], str]
-"""The error of this library that a client's exception amounts to, and what it says; nothing of the data."""
+"""The error of this library that a client's exception becomes, and its message, which never quotes data."""
 
 _LATE: Final[Meaning] = (OutcomeUnknown, "no answer within the deadline")
 
 _READS: Final = frozenset({"open", "load", "scan"})
-"""Operations that change no record, so that their outcome does not matter once they have failed."""
+"""Operations that change no record, so an unknown outcome is the same as a failure."""
 
 _REPEATED: Final = frozenset({"load", "scan"})
 _PAUSES_S: Final = (0.02, 0.1, 0.3)
-"""A read that fails for a passing reason is repeated after each of these pauses at most, with jitter."""
+"""The longest pauses before a read is retried after a transient error; each is shortened by jitter."""
 
 
 class _Cause(NamedTuple):
-    """Why no connection came about: the system's own errors, words of clients that hide them, what to say.
+    """Why a connection failed: the system's errors, words of clients that hide these, and the message.
 
-    What says little by itself is looked for only where a connection is opened.
+    `opening=True` marks causes that are too vague to be named except while a connection is opened.
     """
 
     kinds: tuple[type[BaseException], ...]
@@ -44,21 +46,25 @@ _CAUSES: Final = (
     _Cause(
         (socket.gaierror,),
         tuple(f"[Errno {number}]" for number in (socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)),
-        "the name of the host is not known",
+        "the host name is unknown",
     ),
-    # Of a name with several addresses, asyncio tells all refusals in the words of one error.
-    _Cause((ConnectionRefusedError,), (f"[Errno {errno.ECONNREFUSED}]",), "refused: nothing listens there"),
+    # For a name with several addresses, asyncio reports all refusals in the message of one error.
+    _Cause(
+        (ConnectionRefusedError,),
+        (f"[Errno {errno.ECONNREFUSED}]",),
+        "connection refused: nothing listens there",
+    ),
     _Cause(
         (ssl.SSLCertVerificationError,),
         ("CERTIFICATE_VERIFY_FAILED",),
-        "TLS was not agreed on: the server's certificate is not trusted here",
+        "TLS failed: the server's certificate is not trusted here",
     ),
     _Cause(
         (),
         ("WRONG_VERSION_NUMBER", "rejected SSL upgrade"),
-        "TLS was not agreed on: the server speaks none at this port",
+        "TLS failed: the server does not use TLS at this port",
     ),
-    _Cause((ssl.SSLError,), ("SSL handshake failed",), "TLS was not agreed on"),
+    _Cause((ssl.SSLError,), ("SSL handshake failed",), "TLS failed"),
     _Cause(
         (ConnectionResetError,),
         (
@@ -69,23 +75,23 @@ _CAUSES: Final = (
             "onnection closed",
             "connection_lost()",
         ),
-        "the server hung up: it may expect TLS, or be of another kind",
+        "the server closed the connection: it may expect TLS, or not be this kind of server",
         opening=True,
     ),
     _Cause(
         (TimeoutError,),
         ("No servers found yet", "timed out"),
-        "no answer: the server is frozen or overloaded, or a firewall is in between",
+        "no answer: the server is frozen or overloaded, or a firewall blocks the connection",
         opening=True,
     ),
 )
-"""What the system said when no connection came about, which clients tell in many ways or not at all."""
+"""The causes of a failed connection, which clients report in many ways or not at all."""
 
 _FURTHEST_CAUSE: Final = 10
 
 
 def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False) -> Meaning:
-    """Return what an error amounts to, with what the system said of the connection if nothing was done."""
+    """Return a meaning with the cause of a failed connection in its message, if nothing was done."""
     kind, message = meaning
     if kind is not Unavailable:
         return meaning
@@ -100,9 +106,10 @@ def with_cause(meaning: Meaning, error: BaseException, *, opening: bool = False)
 
 
 class ConcurrencyLimit:
-    """Lets so many operations of a driver through to its client at once; the others wait for a place.
+    """Limits how many operations of a driver are in progress at once; the others wait.
 
-    What waited in vain was never sent, which clients that have a queue of their own cannot always tell.
+    An operation that times out while waiting here was certainly never sent, which a client with its own queue
+    cannot always tell.
     """
 
     def __init__(self, count: int, *, patience_s: float) -> None:
@@ -111,78 +118,88 @@ class ConcurrencyLimit:
         self._free = asyncio.Semaphore(count)
 
     async def __aenter__(self) -> None:
-        """Take a place; raises `Unavailable` if none becomes free in time."""
+        """Wait for another operation to end if need be; raises `Unavailable` if none does in time."""
         if not self._free.locked():
-            await self._free.acquire()  # at once, so it needs no timer
+            await self._free.acquire()  # does not wait, so it needs no timer
             return
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise Unavailable("more operations are under way than pool_size allows") from None
+            raise Unavailable("too many operations in progress; see pool_size") from None
 
     async def __aexit__(self, *_: object) -> None:
         self._free.release()
 
     async def drain(self) -> None:
-        """Wait until nothing is under way, and let nothing through any more."""
+        """Wait until no operation is in progress, and let none begin."""
         for _ in range(self._count):
             await self._free.acquire()
 
 
 class Edge:
-    """Runs the calls of one driver to its client library.
+    """Runs the calls of one driver to its client library, and says in each error where it happened.
 
-    `meaning` looks a client's exception up in the driver's table, and returns `None` for what is no
-    matter of the datastore: a mistake in the driver, which is raised as it is.
+    `meaning` looks a client's exception up in the driver's table. It returns `None` for an exception that is
+    a bug in the driver, which is raised as it is.
     """
 
     def __init__(
-        self, *, backend: str, deadline_s: float, meaning: Callable[[Exception], Meaning | None]
+        self, *, backend: str, traits: Traits, meaning: Callable[[Exception], Meaning | None]
     ) -> None:
         self._backend = backend
-        self._deadline_s = deadline_s
+        self._traits = traits
         self._meaning = meaning
 
-    async def run(self, operation: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Call `work` within the deadline; raises `StorageError` for whatever the client raises.
+    async def run(
+        self, operation: str, work: Callable[[], Awaitable[T]], *, deadline_s: float | None = None
+    ) -> T:
+        """Call `work` within the deadline; raises `StorageError` for any exception of the client.
 
-        A write that did not end in time is `OutcomeUnknown`, and so is what the driver's table says so of.
-        A read never is: nothing depends on whether it was done. A `load` or `scan` that failed for a passing
-        reason is repeated within the deadline; a write never is.
+        A `StorageError` that `work` raises gets the backend and the operation. A write that did not end in
+        time is `OutcomeUnknown`; a read never is, because nothing depends on whether it was done. A `load` or
+        `scan` that failed with a transient error is retried within the deadline; a write never is.
+        `deadline_s` replaces the driver's deadline.
         """
-        deadline = asyncio.timeout(self._deadline_s)
-        try:
-            async with deadline:
-                for longest in _PAUSES_S if operation in _REPEATED else ():
-                    try:
-                        return await work()
-                    except Exception as error:
-                        pause = random.uniform(longest / 2, longest)
-                        if not self._passes(error) or pause >= _left(deadline):
-                            raise
-                    await asyncio.sleep(pause)
-                return await work()
-        except StorageError:
-            raise
-        except Exception as error:
-            late = deadline.expired() and isinstance(error, TimeoutError)
-            meaning = _LATE if late else self._meaning(error)
-            if meaning is None:
+        deadline = asyncio.timeout(self._traits.deadline if deadline_s is None else deadline_s)
+        with located(self._backend, operation):
+            try:
+                async with deadline:
+                    for longest in _PAUSES_S if operation in _REPEATED else ():
+                        try:
+                            return await work()
+                        except Exception as error:
+                            pause = random.uniform(longest / 2, longest)
+                            if not self._passes(error) or pause >= _left(deadline):
+                                raise
+                        await asyncio.sleep(pause)
+                    return await work()
+            except StorageError:
                 raise
-            raise self._error(operation, with_cause(meaning, error, opening=operation == "open")) from error
+            except Exception as error:
+                late = deadline.expired() and isinstance(error, TimeoutError)
+                meaning = _LATE if late else self._meaning(error)
+                if meaning is None:
+                    raise
+                kind, message = with_cause(meaning, error, opening=operation == "open")
+                if kind is OutcomeUnknown and operation in _READS:
+                    kind = Unavailable
+                raise kind(message) from error
+
+    def require_fits(self, operation: str, what: Literal["entry", "record"], size: int) -> None:
+        """Raise `TooLarge` if `size` bytes are more than the driver's traits allow."""
+        limit = self._traits.max_entry if what == "entry" else self._traits.max_record
+        require_fits(what, size, limit, backend=self._backend, operation=operation)
+
+    def not_open(self, operation: str) -> Unavailable:
+        """Return the error of a driver that was never opened or is closed."""
+        return not_open(backend=self._backend, operation=operation)
 
     def _passes(self, error: Exception) -> bool:
-        """Say whether what failed may succeed a moment later."""
+        """Return whether an error is transient, so that a retry may succeed."""
         meaning = self._meaning(error)
         kind = type(error) if isinstance(error, StorageError) else meaning and meaning[0]
         return kind in (Unavailable, OutcomeUnknown)
-
-    def _error(self, operation: str, meaning: Meaning) -> StorageError:
-        kind, message = meaning
-        if kind is OutcomeUnknown and operation in _READS:
-            kind = Unavailable
-        return kind(message, backend=self._backend, operation=operation)
 
 
 def _left(deadline: asyncio.Timeout) -> float:

@@ -1,8 +1,8 @@
-"""The in-memory driver: the waist, spelled out in plain Python.
+"""The in-memory driver: the driver contract in plain Python.
 
-Read it as the specification of what the other drivers do. An operation lets other tasks run once before
-it begins, as it would with any datastore, so that a loop that only reads and adds starves nobody; then it
-awaits nothing, so it is atomic on its event loop, and a lock makes it so between threads.
+It is the reference for the other drivers. An operation yields to other tasks once before it begins, as it
+would with any datastore, so that a loop of operations does not block the event loop. After that it awaits
+nothing, so it is atomic on its event loop, and a lock makes it atomic between threads.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
-from stm_backends.drivers.urls import merged
-from stm_backends.errors import ConfigurationError
+from stm_backends.drivers.settings import merged
+from stm_backends.errors import ConfigurationError, located
 
 _MIB: Final = 1024 * 1024
 
@@ -54,7 +54,7 @@ _READS: Final = ("load", "scan")
 
 @dataclass(slots=True)
 class _Stored:
-    """One record. `size` is the bytes of body and tail, kept up to date rather than counted."""
+    """One record. `size` is the bytes of body and tail, updated with each write."""
 
     version: str
     body: bytes | None = None
@@ -77,11 +77,11 @@ class _Scope:
 
 
 class MemoryStore:
-    """What a datastore is to other drivers: it outlives the drivers, and several may share it.
+    """The datastore of this driver: it outlives the drivers, and several drivers may share it.
 
-    `mortal` has the keys of all records that have an end. Each write looks at a few of them in turn,
-    whatever their scope, and removes those that have expired: a write's cost is bounded, and expired records
-    do not accumulate.
+    `mortal` has the keys of all records that expire. Each write checks a few of them in turn, in any scope,
+    and removes those that have expired. So the cost of a write is bounded, and expired records do not
+    accumulate.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class MemoryStore:
         self.mortal: OrderedDict[Key, None] = OrderedDict()
 
     def scope(self, name: str) -> _Scope:
-        """Return a scope, which is kept only once something is put into it."""
+        """Return a scope; an empty one is not stored until a record is put into it."""
         return self.scopes.get(name) or _Scope()
 
     def put(self, key: Key, stored: _Stored) -> None:
@@ -102,7 +102,7 @@ class MemoryStore:
             self.mortal[key] = None
 
     def remove(self, key: Key) -> None:
-        """Remove a record that is there."""
+        """Remove a record that exists."""
         records = self.scopes[key.scope].records
         del records[key.name]
         if not records:
@@ -110,7 +110,7 @@ class MemoryStore:
         self.mortal.pop(key, None)
 
     def sweep(self, now: float, count: int) -> None:
-        """Remove the expired ones among the `count` records whose turn it is."""
+        """Check the next `count` records that expire, and remove those that have expired."""
         for _ in range(min(count, len(self.mortal))):
             key = next(iter(self.mortal))
             if self.scopes[key.scope].records[key.name].is_expired(now):
@@ -123,12 +123,12 @@ _named_stores: Final[dict[str, MemoryStore]] = {}
 
 
 class MemoryDriver:
-    """The five operations on a dictionary. Each instance has its own life; a store may be shared."""
+    """The five operations on a dictionary, which instances may share."""
 
     name = "memory"
 
     _swept = 8
-    """How many records that have an end each write looks at, to remove those that have expired."""
+    """How many records that expire each write checks."""
 
     def __init__(
         self,
@@ -157,11 +157,11 @@ class MemoryDriver:
         )
 
     async def open(self) -> None:
-        """Make ready. Opening twice is harmless."""
+        """Get ready for operations. Opening twice is harmless."""
         self._is_open = True
 
     async def close(self) -> None:
-        """Let go of the store, which keeps what it holds. Twice is harmless."""
+        """Stop using the store, which keeps its records. Twice is harmless."""
         self._is_open = False
 
     async def load(self, key: Key) -> Record | None:
@@ -174,11 +174,11 @@ class MemoryDriver:
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live starts anew."""
         require_ttl(ttl)
-        self._require_entry("append", entry)
         await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
+            require_fits("entry", len(entry), self.traits.max_entry)
             stored = scope.find(key.name, now) or _Stored(version=initial_version)
-            self._require_record("append", stored.size + len(entry))
+            require_fits("record", stored.size + len(entry), self.traits.max_record)
             stored.tail.append(entry)
             stored.size += len(entry)
             stored.expires = None if ttl is None else now + ttl
@@ -198,9 +198,9 @@ class MemoryDriver:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
-        self._require_entry("replace", body)
         await asyncio.sleep(0)
         with self._scope(key.scope, "replace") as (scope, now):
+            require_fits("entry", len(body), self.traits.max_entry)
             found = scope.find(key.name, now)
             if found and found.version == version:
                 return True
@@ -218,7 +218,7 @@ class MemoryDriver:
                 expires = found.expires if found else None
             else:
                 expires = None if ttl is None else now + ttl
-            self._require_record("replace", size)
+            require_fits("record", size, self.traits.max_record)
             self._store.put(key, _Stored(version, body, tail, expires, size))
             return True
 
@@ -247,29 +247,23 @@ class MemoryDriver:
 
     @contextmanager
     def _scope(self, name: str, operation: str) -> Generator[tuple[_Scope, float]]:
-        """Yield a scope to one operation at a time, with the instant at which expiry is judged."""
-        if not self._is_open:
-            raise not_open(backend=self.name, operation=operation)
-        with self._store.lock:
+        """Yield a scope to one operation at a time, with the time at which expiry is judged."""
+        with located(self.name, operation), self._store.lock:
+            if not self._is_open:
+                raise not_open()
             now = self._clock()
             if operation not in _READS:
                 self._store.sweep(now, self._swept)
             yield self._store.scope(name), now
 
-    def _require_entry(self, operation: str, value: bytes) -> None:
-        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
-
-    def _require_record(self, operation: str, size: int) -> None:
-        require_fits("record", size, self.traits.max_record, backend=self.name, operation=operation)
-
 
 def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:
-    """Return a driver on the store that `memory://NAME`, or the option `name`, names; else on a new one.
+    """Return a driver on the store named by `memory://NAME` or the option `name`, or on a new store.
 
-    All drivers of this process that give the same name share a store, which lasts as long as the process.
+    All drivers of this process with the same name share a store, which lasts as long as the process.
     The other `options` are the keyword arguments of `MemoryDriver`.
     """
-    del create  # a dictionary needs no setting up
+    del create  # a dictionary needs no setup
     known = ("name", "clock", "max_entry_bytes", "max_record_bytes", "deadline_s")
     require_known(options, known, backend="memory")
     parts = urlsplit(url or "memory://")
@@ -278,7 +272,9 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
     options = merged({"name": unquote(parts.netloc)} if parts.netloc else {}, options)
     name: object = options.pop("name", None)
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigurationError("name is the name of a store that all drivers of this process share")
+        raise ConfigurationError(
+            "name must be a string that is not empty: the name of a store that drivers of this process share"
+        )
     store = None if name is None else _named_stores.setdefault(name, MemoryStore())
     return MemoryDriver(store, **options)
 

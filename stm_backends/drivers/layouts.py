@@ -1,8 +1,8 @@
 """Whether this version of the library can use the tables, collection or file that it finds.
 
-How a driver lays records out has a number of its own, counted from 1. Beside the data stand two of them:
-`version`, the layout that is there, and `readable_since`, the oldest layout whose code can still use it. A
-change that old code can live with raises `version` alone, so processes of both versions run side by side.
+Each driver numbers its storage layouts, counted from 1. Two numbers are stored beside the data: `version`,
+the layout of the data, and `readable_since`, the oldest layout whose code can still use it. A compatible
+change raises `version` alone, so that processes of both versions run side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stm_backends.errors import ConfigurationError
 
 
 class Layout(NamedTuple):
-    """What stands beside the data."""
+    """The numbers stored beside the data."""
 
     version: int
     readable_since: int
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 def is_outdated(found: Layout, ours: Layout) -> bool:
     """Return whether migration steps from `found.version` to `ours.version` are due.
 
-    Raises `ConfigurationError` if what is found is too new for this code.
+    Raises `ConfigurationError` if the layout is too new for this code.
     """
     if found.readable_since > ours.version:
         raise ConfigurationError(
@@ -33,7 +33,7 @@ def is_outdated(found: Layout, ours: Layout) -> bool:
 
 
 def require_usable(found: Layout, ours: Layout, *, oldest: int) -> None:
-    """Raise `ConfigurationError` for a layout that has to be migrated before this code can use it.
+    """Raise `ConfigurationError` for a layout that must be migrated before this code can use it.
 
     `oldest` is the oldest layout that this code can use as it is.
     """

@@ -1,7 +1,7 @@
-"""Backends are found by entry point, and what goes wrong with one is told apart and told plainly.
+"""Finds backends by their entry points, and explains why one cannot be used.
 
-A package that brings a backend names a module in the entry-point group `stm_backends`, under the
-backend's name, and that module answers one hook:
+A package that provides a backend names a module in the entry-point group `stm_backends`, under the
+backend's name. That module implements one hook:
 
 ```python
 @hookimpl
@@ -9,9 +9,9 @@ def stm_backend() -> BackendPlugin:
     return BackendPlugin(name="redis", url_schemes=("redis", "rediss"), requires=("redis",), open=open_driver)
 ```
 
-The module is imported when its backend is asked for, or all are listed. It imports no client library
-at its top, so that a missing one is noticed by `requires` and answered with the line that installs it.
-Messages show a URL's scheme and never the rest of it.
+The module is imported when its backend is opened, or when all backends are listed. It imports no client
+library at its top, so that a missing one is found by `requires`, and the error gives the command that
+installs it. Messages show a URL's scheme and never the rest of it.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ _T = TypeVar("_T")
 
 _hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
-"""Marks the function by which a module answers the `stm_backend` hook."""
+"""Marks the function that implements the `stm_backend` hook."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendPlugin:
-    """What a package says about the backend it brings.
+    """Describes the backend that a package provides.
 
-    `name` is that of the entry point, and of the extra, if the distribution has one, that installs
-    `requires`: the top-level modules of the client library. `open` is called as `open(url, create=...,
-    **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet;
-    this is the place to import the client library and to refuse settings that cannot work.
+    `name` equals the name of the entry point. If the distribution has an extra of that name, it installs
+    `requires`, the top-level modules of the client library. `open` is called as `open(url, create=...,
+    **options)`, with a URL of one of `url_schemes` or `None`, and returns a driver that is not opened yet. It
+    imports the client library, and raises `ConfigurationError` for settings that cannot work.
 
-    `schema` is called as `schema(url, **options)`, with what `open` would be given except for `create`.
-    It returns what `create=True` would do, in the datastore's own language and to be handed to its own
-    client as it stands, for those who may not let an application do it. It touches neither the datastore
-    nor the client library; a `url` of `None` means the defaults; no secret of a URL is in the text.
-    `None` in its place says that there is nothing to set up.
+    `schema` is called as `schema(url, **options)`, with the arguments of `open` except `create`. It returns
+    what `create=True` would do, as text for the datastore's own client, for deployments where an application
+    may not do it. It uses neither the datastore nor the client library. A `url` of `None` means the defaults.
+    The text contains no secret of a URL. `schema=None` means that there is nothing to set up.
     """
 
     name: str
@@ -70,7 +69,7 @@ class BackendPlugin:
 
 
 class Hooks:
-    """The hooks that a backend's module may answer: one."""
+    """The hooks that a backend's module may implement."""
 
     @_hookspec(firstresult=True)
     def stm_backend(self) -> BackendPlugin | None:
@@ -82,9 +81,9 @@ State: TypeAlias = Literal["ready", "missing extra", "broken", "ambiguous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """How one claim to a backend's name stands. `reason` says what is wrong and what would help.
+    """The state of one installed backend. `reason` says what is wrong and what would help.
 
-    `install` is the command that installs what is missing, which `reason` ends with.
+    `install` is the command that installs a missing client library; `reason` ends with it.
     """
 
     name: str
@@ -101,10 +100,10 @@ class Diagnosis:
 
 
 def open_driver(name_or_url: str, *, url: str | None = None, create: bool = False, **options: Any) -> Driver:
-    """Return the driver of a backend, not opened yet, given the backend's name or a URL of its.
+    """Return the driver of a backend, not opened yet, given the backend's name or its URL.
 
-    Raises `UnknownBackend`, `AmbiguousBackend`, `MissingExtra`, and `ConfigurationError` for an option
-    that the backend does not have or a backend that is broken.
+    Raises `UnknownBackend`, `AmbiguousBackend` and `MissingExtra`, and `ConfigurationError` for an unknown
+    option or a broken backend.
     """
     entry_point, plugin, url = _resolve(name_or_url, url)
     _require_client(entry_point, plugin)
@@ -124,7 +123,7 @@ def schema(name_or_url: str, *, url: str | None = None, **options: Any) -> str |
 
 
 def diagnose() -> list[Diagnosis]:
-    """Say of every installed backend whether it is ready, and if not, why and what would help."""
+    """Return the state of every installed backend: ready, or why not and what would help."""
     claims = _claims()
     return [
         _diagnose(entry_point, claims[name])
@@ -140,11 +139,11 @@ def scheme_of(url: str) -> str:
 
 
 def _require_text(name_or_url: object, url: object) -> None:
-    """Raise `ConfigurationError` for what is no text, and say what to write instead."""
+    """Raise `ConfigurationError` for anything but a string, and say what to write instead."""
     for what, value in (("a backend", name_or_url), ("url", url)):
         if isinstance(value, os.PathLike):
             path = os.fsdecode(cast("os.PathLike[str]", value))
-            raise UnknownBackend(f"a path is no backend; for the SQLite database in it write {_at(path)}")
+            raise UnknownBackend(f"a path is not a backend; for the SQLite database in it write {_at(path)}")
         if not isinstance(value, str) and not (value is None and what == "url"):
             raise ConfigurationError(
                 f"{what} is given as a string: a name such as 'memory', or a URL such as "
@@ -166,23 +165,23 @@ _Claims: TypeAlias = "dict[str, list[EntryPoint]]"
 _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
 _DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
-"""What looks like the path of a database, and like no part of a URL that may hold a secret."""
+"""What looks like the path of a database, and cannot be the part of a URL that holds a secret."""
 
 
 def _resolve(name_or_url: str, url: str | None) -> tuple[EntryPoint, BackendPlugin, str | None]:
-    """Return who brings a backend, given its name or a URL of its, and the URL if there is one."""
+    """Return the plugin of a backend, given its name or its URL, and the URL if there is one."""
     _require_text(name_or_url, url)
     claims = _claims()
     if ":" in name_or_url and not _is_windows_path(name_or_url):
         if url is not None:
             raise ConfigurationError(
-                "a URL is given twice: give a backend's name and url=..., or a URL alone"
+                "the URL is given twice: give a backend's name and url=..., or a URL alone"
             )
         return *_by_scheme(claims, name_or_url), name_or_url
     entry_point, plugin = _by_name(claims, name_or_url)
     if url is not None and "://" in url and scheme_of(url) not in plugin.url_schemes:
-        known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no URL"
-        raise ConfigurationError(f"the backend {plugin.name!r} takes {known} and no other URL")
+        known = ", ".join(f"{scheme}://" for scheme in plugin.url_schemes) or "no scheme"
+        raise ConfigurationError(f"the backend {plugin.name!r} takes only URLs of {known}")
     return entry_point, plugin, url
 
 
@@ -193,11 +192,13 @@ def _call(
     url: str | None,
     **options: Any,
 ) -> _T:
-    """Call what a plugin brings, and tell an option that it does not have from a fault of its own."""
+    """Call a function of a plugin; an option that it does not take is a `ConfigurationError`."""
     try:
         inspect.signature(function).bind(url, **options)
     except TypeError as error:
-        raise ConfigurationError(f"the backend {plugin.name!r} has other options: {error}") from None
+        raise ConfigurationError(
+            f"the backend {plugin.name!r} does not take these options: {error}"
+        ) from None
     try:
         return function(url, **options)
     except ImportError as error:
@@ -230,7 +231,7 @@ def _only(claims: _Claims, name: str) -> tuple[EntryPoint, BackendPlugin]:
 
 def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
     scheme = scheme_of(url)
-    # The backend named like the scheme is asked first, and the others only if it is not the one.
+    # The backend with the name of the scheme comes first; the others are imported only if it does not match.
     if scheme in claims:
         entry_point, plugin = _only(claims, scheme)
         if scheme in plugin.url_schemes:
@@ -260,8 +261,8 @@ def _by_scheme(claims: _Claims, url: str) -> tuple[EntryPoint, BackendPlugin]:
 
 
 def _load(entry_point: EntryPoint) -> BackendPlugin:
-    """Import a backend's module and ask its hook; any failure is the plugin's own."""
-    # A manager for each, so that a plugin that fails in any way is alone with it.
+    """Import a backend's module and call its hook; any failure is a `ConfigurationError`."""
+    # Each plugin has its own manager, so that a failing plugin does not affect the others.
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     try:
@@ -271,7 +272,7 @@ def _load(entry_point: EntryPoint) -> BackendPlugin:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(_broken(entry_point, f"{type(error).__name__}: {error}")) from error
     if not isinstance(plugin, BackendPlugin):
-        raise ConfigurationError(_broken(entry_point, "its stm_backend hook returns no BackendPlugin"))
+        raise ConfigurationError(_broken(entry_point, "its stm_backend hook does not return a BackendPlugin"))
     if plugin.name != entry_point.name:
         raise ConfigurationError(_broken(entry_point, f"its plugin calls itself {plugin.name!r}"))
     return plugin
@@ -282,7 +283,7 @@ def _require_client(entry_point: EntryPoint, plugin: BackendPlugin) -> None:
         try:
             missing = importlib.util.find_spec(module) is None
         except ValueError:
-            # It is imported already and has no spec.
+            # The module was imported already and has no spec.
             missing = False
         if missing:
             raise _missing(entry_point, plugin, module)
@@ -320,16 +321,16 @@ def _diagnose(entry_point: EntryPoint, claims: Sequence[EntryPoint]) -> Diagnosi
     )
 
 
-# What is said
+# Messages
 
 
 def _origin(entry_point: EntryPoint) -> tuple[str, str, str]:
-    """Return the distribution, its version and the module that a claim comes from."""
+    """Return the distribution, its version and the module of an entry point."""
     distribution = entry_point.dist
     if distribution is None:
         return "an unknown distribution", "", entry_point.value
-    # A half removed package may have lost the file with its name and version. Asking for what a file
-    # does not say by `[...]`, as the properties `name` and `version` do, is deprecated.
+    # A partly removed package may have lost the file with its name and version. Reading a missing field by
+    # `[...]`, as the properties `name` and `version` do, is deprecated.
     metadata = cast("Message", distribution.metadata)
     name, version = (metadata.get(field) for field in ("Name", "Version"))
     return name or "an unnamed distribution", version or "", entry_point.value
@@ -338,15 +339,15 @@ def _origin(entry_point: EntryPoint) -> tuple[str, str, str]:
 def _unknown(
     what: str, asked: str, *, shown: bool, names: Iterable[str], known: Iterable[str]
 ) -> UnknownBackend:
-    """Say that there is no such backend; what may be part of a mistyped URL is not shown."""
+    """Return the error for an unknown backend; it does not show what may be part of a mistyped URL."""
     text = asked.lower()
     if _DATABASE_FILE.fullmatch(asked):
-        problem = f"a path is no backend; for the SQLite database in it write {_at(asked)}."
+        problem = f"a path is not a backend; for the SQLite database in it write {_at(asked)}."
     else:
         problem = (
-            f"no installed package brings the {what} {asked!r}."
+            f"no installed package provides the {what} {asked!r}."
             if shown
-            else "what was given is neither the name nor a URL of a backend."
+            else "this is neither the name nor a URL of a backend."
         )
         word = re.match(r"[\w+.\-]*", text)
         for near in difflib.get_close_matches(word[0] if word else "", sorted(known), n=1):
@@ -383,7 +384,7 @@ def _missing(entry_point: EntryPoint, plugin: BackendPlugin, module: str) -> Mis
 
 
 def _provides(entry_point: EntryPoint, *, extra: str) -> bool:
-    """Whether the distribution of a claim declares an extra, whose names are compared as pip does."""
+    """Return whether the distribution of an entry point declares an extra; names are compared as by pip."""
     if entry_point.dist is None:
         return False
     declared = cast("Message", entry_point.dist.metadata).get_all("Provides-Extra") or ()

@@ -1,1 +1,1 @@
-"""What memories and drivers report."""
+"""Observers of memories and drivers: counters, durations and traces."""

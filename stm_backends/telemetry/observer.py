@@ -1,7 +1,7 @@
-"""The one place where what the memories do can be heard: counted, timed, traced.
+"""The interface for observing memories: counting, timing and tracing.
 
-Nobody listens unless told to. `telemetry.py` listens for OpenTelemetry; another observer is a class of
-one's own.
+By default nothing is observed. `opentelemetry.py` reports to OpenTelemetry; derive from `Observer` for
+anything else.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Hears what memories do in this process. Derive from it and override what you want to hear.
+    """Receives events of memories in this process. Derive from it and override the methods you need.
 
-    Nothing that it is told has text of a conversation or an id in it; only an error's message may. It is
-    called in the middle of the work, on the event loop: it returns at once and raises nothing. One
-    observer may serve any number of backends and memories.
+    No argument contains text or ids of a conversation, except perhaps an error's message. The methods are
+    called during the work, on the event loop, so they must return at once and raise nothing. One observer may
+    serve any number of backends and memories.
     """
 
     def driver(self, driver: Driver) -> Driver:
-        """Return what a backend shall use in place of its driver: that, or one around it."""
+        """Return the driver that a backend uses: the given one, or one around it."""
         return driver
 
     def call(self, name: str) -> AbstractContextManager[object]:
-        """Return what is entered around a call of a memory, or of its summarizer (`summarize`)."""
+        """Return a context manager around a call of a memory, or of its summarizer (`summarize`)."""
         del name
         return _NOTHING
 
     def background(self) -> AbstractContextManager[object]:
-        """Return what is entered around one step of the background, which no call waits for."""
+        """Return a context manager around one step of the background, which no call waits for."""
         return _NOTHING
 
     def turns(self, event: TurnEvent, count: int) -> None:
-        """Hear that turns were stored, are covered by a summary now, or were let go without one."""
+        """Receive that turns were stored, were folded into a summary, or were dropped without one."""
 
     def race_lost(self) -> None:
-        """Hear that a summary, or a trim, came too late: somebody else had changed the conversation."""
+        """Receive that a summary or a trim lost the race against a concurrent change."""
 
     def summarizer_failed(self, error: Exception) -> None:
-        """Hear that a summarizer call failed. The message of `error` may quote the conversation."""
+        """Receive that a summarizer call failed. The message of `error` may quote the conversation."""
 
     def health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
-        """Hear that this process changed a conversation's health."""
+        """Receive that this process changed a conversation's health."""
 
     def context_shown(self, tokens: Callable[[], int]) -> None:
-        """Hear that the model is shown a context; `tokens` estimates how many tokens that has."""
+        """Receive that a context is shown to the model; `tokens` estimates its number of tokens."""
 
     def key_unresolved(self, part: KeyPart) -> None:
-        """Hear that a call has no memory because its context has no usable tenant, user or session."""
+        """Receive that a call has no memory because its context lacks a usable tenant, user or session."""
 
 
 _NOTHING: Final = nullcontext()
 
 SILENT: Final = Observer()
-"""Tells nobody."""
+"""The observer that does nothing."""
 
 
 class Observable(Protocol):
-    """Whatever tells an observer what it does."""
+    """An object with an observer."""
 
     @property
     def observer(self) -> Observer: ...
@@ -83,13 +83,13 @@ S = TypeVar("S", bound=Observable)
 def observed(
     method: Callable[Concatenate[S, P], Awaitable[T]],
 ) -> Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]:
-    """Tell the observer of an object of every call of a method."""
+    """Report every call of a method to the observer of its object."""
     name = method.__name__
 
     @wraps(method)
     async def observing(self: S, *args: P.args, **options: P.kwargs) -> T:
         if self.observer is SILENT:
-            # What nobody listens to is not to be slower for it.
+            # Without an observer there is no overhead.
             return await method(self, *args, **options)
         with self.observer.call(name):
             return await method(self, *args, **options)

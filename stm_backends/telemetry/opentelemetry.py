@@ -6,32 +6,22 @@ from stm_backends.telemetry.opentelemetry import Telemetry
 async with open_backend("sqlite:///memory.db", observer=Telemetry()) as backend: ...
 ```
 
-Needs the API package alone (extra `otel`), which does nothing until your program sets up an SDK.
-`docs/how-to/telemetry.md` lists names and attributes; those of the datastore's operations are the semantic
-conventions'.
-No text of a conversation, no id, no key and no message of an error ever gets into a span or a metric: of an
-error, the name of its class.
+It needs only the API package (extra `otel`), which does nothing until your program sets up an SDK. Names and
+attributes are in `docs/how-to/telemetry.md`; those of datastore operations follow the semantic conventions. Spans
+and metrics contain no text of a conversation, no id, no key and no message of an error, only the name of its
+class.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.contract import (
-    ANY,
-    AbsentType,
-    AnyType,
-    Driver,
-    KeepType,
-    Key,
-    Page,
-    Record,
-    Traits,
-)
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
 from stm_backends.telemetry.observer import KeyPart, Observer, TurnEvent
 from stm_backends.types import MemoryHealth
@@ -44,17 +34,19 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("otel", error) from error
 
+T = TypeVar("T")
+
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 
 SYSTEMS: Final = {"postgres": "postgresql", "mongo": "mongodb", "dynamo": "aws.dynamodb"}
-"""What the semantic conventions call a datastore, if not as its driver does."""
+"""The names of datastores in the semantic conventions, if they differ from the driver's."""
 
 SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
-"""The buckets that the semantic conventions advise for `db.client.operation.duration`."""
+"""The buckets that the semantic conventions recommend for `db.client.operation.duration`."""
 
 
 class Telemetry(Observer):
-    """Tells OpenTelemetry what backends and memories do; one may serve them all.
+    """Reports what backends and memories do to OpenTelemetry; one instance may serve them all.
 
     Uses the program's global providers unless others are given.
     """
@@ -116,7 +108,7 @@ class Telemetry(Observer):
         return self._span(f"stm.{name}")
 
     def background(self) -> AbstractContextManager[object]:
-        # The call that started it is long over, and its trace with it: a trace of its own, linked to that.
+        # The call that started it has ended, and its trace with it, so this is a new trace with a link.
         starter = trace.get_current_span().get_span_context()
         return self._span(
             "stm.background", context=Context(), links=[Link(starter)] if starter.is_valid else None
@@ -135,7 +127,7 @@ class Telemetry(Observer):
         self._transitions.add(1, {"stm.health.from": old.value, "stm.health.to": new.value})
 
     def context_shown(self, tokens: Callable[[], int]) -> None:
-        # A user's token estimator may raise, which is no reason to fail the call.
+        # A user's token estimator may raise; that must not fail the call.
         with suppress(Exception):
             self._tokens.set(tokens())
 
@@ -144,7 +136,7 @@ class Telemetry(Observer):
 
     @contextmanager
     def _span(self, name: str, **options: Any) -> Generator[Span]:
-        # What the SDK would record of an exception is its message and its stack trace.
+        # The SDK would record the message and the stack trace of an exception.
         with self._tracer.start_as_current_span(
             name, record_exception=False, set_status_on_exception=False, **options
         ) as span:
@@ -153,61 +145,22 @@ class Telemetry(Observer):
             except BaseException as error:
                 span.set_attribute("error.type", _kind(error))
                 if isinstance(error, Exception):
-                    # Whoever was cancelled has not failed.
+                    # A cancellation is not a failure.
                     span.set_status(StatusCode.ERROR)
                 raise
 
 
-class ObservedDriver:
-    """A driver around a driver: the same answers, and each operation traced and timed."""
+class ObservedDriver(WrapperDriver):
+    """A driver that traces and times each operation of the driver within."""
 
-    def __init__(self, driver: Driver, telemetry: Telemetry) -> None:
-        self.wrapped = driver
+    def __init__(self, inner: Driver, telemetry: Telemetry) -> None:
+        super().__init__(inner)
         self._telemetry = telemetry
-        self._system = SYSTEMS.get(driver.name, driver.name)
+        self._system = SYSTEMS.get(inner.name, inner.name)
 
-    @property
-    def name(self) -> str:
-        return self.wrapped.name
-
-    @property
-    def traits(self) -> Traits:
-        return self.wrapped.traits
-
-    async def open(self) -> None:
-        await self.wrapped.open()
-
-    async def close(self) -> None:
-        await self.wrapped.close()
-
-    async def load(self, key: Key) -> Record | None:
-        with self._telemetry.operation("load", self._system):
-            return await self.wrapped.load(key)
-
-    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        with self._telemetry.operation("append", self._system):
-            return await self.wrapped.append(key, entry, initial_version=initial_version, ttl=ttl)
-
-    async def replace(
-        self,
-        key: Key,
-        body: bytes,
-        *,
-        version: str,
-        expect: str | AbsentType | AnyType,
-        drop: int = 0,
-        ttl: float | None | KeepType,
-    ) -> bool:
-        with self._telemetry.operation("replace", self._system):
-            return await self.wrapped.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
-
-    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        with self._telemetry.operation("delete", self._system):
-            return await self.wrapped.delete(key, expect=expect)
-
-    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
-        with self._telemetry.operation("scan", self._system):
-            return await self.wrapped.scan(scope, after=after, limit=limit)
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        with self._telemetry.operation(operation, self._system):
+            return await send()
 
 
 def _kind(error: BaseException) -> str:

@@ -271,8 +271,8 @@ def test_an_owner_with_nothing_is_a_failure_and_the_others_are_copied(source: st
         (("--tenant", "acme:u1"), "--tenant is written TENANT", 2),
         (("--user", "acme"), "--user is written TENANT:USER", 2),
         (("--user", "acme:u1:trip"), "is a conversation", 2),
-        (("--tenant", "acme", "--ttl", "0"), "--ttl is a positive number", 2),
-        (("--tenant", "acme", "--ttl", "inf"), "--ttl is a positive number", 2),
+        (("--tenant", "acme", "--ttl", "0"), "--ttl must be a positive number", 2),
+        (("--tenant", "acme", "--ttl", "inf"), "--ttl must be a positive number", 2),
     ],
 )
 def test_misuse_is_told_before_anything_is_made(

@@ -13,10 +13,10 @@ import pytest
 from tests.support.command_line import cli
 from tests.support.servers import free_port
 
-FROZEN: Final = "no answer: the server is frozen or overloaded, or a firewall is in between"
-NO_TLS: Final = "TLS was not agreed on: the server speaks none at this port"
-REFUSED: Final = "refused: nothing listens there"
-HUNG_UP: Final = "the server hung up: it may expect TLS, or be of another kind"
+FROZEN: Final = "no answer: the server is frozen or overloaded, or a firewall blocks the connection"
+NO_TLS: Final = "TLS failed: the server does not use TLS at this port"
+REFUSED: Final = "connection refused: nothing listens there"
+HUNG_UP: Final = "the server closed the connection: it may expect TLS, or not be this kind of server"
 
 
 @pytest.fixture

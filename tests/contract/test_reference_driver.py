@@ -215,7 +215,7 @@ async def test_a_name_is_an_option_too_and_names_the_same_store_as_the_url():
     with pytest.raises(ConfigurationError, match="give name differently"):
         open_driver(f"memory://{name}", name="another")
     for wrong in ("", 5):
-        with pytest.raises(ConfigurationError, match="name is the name of a store"):
+        with pytest.raises(ConfigurationError, match="the name of a store"):
             open_driver(None, name=wrong)
 
 

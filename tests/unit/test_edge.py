@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 
 import pytest
 
+from stm_backends.drivers.contract import Traits
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge, Meaning
 from stm_backends.errors import Denied, OutcomeUnknown, StorageError, TooLarge, Unavailable
 
@@ -20,9 +22,22 @@ def meaning(error: Exception) -> Meaning | None:
     }.get(type(error))
 
 
+def edge_with(*, deadline_s: float, meaning: Callable[[Exception], Meaning | None] = meaning) -> Edge:
+    traits = Traits(
+        reach="network",
+        clock="server",
+        durability="nothing",
+        max_entry=10,
+        max_record=20,
+        max_drop=5,
+        deadline=deadline_s,
+    )
+    return Edge(backend="mine", traits=traits, meaning=meaning)
+
+
 @pytest.fixture
 def edge() -> Edge:
-    return Edge(backend="mine", deadline_s=0.05, meaning=meaning)
+    return edge_with(deadline_s=0.05)
 
 
 async def answer() -> int:
@@ -39,7 +54,7 @@ async def test_an_answer_passes_as_it_is(edge: Edge) -> None:
 
 @pytest.mark.parametrize("operation", ["load", "scan"])
 async def test_a_read_that_failed_for_a_passing_reason_is_repeated(operation: str) -> None:
-    patient = Edge(backend="mine", deadline_s=5.0, meaning=meaning)
+    patient = edge_with(deadline_s=5.0)
     failures: list[Exception] = [ConnectionResetError(), TimeoutError(), Unavailable("no connection")]
 
     async def recover() -> int:
@@ -55,7 +70,7 @@ async def test_a_read_that_failed_for_a_passing_reason_is_repeated(operation: st
     [("append", ConnectionResetError()), ("load", PermissionError()), ("open", TimeoutError())],
 )
 async def test_a_write_and_what_will_not_pass_are_tried_once(operation: str, error: Exception) -> None:
-    patient, calls = Edge(backend="mine", deadline_s=5.0, meaning=meaning), 0
+    patient, calls = edge_with(deadline_s=5.0), 0
 
     async def failing() -> None:
         nonlocal calls
@@ -92,25 +107,28 @@ async def test_a_lost_answer_leaves_a_write_unknown_and_a_read_undone(edge: Edge
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        (socket.gaierror(-2, "Name or service not known"), "the name of the host is not known"),
+        (socket.gaierror(-2, "Name or service not known"), "the host name is unknown"),
         (
             ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)"),
-            "refused: nothing listens there",
+            "connection refused: nothing listens there",
         ),
-        (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "refused: nothing listens there"),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed"),
+            "connection refused: nothing listens there",
+        ),
         (
             ssl.SSLError("WRONG_VERSION_NUMBER"),
-            "TLS was not agreed on: the server speaks none at this port",
+            "TLS failed: the server does not use TLS at this port",
         ),
         (
             ConnectionError('PostgreSQL server at "10.0.0.1:5" rejected SSL upgrade'),
-            "TLS was not agreed on: the server speaks none at this port",
+            "TLS failed: the server does not use TLS at this port",
         ),
         (
             ssl.SSLCertVerificationError("self-signed certificate"),
-            "TLS was not agreed on: the server's certificate is not trusted here",
+            "TLS failed: the server's certificate is not trusted here",
         ),
-        (ssl.SSLError("TLSV1_ALERT_PROTOCOL_VERSION"), "TLS was not agreed on"),
+        (ssl.SSLError("TLSV1_ALERT_PROTOCOL_VERSION"), "TLS failed"),
     ],
 )
 async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies(
@@ -129,14 +147,20 @@ async def test_what_the_system_said_of_a_connection_is_told_however_deep_it_lies
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (TimeoutError(), "no answer: the server is frozen or overloaded, or a firewall is in between"),
-        (ConnectionResetError(), "the server hung up: it may expect TLS, or be of another kind"),
+        (
+            TimeoutError(),
+            "no answer: the server is frozen or overloaded, or a firewall blocks the connection",
+        ),
+        (
+            ConnectionResetError(),
+            "the server closed the connection: it may expect TLS, or not be this kind of server",
+        ),
     ],
 )
 async def test_what_says_little_by_itself_is_told_only_of_an_attempt_to_open(
     error: OSError, words: str
 ) -> None:
-    edge = Edge(backend="mine", deadline_s=5.0, meaning=lambda _: (Unavailable, "no connection"))
+    edge = edge_with(deadline_s=5.0, meaning=lambda _: (Unavailable, "no connection"))
     with pytest.raises(Unavailable, match=rf"^mine\.open: no connection \({words}\)$"):
         await edge.run("open", lambda: fail(error))
     with pytest.raises(Unavailable, match=r"^mine\.append: no connection$"):
@@ -198,7 +222,7 @@ async def test_more_operations_than_places_wait_for_one_another():
 async def test_who_waits_for_a_place_in_vain_is_told_that_nothing_was_done():
     places = ConcurrencyLimit(1, patience_s=0.02)
     async with places:
-        with pytest.raises(Unavailable, match="more operations are under way than pool_size allows"):
+        with pytest.raises(Unavailable, match="too many operations in progress; see pool_size"):
             async with places:
                 pass
     async with places:

@@ -342,7 +342,7 @@ BROKEN = {
     "exits when imported": ("raise SystemExit(3)", "SystemExit"),
     "is not Python": ("def (", "SyntaxError"),
     "needs a module at its top": ("import no_such_client", "no_such_client"),
-    "answers no hook": ("", "no BackendPlugin"),
+    "answers no hook": ("", "return a BackendPlugin"),
     "answers something else": (
         """
         from stm_backends.drivers.plugins import hookimpl
@@ -350,7 +350,7 @@ BROKEN = {
         def stm_backend():
             return 42
         """,
-        "no BackendPlugin",
+        "return a BackendPlugin",
     ),
     "misspells the hook": (
         """
@@ -474,7 +474,7 @@ def test_a_path_is_answered_with_the_url_to_write(given: Any, write: str) -> Non
 
 
 def test_a_windows_path_is_not_taken_for_a_url() -> None:
-    with pytest.raises(UnknownBackend, match="a path is no backend"):
+    with pytest.raises(UnknownBackend, match="a path is not a backend"):
         open_driver(r"C:\data\x.db")
 
 
@@ -491,7 +491,7 @@ def test_a_url_beside_a_name_is_text_and_a_url() -> None:
         open_driver("sqlite", url=Path("x.db"))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="url is given as a string"):
         open_driver("sqlite", url=7)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="given twice"):
+    with pytest.raises(ConfigurationError, match="give path differently"):
         open_driver("sqlite", url="sqlite:///x.db", path="y.db")
 
 

@@ -44,7 +44,7 @@ def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
 
 
 def test_a_file_that_is_given_twice_is_refused():
-    with pytest.raises(ConfigurationError, match="given twice"):
+    with pytest.raises(ConfigurationError, match="give path differently"):
         open_driver("sqlite:///x.db", path="y.db")
 
 
@@ -106,8 +106,8 @@ def test_an_option_of_another_type_is_refused_by_its_name(options):
         ("sqlite:///a.db?deadline_s=nan", "positive"),
         ("sqlite:///a.db?deadline_s=0", "positive"),
         ("sqlite:///a.db?deadline_s=1&deadline_s=2", "twice"),
-        ("sqlite:///a.db?max_entry_bytes=0", "max_entry_bytes is between"),
-        ("sqlite:///a.db?max_record_bytes=1000000000", "max_record_bytes is between"),
+        ("sqlite:///a.db?max_entry_bytes=0", "max_entry_bytes must be between"),
+        ("sqlite:///a.db?max_record_bytes=1000000000", "max_record_bytes must be between"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy(url, says):
@@ -131,7 +131,7 @@ def test_the_traits_say_what_the_settings_mean():
     traits = open_driver("sqlite:///a.db?max_entry_bytes=10&max_record_bytes=20&deadline_s=2").traits
     assert (traits.reach, traits.clock) == ("host", "host")
     assert (traits.max_entry, traits.max_record, traits.deadline) == (10, 20, 2.0)
-    assert "power cut may take the last transactions" in traits.durability
+    assert "power cut may lose the last transactions" in traits.durability
 
 
 # The schema

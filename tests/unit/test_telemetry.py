@@ -165,7 +165,7 @@ def test_a_driver_that_is_observed_is_a_driver_still(ear: Ear) -> None:
     observed = ear.telemetry.driver(driver)
     assert isinstance(observed, Driver)
     assert isinstance(observed, ObservedDriver)
-    assert (observed.name, observed.traits, observed.wrapped) == (driver.name, driver.traits, driver)
+    assert (observed.name, observed.traits, observed.inner) == (driver.name, driver.traits, driver)
 
 
 # Traces

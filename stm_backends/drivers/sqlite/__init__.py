@@ -1,4 +1,4 @@
-"""The SQLite driver: conversations of one host in one file, with nothing to install."""
+"""The SQLite driver: conversations of one host in one file, without a server."""
 
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.plugin import open_driver

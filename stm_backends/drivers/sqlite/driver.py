@@ -1,11 +1,11 @@
-"""The SQLite driver: one file, shared by the processes of one host, with nothing to install.
+"""The SQLite driver: one file, shared by the processes of one host, without a server.
 
-The file may be the application's own database: only tables whose names begin with `stm_` are touched
-(and the journal mode, which is set to WAL, so that readers and the writer do not wait for each other).
+The file may be the application's own database. The driver uses only tables whose names begin with `stm_`. It
+sets the journal mode to WAL, so that readers and the writer do not wait for each other.
 
-Every operation is one transaction and one hand-off to the thread that owns the connection. A writer
-finds the write lock taken only while another process is in the middle of a transaction; it then waits
-in the event loop, never in the thread, and sends the whole transaction again.
+Every operation is one transaction, which runs in the thread that owns the connection. The write lock is taken
+only while another process is in the middle of a transaction. The driver then waits in the event loop, never
+in the thread, and retries the whole transaction.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from stm_backends.drivers.sqlite import purging, statements
 from stm_backends.drivers.sqlite.errors import is_busy, translate
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.sqlite.thread import ConnectionThread, NotBegun, NotEnded
-from stm_backends.errors import Corrupt, Unavailable
+from stm_backends.errors import Corrupt, Unavailable, located
 
 T = TypeVar("T")
 
 _MAX_PAGE: Final = 10_000
-"""More names than this are not read in one statement, so that the thread stays free for others."""
+"""A larger page would keep the thread from other operations for too long."""
 
 
 class _Found(NamedTuple):
@@ -65,11 +65,11 @@ class _Found(NamedTuple):
 
 
 class SqliteDriver:
-    """The five operations on a database file. Each instance has a connection and a thread of its own.
+    """The five operations on a database file. Each instance has its own connection and thread.
 
-    `clock` is the host's, in seconds since the epoch, and must be the same for all who share the file. If it
-    is set back, the time to live of a record starts again with the next write that finds it: a lease lasts
-    at most once more, and nothing ends early.
+    `clock` is the host's, in seconds since the epoch, and must be the same for all processes that share the
+    file. If it is set back, the next write that finds a record resets the record's time to live: a lease
+    lasts at most twice as long, and nothing expires early.
     """
 
     name = "sqlite"
@@ -77,8 +77,8 @@ class SqliteDriver:
     def __init__(self, settings: SqliteSettings, *, clock: Callable[[], float] = time.time) -> None:
         require_clock(clock)
         self._settings = settings
-        # An absolute path is never taken for a `file:` URI, nor for another file after a change of the
-        # working directory.
+        # SQLite does not take an absolute path for a `file:` URI, and a change of the working directory does
+        # not affect it.
         self._path = Path(settings.path).absolute()
         self._clock = clock
         self._thread: ConnectionThread | None = None
@@ -90,7 +90,7 @@ class SqliteDriver:
             durability=(
                 "survives the death of any process, and a power cut"
                 if settings.synchronous == "full"
-                else "survives the death of any process; a power cut may take the last transactions"
+                else "survives the death of any process; a power cut may lose the last transactions"
             ),
             max_entry=settings.max_entry_bytes,
             max_record=settings.max_record_bytes,
@@ -99,7 +99,7 @@ class SqliteDriver:
         )
 
     async def open(self) -> None:
-        """Open the file, create it and the tables if need be. Opening twice is harmless."""
+        """Open the file; create it and the tables if they are missing. Opening twice is harmless."""
         async with self._opening:
             if self._thread is not None:
                 return
@@ -111,10 +111,10 @@ class SqliteDriver:
                 raise
 
     async def close(self) -> None:
-        """Let what has been sent end, close the connection and end the thread. Twice is harmless.
+        """Wait for operations in progress, close the connection and end the thread. Twice is harmless.
 
-        Waits no longer than one deadline and a second: if SQLite stalls, as on a network file system
-        that does not answer, the thread is left behind, and closes the connection and ends when it can.
+        Waits at most one deadline and a second. If SQLite hangs, as on a network file system that does not
+        answer, the thread closes the connection and ends when it can.
         """
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -137,7 +137,7 @@ class SqliteDriver:
         return Record(version, body, tuple(values))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
         self._require_fits("entry", len(entry), "append")
 
@@ -206,10 +206,9 @@ class SqliteDriver:
         return await self._change("replace", work, size=len(body))
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did.
+        """Remove the record if it exists and carries `expect`; returns whether it did.
 
-        A large record is out of reach with the first transaction; others remove its entries, as far as they
-        get before the deadline.
+        The first transaction removes a large record from view; others remove its entries, until the deadline.
         """
 
         def work(connection: sqlite3.Connection, now: float) -> _Found | None:
@@ -222,7 +221,7 @@ class SqliteDriver:
         def delete(connection: sqlite3.Connection) -> bool:
             found = self._write(connection, work)
             if found is not None and not purging.fits_a_step(found.first, found.next, found.size):
-                # Whatever gets in the way of the rest, the record is gone.
+                # The record is gone, even if removing the rest fails.
                 with contextlib.suppress(sqlite3.Error):
                     while self._purge_step(connection, until=statements.BURIED_UNTIL).more:
                         pass
@@ -242,10 +241,9 @@ class SqliteDriver:
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
     async def purge(self, limit: int) -> int:
-        """Remove up to `limit` expired records, which are absent already; returns how many.
+        """Remove up to `limit` expired records from the file; returns how many.
 
-        Other writers get their turn after each of its transactions, which are short. The deadline is that of
-        one of them.
+        It runs in short transactions, so that other writers do not wait long. Each has its own deadline.
         """
         require_limit(limit)
         gone, more = 0, True
@@ -260,11 +258,11 @@ class SqliteDriver:
     async def _change(
         self, operation: str, work: Callable[[sqlite3.Connection, float], T], *, size: int
     ) -> T:
-        """Run a write of `size` bytes; what is removed in passing is not part of it and cannot fail it."""
+        """Run a write of `size` bytes. The removal of expired records that follows cannot make it fail."""
         answer = await self._run(operation, lambda connection: self._write(connection, work))
         for _ in range(purging.steps_after(size)):
             if self._thread is not None:
-                self._thread.post(self._on_its_file("purge", self._purge_step))
+                self._thread.post(self._on_its_file(self._purge_step))
         return answer
 
     def _purge_step(
@@ -274,7 +272,7 @@ class SqliteDriver:
         *,
         until: float | None = None,
     ) -> purging.Step:
-        """Remove some of what expired before `until`, or before now; takes the write lock only for that."""
+        """Remove some of what expired before `until`, or before now; without any, takes no write lock."""
         until = self._clock() if until is None else until
         if not connection.execute(statements.EXPIRED, (until, 1)).fetchone():
             return purging.Step(0, more=False)
@@ -282,50 +280,47 @@ class SqliteDriver:
         return self._write(connection, lambda connection, _: purging.step(connection, until, limit))
 
     async def _run(self, operation: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run one transaction in the thread, again while another process is in the middle of one."""
+        """Run one transaction in the thread; retry while another process is in the middle of one."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.deadline_s
         attempt = 0
-        while (thread := self._thread) is not None:
-            try:
-                return await thread.run(self._on_its_file(operation, work), until=until)
-            except (sqlite3.Error, NotBegun, NotEnded) as error:
-                # What was found locked and did not get to try again before the deadline was locked.
-                if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
-                    raise translate(error, operation) from error
-                pause = _pause(attempt)
-                if loop.time() + pause >= until:
-                    raise Unavailable(
-                        "the database is locked by another process", backend=self.name, operation=operation
-                    ) from error
-            attempt += 1
-            await asyncio.sleep(pause)
-        raise not_open(backend=self.name, operation=operation)
+        with located(self.name, operation):
+            while (thread := self._thread) is not None:
+                try:
+                    return await thread.run(self._on_its_file(work), until=until)
+                except (sqlite3.Error, NotBegun, NotEnded) as error:
+                    # A retry after "locked" that did not begin before the deadline counts as locked, too.
+                    if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
+                        raise translate(error, operation) from error
+                    pause = _pause(attempt)
+                    if loop.time() + pause >= until:
+                        raise Unavailable("the database is locked by another process") from error
+                attempt += 1
+                await asyncio.sleep(pause)
+            raise not_open()
 
     def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
-        """Run `work` in one transaction that has the write lock from its beginning."""
+        """Run `work` in one transaction that holds the write lock from the beginning."""
         connection.execute(statements.BEGIN)
         try:
             answer = work(connection, self._clock())
             connection.execute(statements.COMMIT)
         except BaseException:
-            # SQLite has rolled back by itself after some errors, such as a full disk.
+            # SQLite rolls back by itself after some errors, such as a full disk.
             if connection.in_transaction:
                 connection.execute(statements.ROLLBACK)
             raise
         return answer
 
     def _connect(self) -> sqlite3.Connection:
-        # Only a URI can say that a missing file is not to be created, at the moment of opening it.
+        # Only a URI can say, when the file is opened, that a missing one must not be created.
         uri = self._settings.must_exist
         target = f"{self._path.as_uri()}?mode=rw" if uri else self._path
         try:
             connection = sqlite3.connect(target, timeout=0, isolation_level=None, uri=uri)
         except sqlite3.OperationalError as error:
             if uri and not self._path.exists():
-                raise Unavailable(
-                    f"there is no database file at {self._path}", backend=self.name, operation="open"
-                ) from error
+                raise Unavailable(f"there is no database file at {self._path}") from error
             raise
         try:
             statements.prepare(connection, self._settings)
@@ -335,13 +330,11 @@ class SqliteDriver:
         self._files = {path: identity for path in self._paths() if (identity := _identity(path))}
         return connection
 
-    def _on_its_file(
-        self, operation: str, work: Callable[[sqlite3.Connection], T]
-    ) -> Callable[[sqlite3.Connection], T]:
-        """Return `work` as the thread runs it: not on a file that was removed or replaced meanwhile.
+    def _on_its_file(self, work: Callable[[sqlite3.Connection], T]) -> Callable[[sqlite3.Connection], T]:
+        """Return `work` with a check that the file was not removed or replaced since it was opened.
 
-        SQLite itself does not notice, and would write what is lost with the last process that has the file
-        open. The same goes for the two files beside it, by which processes agree with each other.
+        SQLite itself does not notice. It would write to a file that disappears with the last process that has
+        it open. The same holds for the two files beside it, by which processes coordinate.
         """
 
         def checked(connection: sqlite3.Connection) -> T:
@@ -349,16 +342,14 @@ class SqliteDriver:
                 if _identity(path) != identity:
                     raise Unavailable(
                         "the database file, or the -wal or -shm file beside it, was removed or replaced "
-                        "while it was open; nothing was done. Close the backend and open it again",
-                        backend=self.name,
-                        operation=operation,
+                        "while it was open; nothing was done. Close the backend and open it again"
                     )
             return work(connection)
 
         return checked
 
     def _paths(self) -> tuple[str, ...]:
-        """Return where the file stands, and those that SQLite keeps beside it as long as it is open."""
+        """Return the paths of the file, and of those that SQLite keeps beside it while it is open."""
         return str(self._path), f"{self._path}-wal", f"{self._path}-shm"
 
     def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
@@ -367,7 +358,7 @@ class SqliteDriver:
 
 
 def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None:
-    """Return the row of a record within a write transaction, which takes an expired one away first."""
+    """Return the row of a record within a write transaction; removes it first if it has expired."""
     row = connection.execute(statements.FIND, key).fetchone()
     if row is None:
         return None
@@ -375,7 +366,7 @@ def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None
     if found.expires is None:
         return found
     if found.written is not None and now < found.written < found.expires:
-        # The clock was set back. How much of the time to live had passed by then cannot be known.
+        # The clock was set back. How much of the time to live had passed by then is unknown.
         found = found._replace(expires=now + found.expires - found.written, written=now)
         connection.execute(statements.RESTART, (found.expires, found.written, found.id))
     elif found.expires <= now:
@@ -385,14 +376,14 @@ def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a file from any other that may stand at its path; `None` if none can be seen."""
+    """Return the identity of the file at a path; `None` if there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116 -- at every operation, and Path.stat takes longer
+        found = os.stat(path)  # noqa: PTH116 -- in every operation, and Path.stat takes longer
     except OSError:
         return None
     return found.st_dev, found.st_ino
 
 
 def _pause(attempt: int) -> float:
-    """Return how long to wait before the next attempt: at first hardly, at most 10 ms, never in step."""
+    """Return how long to wait before the next attempt: random, growing, at most 10 ms."""
     return random.uniform(0, min(0.0002 * 2 ** min(attempt, 6), 0.01))

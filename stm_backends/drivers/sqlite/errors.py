@@ -11,18 +11,18 @@ from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, U
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
 _CANNOT_OPEN: Final = (
-    "the database file cannot be opened; its directory must exist, and this process must be allowed to "
-    "write there"
+    "the database file cannot be opened; its directory must exist, and this process must have "
+    "permission to write there"
 )
-_NO_DATABASE: Final = "the file is not an SQLite database; it was left as it is"
+_NO_DATABASE: Final = "the file is not an SQLite database; it was not changed"
 _DAMAGED: Final = "the database file is damaged; restore it, or save what `sqlite3 FILE .recover` can read"
-_READ_ONLY: Final = "the database file is read-only, for this process or altogether"
-_ALTERED: Final = "the tables of this library were altered or removed by something else"
+_READ_ONLY: Final = "the database file is read-only, for this process or for all"
+_ALTERED: Final = "the tables of this library were changed or removed by another program"
 
 _ERRORS: Final[dict[int, tuple[type[StorageError], str]]] = {
     sqlite3.SQLITE_FULL: (Unavailable, "the disk is full; nothing was written"),
     sqlite3.SQLITE_CANTOPEN: (Unavailable, _CANNOT_OPEN),
-    sqlite3.SQLITE_INTERRUPT: (Unavailable, "interrupted at its deadline and rolled back"),
+    sqlite3.SQLITE_INTERRUPT: (Unavailable, "interrupted at the deadline and rolled back"),
     sqlite3.SQLITE_NOMEM: (Unavailable, "SQLite ran out of memory"),
     sqlite3.SQLITE_NOTADB: (Corrupt, _NO_DATABASE),
     sqlite3.SQLITE_CORRUPT: (Corrupt, _DAMAGED),
@@ -36,11 +36,11 @@ _ERRORS: Final[dict[int, tuple[type[StorageError], str]]] = {
 }
 
 _READS: Final = frozenset({"open", "load", "scan"})
-"""Operations that may be tried again whatever became of them."""
+"""Operations that change nothing, so an unknown outcome is the same as a failure."""
 
 
 def is_busy(error: Exception) -> bool:
-    """Return whether another connection was in the way, and the transaction may be sent again."""
+    """Return whether another connection held a lock, so that the transaction can be retried."""
     return isinstance(error, sqlite3.Error) and _primary_code(error) in _BUSY
 
 
@@ -49,15 +49,15 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 
 def translate(error: sqlite3.Error | NotBegun | NotEnded, operation: str) -> StorageError:
-    """Return this library's error for what ended an operation; the message holds nothing of its data."""
+    """Return this library's error for a failed operation; its message never quotes data."""
     if isinstance(error, sqlite3.Error):
         kind, message = _ERRORS.get(
             _primary_code(error), (OutcomeUnknown, f"unexpected {type(error).__name__} from SQLite")
         )
     elif isinstance(error, NotBegun):
-        kind, message = Unavailable, "not begun before the deadline, or before the driver was closed"
+        kind, message = Unavailable, "not started before the deadline, or before the driver was closed"
     else:
-        kind, message = OutcomeUnknown, "not ended at its deadline, in spite of having been interrupted"
+        kind, message = OutcomeUnknown, "still running after it was interrupted at the deadline"
     if kind is OutcomeUnknown and operation in _READS:
         kind = Unavailable
-    return kind(message, backend="sqlite", operation=operation)
+    return kind(message)

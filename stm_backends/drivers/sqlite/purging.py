@@ -1,8 +1,8 @@
-"""How what has expired leaves the file: in short transactions, each bounded by entries and bytes.
+"""The removal of expired records from the file, in short transactions bounded by entries and bytes.
 
-An expired record is absent already; this only gives its space back. A record too large for one step is
-buried first: it takes a name that no key has, and its entries go step by step, its row last. A process that
-ends in between leaves it to the next purge.
+No operation sees an expired record; this only frees its space. A record too large for one step is buried
+first: it gets a name that no key can have, its entries are removed step by step, and its row is removed last.
+If the process ends in between, the next purge continues.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from stm_backends.drivers.sqlite import statements
 STEP_ENTRIES: Final = 1_000
 STEP_BYTES: Final = 1024 * 1024
 STEP_RECORDS: Final = 64
-"""What one transaction removes at most. A single entry that is larger than that goes in one piece."""
+"""The most that one transaction removes. A single larger entry is removed at once."""
 
 _CHANCE: Final = 1 / 8
 
 
 class Step(NamedTuple):
-    """How many records are gone, and whether more have expired."""
+    """How many records were removed, and whether more have expired."""
 
     gone: int
     more: bool
 
 
 def steps_after(size: int) -> int:
-    """Return, by chance, how many steps follow a write of `size` bytes.
+    """Return a random number of steps to follow a write of `size` bytes.
 
-    On average they remove more records, entries and bytes than are written, whoever writes. A count would
-    have to be kept somewhere, and processes that live for a few writes would never reach it.
+    On average they remove more records, entries and bytes than are written. A counter would have to be
+    stored, and short-lived processes would never reach it.
     """
     return int(_CHANCE + size / STEP_BYTES + random.random())
 
@@ -43,7 +43,7 @@ def fits_a_step(first: int, end: int, size: int) -> bool:
 
 
 def remove(connection: sqlite3.Connection, record: int, first: int, end: int, size: int) -> None:
-    """Take a record out of reach within a write transaction; its entries follow later if they are many."""
+    """Remove a record from view within a write transaction; many entries are removed later."""
     if fits_a_step(first, end, size):
         connection.execute(statements.DELETE, (record,))
     else:
@@ -65,7 +65,7 @@ def step(connection: sqlite3.Connection, now: float, limit: int) -> Step:
 def _shorten(connection: sqlite3.Connection, record: int, first: int, size: int) -> int:
     """Bury a record and remove its oldest entries, or its row if no entry is left; returns how many rows."""
     removed, place = 0, None
-    # SQLite knows the length of an entry without reading it.
+    # SQLite returns the length of an entry without reading it.
     for seq, length in connection.execute(statements.OLDEST, (record, STEP_ENTRIES)).fetchall():
         removed, place = removed + length, seq
         if removed >= STEP_BYTES:

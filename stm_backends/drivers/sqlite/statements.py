@@ -1,8 +1,8 @@
-"""What the SQLite driver says to SQLite, and why each operation is atomic.
+"""The SQL of the SQLite driver, and why each operation is atomic.
 
 A read is one statement, and one statement reads one snapshot. A write is several statements between
-BEGIN and COMMIT: BEGIN takes the write lock before FIND reads, so that nobody, in this process or
-another, writes between what a transaction has seen and what it does about it.
+BEGIN and COMMIT: BEGIN takes the write lock before FIND reads, so that nothing, in this process or
+another, is written between what a transaction reads and what it writes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stm_backends.errors import ConfigurationError
 LAYOUT: Final = Layout(version=2, readable_since=1)
 
 OLDEST_SQLITE: Final = (3, 35, 0)
-"""The first SQLite that knows RETURNING (2021)."""
+"""The first SQLite that supports RETURNING (2021)."""
 
 STEPS: Final[dict[int, tuple[str, ...]]] = {
     1: (
-        # Code of layout 1 looks at no other row, and uses the file as long as this one says 1. So whatever
-        # raises `readable_since` raises this row as well.
+        # Code of layout 1 reads only this row, and uses the file as long as it says 1. So a step that raises
+        # `readable_since` raises this row as well.
         "CREATE TABLE IF NOT EXISTS stm_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
         "INSERT OR IGNORE INTO stm_meta VALUES ('schema', 1)",
         # `first` and `next` bound the sequence numbers of the tail, `size` is the bytes of body and tail. The
@@ -41,8 +41,8 @@ STEPS: Final[dict[int, tuple[str, ...]]] = {
             UNIQUE (scope, name)
         )""",
         "CREATE INDEX IF NOT EXISTS stm_record_expires ON stm_record (expires) WHERE expires IS NOT NULL",
-        # The body is the row with seq 0, the tail are those from 1. An append writes one small row of
-        # stm_record and one of stm_entry, whatever the record has grown to.
+        # The body is the row with seq 0, the tail are the rows from 1. An append writes one small row of
+        # stm_record and one of stm_entry, independent of the size of the record.
         """CREATE TABLE IF NOT EXISTS stm_entry (
             record  INTEGER NOT NULL,
             seq     INTEGER NOT NULL,
@@ -54,15 +54,15 @@ STEPS: Final[dict[int, tuple[str, ...]]] = {
             DELETE FROM stm_entry WHERE record = old.id;
         END""",
     ),
-    # When the time to live was set, by which a clock that was set back is noticed. Code of layout 1 names the
-    # columns that it writes, and leaves this one as it is.
+    # When the time to live was set, to detect a clock that was set back. Code of layout 1 names the columns
+    # that it writes, and does not change this one.
     2: ("ALTER TABLE stm_record ADD COLUMN written REAL",),
 }
-"""What makes each layout out of the one before; every new file takes all of these steps."""
+"""The migration to each layout from the one before; a new file takes all of these steps."""
 
 _SET_META: Final = "INSERT OR REPLACE INTO stm_meta VALUES ('version', {}), ('readable_since', {})"
 
-# Readers and the writer do not wait for each other; the file remembers it.
+# Readers and the writer do not wait for each other; the file stores this mode.
 JOURNAL: Final = "PRAGMA journal_mode = WAL"
 
 BEGIN: Final = "BEGIN IMMEDIATE"
@@ -86,8 +86,8 @@ DELETE: Final = "DELETE FROM stm_record WHERE id = ?"
 CREATE: Final = """
     INSERT INTO stm_record (scope, name, version, expires, written, first, next, size)
     VALUES (?, ?, ?, ?, ?, 1, ?, ?)"""
-# Names the record, checks that it is alive and has room, and moves its end, in one statement; where it
-# answers no row, FIND and CREATE say why and what then.
+# Finds the record, checks that it has not expired and has room, and moves its end, in one statement. If it
+# returns no row, FIND and CREATE follow.
 GROW: Final = """
     UPDATE stm_record SET expires = ?, written = ?, next = next + 1, size = size + ?
     WHERE scope = ? AND name = ? AND (expires IS NULL OR expires > ?) AND size + ? <= ?
@@ -103,22 +103,22 @@ ENTER: Final = "INSERT INTO stm_entry (record, seq, entry) VALUES (?, ?, ?)"
 EXPIRED: Final = """
     SELECT id, first, next, size FROM stm_record WHERE expires <= ? ORDER BY expires LIMIT ?"""
 OLDEST: Final = "SELECT seq, length(entry) FROM stm_entry WHERE record = ? ORDER BY seq LIMIT ?"
-# No key has an empty scope, so the record is out of reach at once, and for good: no clock says that its time
-# has not come. Its id is the name that nothing else has.
+# No key has an empty scope, so no operation can see the record again, even if the clock is set back. Its id
+# is a unique name.
 BURY: Final = """
     UPDATE stm_record SET scope = '', name = id, expires = 0, first = ?, size = ? WHERE id = ?"""
 BURIED_UNTIL: Final = 0.0
-"""A time by which nothing has expired but what is buried."""
+"""A time by which only buried records have expired."""
 
 
 def script() -> str:
-    """Return what `prepare` does to a file that is new or of an older layout, as SQL for `sqlite3`."""
+    """Return what `prepare` does to a new file, as SQL for `sqlite3`."""
     statements = (BEGIN, *_steps_from(0), COMMIT)
     return "".join(f"{textwrap.dedent(' ' * 8 + each)};\n" for each in (JOURNAL, *statements))
 
 
 def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
-    """Set the connection up, and the tables too unless they are there. Any number may do so at once."""
+    """Set up the connection, and the tables if they are missing. Safe in many processes at once."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise ConfigurationError(
             f"SQLite {'.'.join(map(str, OLDEST_SQLITE))} or newer is needed; "
@@ -127,13 +127,15 @@ def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
     outdated = is_outdated(_layout(connection), LAYOUT)
     (encoding,) = connection.execute("PRAGMA encoding").fetchone()
     if encoding != "UTF-8":
-        raise ConfigurationError(f"the database stores text as {encoding}; names would not sort as promised")
+        raise ConfigurationError(
+            f"the database must store text as UTF-8, not {encoding}: names would sort differently"
+        )
     connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
     connection.execute(JOURNAL)
     if outdated:
         connection.execute(BEGIN)
         try:
-            # Read again, as another process may have been faster.
+            # Read again, because another process may have migrated the file in between.
             for statement in _steps_from(_layout(connection).version):
                 connection.execute(statement)
             connection.execute(COMMIT)
@@ -144,7 +146,7 @@ def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
 
 
 def _layout(connection: sqlite3.Connection) -> Layout:
-    """Return the layout of the tables that are there, 0 if there are none."""
+    """Return the layout of the tables; 0 if there are none."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'stm_meta'").fetchone():
         return Layout(0, 0)
     found = dict(connection.execute("SELECT name, value FROM stm_meta").fetchall())
@@ -153,7 +155,7 @@ def _layout(connection: sqlite3.Connection) -> Layout:
 
 
 def _steps_from(version: int) -> Iterator[str]:
-    """Yield what makes today's layout out of an older one."""
+    """Yield the statements that migrate an older layout to the current one."""
     if version < LAYOUT.version:
         for step in range(version + 1, LAYOUT.version + 1):
             yield from STEPS[step]

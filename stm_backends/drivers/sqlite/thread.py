@@ -1,9 +1,9 @@
-"""The hand-off: one thread owns one SQLite connection and runs transactions for an event loop.
+"""One thread that owns one SQLite connection and runs transactions for an event loop.
 
-The loop never waits for a lock or a disk; it puts a job into a queue and is called back. A job is one
-whole transaction, and either never begins or runs to its end: cancelling the caller skips what is still
-queued and leaves alone what has begun. SQLite itself is never told to wait for another process; whoever
-sends jobs decides when to send one again.
+The loop never waits for a lock or a disk; it puts a job into a queue and is called back. A job is one whole
+transaction, and either never begins or runs to its end: cancelling the caller skips a job that is still
+queued and does not affect one that has begun. SQLite itself never waits for another process; the caller
+decides when to retry.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _GRACE_S: Final = 1.0
 
 
 class NotBegun(Exception):
-    """The deadline came, or the thread ended, before the job began: it never will."""
+    """The deadline came, or the thread ended, before the job began; it will never run."""
 
 
 class NotEnded(Exception):
-    """The deadline came, and the job did not end when it was interrupted: perhaps it still succeeds."""
+    """The deadline came, and the job did not end when it was interrupted; it may still succeed."""
 
 
 class _Job(Generic[T]):
@@ -43,15 +43,14 @@ class _Job(Generic[T]):
 
 
 class ConnectionThread:
-    """A daemon thread that owns a connection; it connects when the first job comes."""
+    """A daemon thread that owns a connection; the first job makes it connect."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], *, name: str) -> None:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._running: _Job[Any] | None = None
-        # Held for the moments in which a job begins, ends or is interrupted, so that an interruption
-        # never hits the job after the one that it was meant for.
+        # Held while a job begins, ends or is interrupted, so that an interruption never hits the next job.
         self._turn = threading.Lock()
         self._closing = False
         self._ended: Future[None] = Future()
@@ -62,8 +61,8 @@ class ConnectionThread:
     async def run(self, work: Callable[[sqlite3.Connection], T], *, until: float) -> T:
         """Run one transaction in the thread and return, or raise, what it does.
 
-        `until` is a time of the running loop: then a job that has not begun raises `NotBegun`, and one
-        that has is interrupted. If even that does not end it, raises `NotEnded`.
+        `until` is a time of the running loop. At that time a job that has not begun raises `NotBegun`, and
+        one that has begun is interrupted. If that does not end it, it raises `NotEnded`.
         """
         if self._closing:
             raise NotBegun
@@ -77,18 +76,18 @@ class ConnectionThread:
             job.timer.cancel()
 
     def post(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Run a transaction after what is queued already; nothing waits for it, or hears how it ended."""
+        """Run a transaction after those that are queued; its result and its errors are ignored."""
         if not self._closing:
             job = _Job(work, asyncio.get_running_loop().create_future())
             job.answer.add_done_callback(lambda answer: answer.exception())
             self._jobs.put(job)
 
     async def close(self, *, timeout: float) -> None:
-        """Let the queued jobs end, close the connection and see the thread end. Twice is harmless.
+        """Wait for the queued jobs, close the connection and end the thread. Twice is harmless.
 
-        A job that still runs after `timeout` seconds is interrupted. If that does not end it soon, the
-        thread is left to itself: it is a daemon, so it holds up no exit, and once SQLite answers it
-        closes the connection and ends.
+        A job that still runs after `timeout` seconds is interrupted. If that does not end it soon, the thread
+        is left behind: it is a daemon, so it does not delay an exit, and it closes the connection and ends
+        once SQLite answers.
         """
         if not self._closing:
             self._closing = True
@@ -105,7 +104,7 @@ class ConnectionThread:
             self._thread.join()
 
     def _expire(self, job: _Job[Any], give_up_at: float) -> None:
-        """End a job whose deadline has come. Runs in the event loop."""
+        """End a job at its deadline. Runs in the event loop."""
         if job.answer.done():
             return
         loop = asyncio.get_running_loop()
@@ -118,7 +117,7 @@ class ConnectionThread:
         if loop.time() >= give_up_at:
             job.answer.set_exception(NotEnded())
         else:
-            # SQLite forgets an interruption that falls between two statements, so it is repeated.
+            # SQLite ignores an interruption between two statements, so it is repeated.
             job.timer = loop.call_later(_INTERRUPT_AGAIN_S, self._expire, job, give_up_at)
 
     def _run(self) -> None:
@@ -142,11 +141,11 @@ class ConnectionThread:
             if self._connection is None:
                 self._connection = self._connect()
             result = job.work(self._connection)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is the caller's
+        except Exception as error:  # noqa: BLE001 -- every error goes to the caller
             failure = error
         with self._turn:
             self._running = None
-        # A loop that was closed without waiting for its answer leaves nobody to tell.
+        # The loop may have been closed without waiting for the answer.
         with contextlib.suppress(RuntimeError):
             job.answer.get_loop().call_soon_threadsafe(_deliver, job.answer, result, failure)
 

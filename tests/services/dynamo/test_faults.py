@@ -287,7 +287,7 @@ async def test_whatever_is_missing_or_of_another_type_is_corrupt(place, key, dam
             UpdateExpression=damage,
             **({"ExpressionAttributeValues": {":text": {"S": "else"}}} if ":text" in damage else {}),
         )
-        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is not whole"):
+        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is incomplete"):
             await driver.load(key)
     client.close()
 

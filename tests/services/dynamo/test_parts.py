@@ -558,7 +558,7 @@ async def test_a_part_that_is_missing_or_damaged_is_corrupt(place, client, drive
             values = {"ExpressionAttributeValues": {":text": {"S": "else"}}} if ":text" in damage else {}
             names = {"#values": "values"}
             client.update_item(**at, UpdateExpression=damage, ExpressionAttributeNames=names, **values)
-        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is not whole: a part"):
+        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is incomplete: a part"):
             await driver.load(key)
         assert await driver.delete(key) is True
         assert items_of(client, place, key) == (None, [])

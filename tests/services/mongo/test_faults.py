@@ -196,7 +196,7 @@ async def test_what_never_left_is_unavailable_and_was_not_done(proxied, place, p
         async with proxy.outage():
             with pytest.raises(StorageError):
                 await driver.load(key)
-            with pytest.raises(Unavailable, match="no server that could do this was found"):
+            with pytest.raises(Unavailable, match="no suitable server was found"):
                 await driver.append(key, b"b", initial_version="v1", ttl=None)
         assert await other.load(key) == Record("v1", None, (b"a",))
 

@@ -76,41 +76,41 @@ def test_options_of_the_connection_may_stand_beside_the_url():
     [
         ("redis://h", "begins with mongodb://"),
         ("mongodb:h", "begins with mongodb://"),
-        ("mongodb://", "names a host"),
-        ("mongodb:///chats", "names a host"),
+        ("mongodb://", "needs a host"),
+        ("mongodb:///chats", "needs a host"),
         ("mongodb://h/chats#x", "%23"),
-        ("mongodb://h/?tls=true;w=majority", "joined by '&'"),
+        ("mongodb://h/?tls=true;w=majority", "join options by '&'"),
         ("mongodb://h/?colection=x", "did you mean 'collection'"),
         ("mongodb://h/?maxPolSize=5", "did you mean 'maxPoolSize'"),
         ("mongodb://h/?client=x", "no setting 'client'"),
-        ("mongodb://h/?username=x", "before the host"),
+        ("mongodb://h/?username=x", "precede the host"),
         ("mongodb://h/?collection=a&collection=b", "sets collection twice"),
         ("mongodb://h/?tls=true&TLS=true", "sets tls twice"),
         ("mongodb://h/?database=x", "the database is the URL's path"),
-        ("mongodb://h/?timeoutMS=5", "decided by deadline_s"),
-        ("mongodb://h/?wtimeoutMS=5", "decided by deadline_s"),
+        ("mongodb://h/?timeoutMS=5", "deadline_s limits"),
+        ("mongodb://h/?wtimeoutMS=5", "deadline_s limits"),
         ("mongodb://h/?readPreferenceTags=dc:ny", "nothing is read from a secondary"),
-        ("mongodb://h/?readPreference=secondary", "decided here by the setting linearizable"),
-        ("mongodb://h/?readConcernLevel=local", "decided here by the setting durability"),
-        ("mongodb://h/?w=1", "decided here by the setting durability"),
-        ("mongodb://h/?journal=false", "decided here by the setting durability"),
-        ("mongodb://h/?durability=primary&w=majority", "decided here by the setting durability"),
+        ("mongodb://h/?readPreference=secondary", "the setting linearizable"),
+        ("mongodb://h/?readConcernLevel=local", "the setting durability"),
+        ("mongodb://h/?w=1", "the setting durability"),
+        ("mongodb://h/?journal=false", "the setting durability"),
+        ("mongodb://h/?durability=primary&w=majority", "the setting durability"),
         ("mongodb://h/?durability=full", "'majority' or 'primary'"),
         ("mongodb://h/?durability=primary&linearizable=true", "need durability='majority'"),
         ("mongodb://h/?linearizable=yes", "not true or false"),
         ("mongodb://h/?deadline_s=soon", "not a number"),
         ("mongodb://h/?deadline_s=0", "positive"),
-        ("mongodb://h/?max_entry_bytes=0", "max_entry_bytes is between"),
-        ("mongodb://h/?max_record_bytes=16777216", "max_record_bytes is between"),
+        ("mongodb://h/?max_entry_bytes=0", "max_entry_bytes must be between"),
+        ("mongodb://h/?max_record_bytes=16777216", "max_record_bytes must be between"),
         ("mongodb://h/?collection=a$b", "name of a collection"),
-        ("mongodb://h/?collection=", "collection is a name"),
+        ("mongodb://h/?collection=", "collection must be a name"),
         ("mongodb://h/?collection=system.users", "MongoDB's own"),
         ("mongodb://h/a.b", "name of a database"),
         ("mongodb://h/?maxPoolSize=many", "value of maxPoolSize"),
         ("mongodb://h/?tls=maybe", "value of tls"),
         ("mongodb://h/?tlsCAFile=/nowhere", "value of tlsCAFile"),
-        ("mongodb://h/?directConnection=true&loadBalanced=true", "does not take this URL"),
-        ("mongodb://user:pa/ss@h", "percent-encoded"),
+        ("mongodb://h/?directConnection=true&loadBalanced=true", "does not accept this URL"),
+        ("mongodb://user:pa/ss@h", "percent-encode"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy(url, says):
@@ -182,7 +182,7 @@ async def test_a_client_that_is_handed_in_brings_its_own_connection():
     async with AsyncMongoClient("mongodb://h") as client:
         assert open_driver(None, client=client, database="chats").traits.reach == "network"
         for url, options in (("mongodb://h", {}), (None, {"tls": True})):
-            with pytest.raises(ConfigurationError, match="connected already"):
+            with pytest.raises(ConfigurationError, match="brings its own connection"):
                 open_driver(url, client=client, **options)
     with (
         MongoClient("mongodb://h", connect=False) as synchronous,
@@ -200,7 +200,7 @@ def test_the_traits_say_what_the_settings_mean():
 
 
 def test_the_schema_is_the_command_that_create_sends_for_the_collection_that_is_meant():
-    text = schema("mongodb://user:s3cret@h/chats?collection=turns", create=True)
+    text = schema("mongodb://user:s3cret@h/chats?collection=turns")
     assert text.startswith('db.getSiblingDB("chats").runCommand({\n  "createIndexes": "turns"')
     assert '"expireAfterSeconds": 0' in text
     assert "s3cret" not in text

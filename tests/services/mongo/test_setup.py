@@ -44,14 +44,14 @@ async def test_a_collection_that_was_not_set_up_is_refused_with_the_remedy(place
 
 async def test_a_collection_from_which_nothing_would_be_removed_is_refused(place, fresh):
     place.past.records.database[fresh].insert_one({"_id": 1})
-    with pytest.raises(Unavailable, match="nothing would remove what has expired"):
+    with pytest.raises(Unavailable, match="no index that removes expired records"):
         async with opened(place.options(collection=fresh)):
             pass
 
 
 async def test_a_collection_to_which_different_keys_are_one_is_refused(place, fresh):
     place.past.records.database.create_collection(fresh, collation={"locale": "en", "strength": 1})
-    with pytest.raises(ConfigurationError, match="a collation of its own"):
+    with pytest.raises(ConfigurationError, match="has a collation"):
         async with opened(place.options(collection=fresh), create=True):
             pass
 
@@ -168,7 +168,7 @@ async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
         await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
     async with opened(url_for(guarded, "reader")) as driver:
         assert await driver.load(Key("s", "n")) is not None
-        with pytest.raises(Denied, match=r"mongo\.append: this user may not do that"):
+        with pytest.raises(Denied, match=r"mongo\.append: this user lacks permission"):
             await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
         with pytest.raises(Denied):
             await driver.delete(Key("s", "n"))
@@ -200,7 +200,7 @@ async def test_a_secondary_takes_no_writes_and_says_what_it_is(replica_set, repl
 
 
 async def reason(url: str) -> str:
-    with pytest.raises(Unavailable, match=r"no server that could do this was found .* \(.*\)$") as caught:
+    with pytest.raises(Unavailable, match=r"no suitable server was found .* \(.*\)$") as caught:
         async with opened(url):
             pass
     return str(caught.value).rpartition("(")[2].rstrip(")")
@@ -215,6 +215,6 @@ async def test_a_server_that_is_not_there_hangs_or_is_another_one_reads_differen
         deaf.listen()
         hangs = await reason(f"mongodb://127.0.0.1:{deaf.getsockname()[1]}/?{QUICK}")
         assert hangs.startswith("no answer: the server is frozen or overloaded")
-    assert "name of the host" in await reason(f"mongodb://no-such-host.invalid/?{QUICK}")
+    assert "host name is unknown" in await reason(f"mongodb://no-such-host.invalid/?{QUICK}")
     assert "TLS" in await reason(f"mongodb://{single.address}/?tls=true&{QUICK}")
-    assert "no member" in await reason(f"mongodb://{single.address}/?replicaSet=another&{QUICK}")
+    assert "not a member" in await reason(f"mongodb://{single.address}/?replicaSet=another&{QUICK}")

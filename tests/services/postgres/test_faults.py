@@ -13,7 +13,7 @@ from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from stm_backends_postgres.pool import make_pool
+from stm_backends_postgres.client import make_client
 from tests.services.postgres.support import waiting, warm
 from tests.support.servers import Proxy
 
@@ -180,10 +180,10 @@ async def test_the_server_gives_up_a_statement_whose_caller_did(url, schema, dri
 @pytest.mark.parametrize("setting", ["on", "off"])
 async def test_durability_is_what_the_setting_says(url, setting):
     settings = PostgresSettings.from_url(url, synchronous_commit=setting)
-    pool = await make_pool(settings)
+    pool = await make_client(settings)
     assert await pool.fetchval("SHOW synchronous_commit") == setting
     await pool.close()
-    assert ("may take the last moments" in PostgresDriver(settings).traits.durability) is (setting == "off")
+    assert ("may lose the last moments" in PostgresDriver(settings).traits.durability) is (setting == "off")
 
 
 async def test_of_a_pool_handed_in_durability_is_the_owners_affair(url):

@@ -170,7 +170,7 @@ async def test_writes_neither_wait_for_a_purge_nor_fail_with_it(fill, count, adm
     caplog.set_level(logging.DEBUG, "stm_backends")
 
     async def put_off():
-        return "put off: Unavailable" in caplog.text
+        return "could not remove expired records: Unavailable" in caplog.text
 
     with purging(after_writes=True):
         async with admin.transaction():

@@ -154,13 +154,13 @@ def test_the_schema_is_text_that_needs_neither_server_nor_client_library():
     assert text.startswith("BEGIN;\n")
     assert 'CREATE TABLE IF NOT EXISTS "Mine".stm_record (' in text
     assert "CREATE POLICY" not in text
-    assert "CREATE POLICY stm_tenant" in schema(row_security="role")
+    assert "CREATE POLICY stm_tenant" in schema(None, row_security="role")
     assert "current_setting('stm.tenant')" in schema("postgres://h?row_security=setting")
 
 
 def test_importing_the_package_imports_no_client_library():
     program = (
-        "import sys, stm_backends_postgres as p, stm_backends_postgres.plugin as q; q.schema(); "
+        "import sys, stm_backends_postgres as p, stm_backends_postgres.plugin as q; q.schema(None); "
         "q.stm_backend(); p.PostgresSettings(); assert 'asyncpg' not in sys.modules; "
         "p.PostgresStateStore, p.PostgresDriver; assert 'asyncpg' in sys.modules"
     )

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, MissingExtra
 from stm_backends_redis import RedisSettings, open_driver
-from stm_backends_redis.clients import client_options
+from stm_backends_redis.client import client_options
 from stm_backends_redis.plugin import schema
 
 SECRET = "correct" + "-horse"
@@ -65,9 +65,9 @@ def test_a_url_says_what_the_options_would(url, settings):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redis://", "names a host"),
+        ("redis://", "needs a host"),
         ("redis://a,b", "redis+cluster://"),
-        ("redis://h:port", "no number"),
+        ("redis://h:port", "not a number between"),
         ("redis://h/zero", "number of a database"),
         ("redis://h/0/1", "longer than"),
         ("redis://h#x", "%23"),
@@ -85,7 +85,7 @@ def test_a_url_says_what_the_options_would(url, settings):
         ("redis://h?pool_size=1&pool_size=2", "twice"),
         ("redis://h?deadline_s=soon", "not a number"),
         ("redis://h?connect_timeout_s=0", "positive"),
-        ("redis://h?max_entry_bytes=600000000", "max_entry_bytes is between"),
+        ("redis://h?max_entry_bytes=600000000", "max_entry_bytes must be between"),
         ("mysql://h", "begins with redis://"),
     ],
 )
@@ -150,9 +150,9 @@ def test_no_repr_shows_a_password():
 def test_a_client_that_is_handed_in_has_its_own_connection_settings():
     client = Redis()
     assert open_driver(None, client=client, key_prefix="mine:", deadline_s=1.0).traits.deadline == 1.0
-    with pytest.raises(ConfigurationError, match="password is for clients that we make"):
+    with pytest.raises(ConfigurationError, match=r"brings its own connection.*: password$"):
         open_driver(None, client=client, password=SECRET)
-    with pytest.raises(ConfigurationError, match="a client or a URL"):
+    with pytest.raises(ConfigurationError, match=r"brings its own connection.*: hosts, mode, tls$"):
         open_driver("redis://h", client=client)
     with pytest.raises(ConfigurationError, match="did you mean 'key_prefix'"):
         open_driver(None, client=client, key_prefx="x")
@@ -174,7 +174,7 @@ def test_the_traits_say_what_the_settings_mean():
 
 
 def test_there_is_nothing_to_set_up():
-    assert "no setting up" in schema("redis://h", create=True)
+    assert "no setup" in schema("redis://h")
     with pytest.raises(ConfigurationError, match="did you mean"):
         schema("redis://h?pool_sise=1")
 

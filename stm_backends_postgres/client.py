@@ -1,4 +1,4 @@
-"""Connections: how they are made, and what of asyncpg the driver rests on."""
+"""The pool of asyncpg, made here or handed in, and the parts of asyncpg that the driver uses."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ class Pool(Protocol):
     async def close(self) -> None: ...
 
 
-def require_pool(client: object) -> Pool:
+def require_client(client: object) -> Pool:
     """Return a pool that was handed in; raises `ConfigurationError` for anything else."""
     if isinstance(client, asyncpg.Connection):
         raise ConfigurationError(
-            "an asyncpg.Connection does one thing at a time, and a backend many: hand in an asyncpg.Pool"
+            "an asyncpg.Connection runs one statement at a time; hand in an asyncpg.Pool"
         )
     if not isinstance(client, asyncpg.Pool):
-        raise ConfigurationError(f"client is an asyncpg.Pool, not {type(client).__name__}")
+        raise ConfigurationError(f"client must be an asyncpg.Pool, not {type(client).__name__}")
     return cast("Pool", client)
 
 
 def require_same_loop(pool: Pool) -> None:
-    """Raise `ConfigurationError` in another event loop than the pool's, where it would hang or break."""
+    """Raise `ConfigurationError` in another event loop than the pool's, where it would hang or fail."""
     running = asyncio.get_running_loop()
-    # asyncpg has no public way to ask; should the name change, its own errors must do.
+    # asyncpg has no public attribute for this; without it, asyncpg raises its own errors.
     if getattr(pool, "_loop", running) is not running:
         raise ConfigurationError(
-            "an asyncpg pool belongs to the event loop that it was made in; open a backend in each loop"
+            "an asyncpg pool belongs to the event loop that created it; open a backend in each loop"
         )
 
 
-async def make_pool(settings: PostgresSettings) -> Pool:
-    """Return a pool of our own; it connects when it is used.
+async def make_client(settings: PostgresSettings) -> Pool:
+    """Return a new pool; it connects when it is used.
 
-    Behind PgBouncer nothing is kept on a connection: neither settings, nor prepared statements.
+    Behind PgBouncer, a connection keeps neither settings nor prepared statements.
     """
     options: dict[str, Any] = {"statement_cache_size": 0} if settings.pgbouncer else {}
     if settings.password is not None:
@@ -72,9 +72,9 @@ async def make_pool(settings: PostgresSettings) -> Pool:
             settings.dsn or None,
             min_size=0,
             max_size=settings.pool_size,
-            # What a statement leaves on a connection is nothing, and resetting it costs a round trip.
+            # Our statements leave no state on a connection, and a reset costs a round trip.
             reset=_leave,
-            # For cancel requests, which have no other end.
+            # For cancel requests, which have no other time limit.
             command_timeout=settings.deadline_s,
             server_settings=settings.server_settings(),
             **options,
@@ -84,4 +84,4 @@ async def make_pool(settings: PostgresSettings) -> Pool:
 
 
 async def _leave(connection: object) -> None:
-    """Take a connection back as it is."""
+    """Do not reset a connection."""

@@ -1,4 +1,4 @@
-"""The clients that we make: no retries of their own, bytes as they are, a new connection in good time."""
+"""The client of Redis, made here or handed in."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stm_backends_redis.settings import Address, RedisSettings
 Client: TypeAlias = "Redis | RedisCluster"
 
 
-def borrowed(client: object) -> Connected:
-    """Return a client that is the caller's, ready for use and never closed."""
+def require_client(client: object) -> Connected:
+    """Return a client that was handed in, ready for use and never closed; raises for other objects."""
     if isinstance(client, Redis):
         return Server(client)
     if not isinstance(client, RedisCluster):
         raise ConfigurationError(
-            "client is a redis.asyncio.Redis or a redis.asyncio.RedisCluster, not a "
+            "client must be a redis.asyncio.Redis or a redis.asyncio.RedisCluster, not a "
             f"{type(client).__module__}.{type(client).__qualname__}"
         )
     cluster = client
@@ -42,7 +42,7 @@ def borrowed(client: object) -> Connected:
     def node_at(address: Address) -> Connected:
         host, port = address
         node = cluster.get_node(host, port)
-        if node is None:  # newer than what the client knows; so it is that which the client closes
+        if node is None:  # newer than the client's topology; added there, so that the client closes it
             node = ClusterNode(host, port, **cast("Any", cluster.get_connection_kwargs()))
             manager.nodes_cache[node.name] = node
         return NodeOfClient(node)
@@ -50,16 +50,16 @@ def borrowed(client: object) -> Connected:
     return Cluster(node_at, seeds, remap=lambda address: manager.remap_host_port(*address))
 
 
-def connect(settings: RedisSettings) -> Connected:
-    """Return what reaches the servers of these settings; it connects when it is first used."""
+def make_client(settings: RedisSettings) -> Connected:
+    """Return a connection to the servers of these settings; it connects when it is first used."""
     common = client_options(settings)
-    # A client's own limit is never met: those who find no place wait, and are told so.
+    # The client's own limit is never reached: our limit makes operations wait first.
     common |= {"max_connections": settings.pool_size, "redis_connect_func": _greeting(settings)}
 
     def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
         return Server(
             client,
-            places=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
+            limit=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
             also=also or (),
         )
 
@@ -80,14 +80,14 @@ def connect(settings: RedisSettings) -> Connected:
 
 
 def client_options(settings: RedisSettings) -> dict[str, Any]:
-    """Return what all clients that we make have in common, those of sentinels too."""
+    """Return the options of all clients that are made here, including those of sentinels."""
     common: dict[str, Any] = {
         "username": settings.username or None,
         "password": settings.password or None,
         "socket_connect_timeout": _connect_timeout(settings),
-        # The deadline of an operation is the only limit to waiting for its answer.
+        # Only the deadline of the operation limits how long it waits for its answer.
         "socket_timeout": None,
-        # A write that was perhaps done is sent again by the core, which knows what bears repetition.
+        # The core retries writes whose outcome is unknown, because it knows which are safe to repeat.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
@@ -107,7 +107,7 @@ def _connect_timeout(settings: RedisSettings) -> float:
 
 
 def _greeting(settings: RedisSettings) -> Any:
-    """Return what a new connection does first: log in, and choose a database."""
+    """Return what a new connection does first: log in, and select a database."""
 
     async def greet(connection: AbstractConnection) -> None:
         try:

@@ -1,0 +1,90 @@
+"""The pass-through driver, the base for drivers around another driver."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeAlias, TypeVar
+
+from stm_backends.drivers.contract import (
+    ANY,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Page,
+    Record,
+    Traits,
+)
+
+T = TypeVar("T")
+Operation: TypeAlias = Literal["load", "append", "replace", "delete", "scan"]
+
+
+class WrapperDriver:
+    """Passes everything on to `inner`, unchanged; derive from it and override what you change.
+
+    Override `load`, `append` and `replace` to change what is stored, as encryption does. Override `call` to
+    act around every operation, as tracing does. Closing it closes `inner`.
+    """
+
+    def __init__(self, inner: Driver) -> None:
+        self.inner = inner
+
+    @property
+    def name(self) -> str:
+        """The name of the driver within."""
+        return self.inner.name
+
+    @property
+    def traits(self) -> Traits:
+        """The facts about the driver within."""
+        return self.inner.traits
+
+    async def open(self) -> None:
+        """Open the driver within."""
+        await self.inner.open()
+
+    async def close(self) -> None:
+        """Close the driver within."""
+        await self.inner.close()
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        """Return what `send` does: one operation of the driver within, on a key or, for a scan, a scope."""
+        del operation, key
+        return await send()
+
+    async def load(self, key: Key) -> Record | None:
+        """Return the record as it is now, or `None` only if it is not there."""
+        return await self.call("load", key, lambda: self.inner.load(key))
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        """Add one entry at the end; returns the new length of the tail."""
+        return await self.call(
+            "append", key, lambda: self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
+        )
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        ttl: float | None | KeepType,
+    ) -> bool:
+        """Store a body and its version if the record is what the caller expects."""
+        return await self.call(
+            "replace",
+            key,
+            lambda: self.inner.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl),
+        )
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        return await self.call("delete", key, lambda: self.inner.delete(key, expect=expect))
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        return await self.call("scan", scope, lambda: self.inner.scan(scope, after=after, limit=limit))

@@ -1,0 +1,43 @@
+"""The base of the named classes: a memory and a state store on a client of your own, without a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.protocols import Summarizer
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.state_store import StateStore
+from stm_backends.types import MemoryKey
+
+
+class ShortTermMemoryOnClient(DistributedShortTermMemory):
+    """A shared memory of one conversation; a driver package derives from it and names its `open_driver`."""
+
+    open_driver: ClassVar[Callable[..., Driver]]
+
+    def __init__(
+        self,
+        client: Any,
+        config: object | None = None,
+        *,
+        key: MemoryKey,
+        summarizer: Summarizer | None = None,
+        **options: Any,
+    ) -> None:
+        driver = LargeEntries(self.open_driver(None, client=client, **options))
+        super().__init__(driver, key, config, summarizer=summarizer)
+
+
+class StateStoreOnClient(StateStore):
+    """JSON objects under any string; a driver package derives from it and names its `open_driver`."""
+
+    open_driver: ClassVar[Callable[..., Driver]]
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        driver, codec = LargeEntries(self.open_driver(None, client=client, **options)), Codec()
+        super().__init__(driver, codec, Directory(driver, codec))
