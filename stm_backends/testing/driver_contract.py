@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from stm_backends.testing.driver_checks.deleting import Deleting
@@ -20,7 +18,7 @@ from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
 from stm_backends.testing.driver_checks.snapshots import Snapshots
-from stm_backends.testing.workbench.drivers import QUICK_HISTORIES, Bench, Datastore
+from stm_backends.testing.workbench.drivers import Bench, Datastore
 
 
 class DriverContract(
@@ -52,6 +50,4 @@ class DriverContract(
     def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
         """Where one check works; the check enters and leaves it."""
         look(request, datastore)
-        if request.config.getoption("stm_quick", default=False):
-            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
-        return Bench(datastore)
+        return Bench(datastore, quick=self.is_quick(request.config))

@@ -104,8 +104,9 @@ class Stores:
 class StoreBench:
     """One check's place of work; leaving it removes what the check saved and closes its stores."""
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: Stores, *, quick: bool = False) -> None:
         self.stores = stores
+        self.quick = quick
         self.history = History()
         self._word = uuid.uuid4().hex
         self._opened: list[Any] = []
@@ -159,9 +160,9 @@ class StoreContract(Contract):
         raise NotImplementedError("override the fixture `stores`")
 
     @pytest.fixture
-    def bench(self, stores: Stores) -> StoreBench:
+    def bench(self, request: pytest.FixtureRequest, stores: Stores) -> StoreBench:
         """Where one check works; the check enters and leaves it."""
-        return StoreBench(stores)
+        return StoreBench(stores, quick=self.is_quick(request.config))
 
     @check("store.load")
     async def test_a_key_that_was_never_saved_is_none(self, bench: StoreBench) -> None:

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from stm_backends.testing import MemoryContract
+from stm_backends.testing.workbench.check import check_of
 from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, install, pytest_in
 
 MINE = """
@@ -23,6 +25,7 @@ class TestMine(DriverContract):
 
 class TestOther(TestMine):
     __test__ = {other}
+    quick = True
 """
 """A driver in this process, of which everything can be asked but what needs others."""
 
@@ -144,3 +147,24 @@ def test_classes_in_ones_own_tests_are_summed_up_at_the_end(tmp_path: Path) -> N
     assert f"Nothing is broken on TestMine in a selection of 1 of {CHECKS} checks" in printed
     assert f"Nothing is broken on TestOther in a selection of 1 of {CHECKS} checks" in printed
     assert "+ driver.traits" not in printed
+
+
+def test_a_class_may_be_quick_by_itself(tmp_path: Path) -> None:
+    path = mine(tmp_path, other=True)
+    status, printed = pytest_in(tmp_path, "-q", "-k", "TestOther", path)
+    assert status == 0, printed
+    extent = f"a quick run, which left out {SLOW_CHECKS} of {CHECKS} checks"
+    assert f"Nothing is broken on TestOther in {extent}" in printed
+
+
+@pytest.mark.parametrize(
+    ("contract", "given", "slow"),
+    [
+        (MemoryContract, {"total": 5, "policy": "error"}, True),
+        (MemoryContract, {"total": 60, "policy": "error"}, False),
+    ],
+)
+def test_of_a_check_with_parameters_a_quick_run_leaves_out_some(contract, given, slow) -> None:
+    check = check_of(contract.checks()["test_what_the_model_sees_is_within_the_budget"])
+    assert check is not None
+    assert check.is_slow(given) is slow

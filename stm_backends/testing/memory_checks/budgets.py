@@ -21,7 +21,7 @@ class Budgets(Contract):
 
     @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
     @pytest.mark.parametrize("total", [1, 5, 6, 7, 20, 40, 60, 200])
-    @check("memory.budget")
+    @check("memory.budget", slow={"total": (1, 5, 6, 20, 40, 200)})
     async def test_what_the_model_sees_is_within_the_budget(
         self, bench: MemoryBench, policy: str, total: int
     ) -> None:
@@ -44,7 +44,7 @@ class Budgets(Contract):
 
     @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary"])
     @pytest.mark.parametrize("strategy", ["truncation", "rolling_summary"])
-    @check("memory.budget")
+    @check("memory.budget", slow={"strategy": ("truncation",)})
     async def test_a_turn_larger_than_the_budget_is_shown_in_part(
         self, bench: MemoryBench, policy: str, strategy: str
     ) -> None:

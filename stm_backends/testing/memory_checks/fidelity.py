@@ -19,7 +19,7 @@ class Fidelity(Contract):
     """Checks that a turn is stored as it was given, once."""
 
     @pytest.mark.parametrize("text", ["", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "日本" * 500])
-    @check("memory.fidelity")
+    @check("memory.fidelity", slow={"text": ("", "\U0001f600", "日本" * 500)})
     async def test_text_is_carried_character_by_character(self, bench: MemoryBench, text: str) -> None:
         memory = await bench.memory(config("truncation"))
         await memory.add_turn(ConversationTurn(f"q{text}", text))

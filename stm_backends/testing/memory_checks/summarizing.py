@@ -144,7 +144,7 @@ class Summarizing(Contract):
             {"summary": "<session_summary></session_summary>"},
         ],
     )
-    @check("memory.health")
+    @check("memory.health", slow={"nonsense": ("text", 7, {"summary": None}, {"summary": ["x"]})})
     async def test_a_summarizer_that_answers_nonsense_erases_nothing(
         self, bench: MemoryBench, nonsense: object
     ) -> None:

@@ -22,7 +22,6 @@ class Selection:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._quick = bool(config.getoption("stm_quick"))
         self._clauses: frozenset[str] = frozenset(config.getoption("stm_clause") or ())
         # A clause says which profile is meant.
         of_clauses = {CLAUSES[name].profile for name in self._clauses}
@@ -43,7 +42,7 @@ class Selection:
         """Whether a check is to be carried out, as far as our own options say."""
         if not self._concerns(item) or (self._clauses and check.clause.id not in self._clauses):
             return False
-        if check.slow and self._quick:
+        if is_slow(item, check):
             self.left_out[id_of(item)]["reason"] = SLOW
             return False
         return True
@@ -62,6 +61,12 @@ class Selection:
 def profile_of(item: pytest.Item) -> str:
     """Return the profile of a check in `test_installed`, whose subject options choose; `""` of others."""
     return getattr(getattr(item, "cls", None), "profile", "")
+
+
+def is_slow(item: pytest.Item, check: Check) -> bool:
+    """Return whether a check is left out because its class is to be quick."""
+    cls, callspec = getattr(item, "cls", None), getattr(item, "callspec", None)
+    return cls is not None and cls.is_quick(item.config) and check.is_slow(getattr(callspec, "params", {}))
 
 
 def id_of(item: pytest.Item) -> str:

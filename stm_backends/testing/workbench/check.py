@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
@@ -27,12 +27,18 @@ class Check:
     name: str
     clause: Clause
     usual_cause: str
-    slow: bool
+    slow: bool | Mapping[str, Collection[object]]
 
     @property
     def sentence(self) -> str:
         """What is expected: the check's name, as a sentence."""
         return f"{self.name.removeprefix('test_').replace('_', ' ').capitalize()}."
+
+    def is_slow(self, given: Mapping[str, Any]) -> bool:
+        """Return whether a quick run leaves out the check with these values of its parameters."""
+        if isinstance(self.slow, bool):
+            return self.slow
+        return any(value in self.slow.get(name, ()) for name, value in given.items())
 
     def explain(self, history: History) -> str:
         """Return what a failure means: the clause, the expectation and what was done."""
@@ -77,11 +83,14 @@ def not_asked(reason: str) -> NoReturn:
     raise NotAsked(reason, _use_item_location=True)
 
 
-def check(clause: str, *, slow: bool = False) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def check(
+    clause: str, *, slow: bool | Mapping[str, Collection[object]] = False
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a coroutine method a check of a clause; its docstring is the usual cause of a failure.
 
-    It becomes a plain function with an event loop of its own, so that it runs alike under any plugin
-    for asynchronous tests, and under none. `slow` checks are left out of a quick run.
+    The result is a plain function that starts an event loop, so it runs the same under every plugin for
+    asynchronous tests and under none. A quick run leaves out `slow` checks; of a check with parameters,
+    `slow` may name the values to leave out.
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
@@ -120,13 +129,16 @@ def check_of(function: object) -> Check | None:
 
 
 class Contract:
-    """A class of checks, to be subclassed with whatever is under test.
+    """A class of checks; a subclass supplies the implementation under test.
 
-    `opted_out` names the checks that the subject does not keep, each with the reason, which the report
-    prints. A check that is overridden, or removed, is no check: such a class cannot be made.
+    `opted_out` maps the names of the checks that the implementation does not pass to the reasons, which
+    the report prints. A subclass that overrides or removes a check raises `TypeError`. `quick = True` gives
+    one class the quick form that `--stm-quick` gives all: without the slow checks, and with fewer random
+    histories and shorter races in the others.
     """
 
     opted_out: ClassVar[Mapping[str, str]] = {}
+    quick: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -142,6 +154,11 @@ class Contract:
                 raise TypeError(f"{cls.__name__} opts out of {name}, which is no check")
             if not reason.strip():
                 raise TypeError(f"{cls.__name__} opts out of {name} without a reason")
+
+    @classmethod
+    def is_quick(cls, config: pytest.Config) -> bool:
+        """Return whether this class has its quick form in a run."""
+        return cls.quick or bool(config.getoption("stm_quick", default=False))
 
     @classmethod
     def checks(cls) -> dict[str, Callable[..., None]]:

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -92,8 +92,11 @@ async def open_at(name_or_url: str, **options: Any) -> Driver:
 class Bench:
     """One check's place of work; leaving it removes what the check stored and closes its drivers."""
 
-    def __init__(self, datastore: Datastore) -> None:
+    def __init__(self, datastore: Datastore, *, quick: bool = False) -> None:
+        if quick:
+            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
         self.datastore = datastore
+        self.quick = quick
         self.tick = datastore.tick
         self.history = History()
         self.traits: Traits | None = None

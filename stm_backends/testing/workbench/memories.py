@@ -75,8 +75,9 @@ class Memories:
 class MemoryBench:
     """One check's place of work; leaving it closes the memories that the check has opened."""
 
-    def __init__(self, memories: Memories) -> None:
+    def __init__(self, memories: Memories, *, quick: bool = False) -> None:
         self.memories = memories
+        self.quick = quick
         self.history = History()
         self._opened: list[Any] = []
 
