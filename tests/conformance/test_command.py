@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, STORE_CHECKS, command, install
 
+OF_EACH = ("--clause", "driver.fold", "--clause", "store.copies", "--clause", "memory.pods")
+"""A few checks of each profile."""
+
 
 def test_a_backend_that_keeps_the_contract_is_told_so_per_clause(tmp_path: Path) -> None:
     files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "html")}
@@ -31,7 +34,7 @@ def test_a_backend_that_keeps_the_contract_is_told_so_per_clause(tmp_path: Path)
 
 
 def test_instances_that_share_nothing_are_one_finding_that_says_what_to_do(tmp_path: Path) -> None:
-    status, printed = command(tmp_path, "memory", "--quick", "--profile", "all")
+    status, printed = command(tmp_path, "memory", *OF_EACH)
     assert status == 1
     assert printed.count("two instances do not see each other's records") == 1
     assert "such as memory://try" in printed
@@ -42,7 +45,7 @@ def test_instances_that_share_nothing_are_one_finding_that_says_what_to_do(tmp_p
 def test_a_backend_that_breaks_a_clause_is_told_which_and_how(tmp_path: Path) -> None:
     status, printed = command(
         tmp_path,
-        *("broken", "--url", f"broken:///{tmp_path}/x.db", "--quick"),
+        *("broken", "--url", f"broken:///{tmp_path}/x.db", "--clause", "driver.fold"),
         path=install(tmp_path, "broken", BROKEN),
     )
     assert status == 1
@@ -94,7 +97,7 @@ def test_a_driver_that_lacks_an_operation_is_told_so_once(tmp_path: Path) -> Non
     source = BROKEN.replace("class Broken(SqliteDriver):", LACKING)
     status, printed = command(
         tmp_path,
-        *("broken", "--url", f"broken:///{tmp_path}/x.db", "--quick", "--profile", "all"),
+        *("broken", "--url", f"broken:///{tmp_path}/x.db", *OF_EACH),
         path=install(tmp_path, "broken", source),
     )
     assert status == 1

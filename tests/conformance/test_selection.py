@@ -15,13 +15,14 @@ from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, inst
 
 MINE = """
 import pytest
+from dataclasses import replace
 from stm_backends.testing import DriverContract, FakeClock
 from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
 
 class TestMine(DriverContract):
     @pytest.fixture
     def datastore(self):
-        return faulty_datastore(clock=FakeClock(), **SMALL)
+        return replace(faulty_datastore(clock=FakeClock(), **SMALL), histories=1)
 
 class TestOther(TestMine):
     __test__ = {other}
