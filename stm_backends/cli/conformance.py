@@ -18,10 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from stm_backends.cli.options import Create, UrlOfName
-from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported
+from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported, say_wrong
 from stm_backends.cli.render import console, plain
 from stm_backends.drivers import plugins
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.errors import Unavailable
 
 if TYPE_CHECKING:
     from stm_backends.testing.runner.plugin import Reporter
@@ -69,8 +70,8 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         )
         raise typer.Exit(MISUSED)
     with reported():
-        # Whatever cannot even be opened is told in one line, as by every other command.
-        asyncio.run(_open_once(backend, url, create=create))
+        # A datastore that cannot be used is one line, as with every other command.
+        asyncio.run(_use_once(backend, url, create=create))
     options = {
         "--stm-backend": backend,
         "--stm-url": url,
@@ -97,13 +98,20 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         raise typer.Exit(FAILED)
 
 
-async def _open_once(backend: str, url: str | None, *, create: bool) -> None:
+async def _use_once(backend: str, url: str | None, *, create: bool) -> None:
     driver = plugins.open_driver(backend, url=url, create=create)
     if not isinstance(cast("object", driver), Driver):
         # The suite says what it lacks.
         return
     try:
         await driver.open()
+        await driver.load(Key("check:conformance:memory", "record"))
+    except Unavailable as error:
+        if not create and "create=True" in str(error):
+            say_wrong(str(error))
+            typer.echo("Run the command again with --create to set up what the datastore needs.", err=True)
+            raise typer.Exit(FAILED) from None
+        raise
     finally:
         await driver.close()
 

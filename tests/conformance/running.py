@@ -40,6 +40,33 @@ def stm_backend():
 """
 """A backend that stores another entry than it was given, if that is `b"d"`."""
 
+TABLES = """
+from pathlib import Path
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.errors import Unavailable
+
+class Tables(SqliteDriver):
+    async def load(self, key):
+        if not self.table.exists():
+            raise Unavailable("no table; open once with create=True", backend="tables", operation="load")
+        return await super().load(key)
+
+def open_tables(url, *, create=False):
+    settings = SqliteSettings.from_url(url.replace("tables:", "sqlite:"))
+    driver = Tables(settings)
+    driver.table = Path(settings.path + ".table")
+    if create:
+        driver.table.touch()
+    return driver
+
+@hookimpl
+def stm_backend():
+    return BackendPlugin(name="tables", url_schemes=("tables",), open=open_tables)
+"""
+"""A backend that needs a table, which it creates only with `create=True`."""
+
 TORN = """
 import asyncio
 from stm_backends.drivers.contract import Record

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import pytest
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Traits
+from stm_backends.errors import Unavailable
 from stm_backends.testing.workbench.check import NotReached, Unfit
 from stm_backends.testing.workbench.drivers import Datastore
 from stm_backends.testing.workbench.processes import UNREACHABLE
@@ -42,6 +43,11 @@ _ALONE: Final = (
     "the backend `memory`"
 )
 
+_CREATE: Final = (
+    "To set it up for the suite: `--stm-create` with pytest, `--create` with `stm-backends conformance`, "
+    "`open_at(url, create=True)` in your own class"
+)
+
 
 def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
     """Raise `Unfit` if a datastore cannot be put to the test; `NotReached` for the class's next checks."""
@@ -61,8 +67,8 @@ async def _unfit(datastore: Datastore) -> str:
     try:
         driver = await datastore.open()
     except Exception as error:  # noqa: BLE001 -- whatever it is, every check would meet it
-        return f"`Datastore.open` failed: {type(error).__name__}: {error}"
-    if problem := _lacking(driver) or await _alone(driver, datastore):
+        return f"`Datastore.open` failed: {_told(error)}"
+    if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
         with contextlib.suppress(Exception):
             await driver.close()
         return problem
@@ -73,6 +79,22 @@ async def _unfit(datastore: Datastore) -> str:
     if driver.traits.reach != "process" and not _pickles(datastore.open):
         return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so others are started)"
     return ""
+
+
+async def _unusable(driver: Driver) -> str:
+    """Return what to say if the datastore cannot be used at all, such as without its tables."""
+    try:
+        await driver.load(Key(f"check:{uuid.uuid4().hex}:memory", "record"))
+    except Unavailable as error:
+        return f"the datastore cannot be used: {_told(error)}"
+    except Exception:  # noqa: BLE001, S110 -- the checks say more about other errors
+        pass
+    return ""
+
+
+def _told(error: Exception) -> str:
+    hint = f". {_CREATE}" if "create=True" in str(error) else ""
+    return f"{type(error).__name__}: {error}{hint}"
 
 
 async def _alone(driver: Driver, datastore: Datastore) -> str:

@@ -179,9 +179,10 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     config = request.config
     quick = bool(config.getoption("stm_quick"))
     backend: Any = config.getoption("stm_backend")
-    options: dict[str, Any] = {"url": config.getoption("stm_url")}
-    if config.getoption("stm_create"):
-        options["create"] = True
+    options: dict[str, Any] = {
+        "url": config.getoption("stm_url"),
+        "create": bool(config.getoption("stm_create")),
+    }
     # A shorter time to live than the driver honours would show nothing but that.
     shortest = open_driver(backend, **options).traits.min_ttl
     return Datastore(

@@ -82,9 +82,12 @@ class FakeClock:
         self.now += seconds
 
 
-async def open_at(name_or_url: str, **options: Any) -> Driver:
-    """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles."""
-    driver = open_driver(name_or_url, **options)
+async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> Driver:
+    """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles.
+
+    `create=True` first sets up what the datastore needs, such as tables, and keeps what exists.
+    """
+    driver = open_driver(name_or_url, create=create, **options)
     await driver.open()
     return driver
 
