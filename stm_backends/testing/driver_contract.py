@@ -1,4 +1,4 @@
-"""The contract of a driver, one check a sentence; a check's name is what it holds a driver to."""
+"""The contract of a driver as checks; the name of a check is the sentence that it verifies."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class DriverContract(
 
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
-        """Where one check works; the check enters and leaves it."""
+        """The workplace of one check, which enters and leaves it."""
         look(request, datastore)
         return Bench(datastore, quick=self.is_quick(request.config))

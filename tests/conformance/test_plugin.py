@@ -1,4 +1,4 @@
-"""The pytest plugin: nothing where nobody asks, a report per clause where somebody does."""
+"""The pytest plugin is silent in other runs and reports per clause in runs of the suite."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_backend_that_is_installed_is_tested_by_its_name(tmp_path: Path) -> No
     )
     assert status == 0, printed
     assert "~ driver.append" in printed
-    assert "Nothing is broken on sqlite in a selection of" in printed
+    assert "sqlite passes a selection of" in printed
     report = json.loads(found.read_text())
     assert report["ok"] is True
     assert report["traits"]["reach"] == "host"
@@ -135,7 +135,7 @@ def test_opting_out_prints_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "complaint"),
     [
-        ('opted_out = {"test_nonsense": "because"}', "opts out of test_nonsense, which is no check"),
+        ('opted_out = {"test_nonsense": "because"}', "opts out of test_nonsense, which is not a check"),
         ('opted_out = {"test_a_scan_of_an_empty_scope_ends": " "}', "without a reason"),
         ("def test_a_scan_of_an_empty_scope_ends(self): pass", "overrides the check test_a_scan"),
         ("test_a_scan_of_an_empty_scope_ends = None", "overrides the check test_a_scan"),
@@ -163,6 +163,6 @@ def test_a_quick_run_leaves_out_the_slow_checks_and_says_so(tmp_path: Path) -> N
     options = ("--stm-backend=memory", "--stm-url=memory://quick", "--collect-only", "-q", *NAMED)
     _, full = pytest_in(tmp_path, *options)
     _, quick = pytest_in(tmp_path, "--stm-quick", *options)
-    assert "test_what_four_processes_append" in full
-    assert "test_what_four_processes_append" not in quick
+    assert "test_entries_of_four_processes" in full
+    assert "test_entries_of_four_processes" not in quick
     assert "deselected" in quick

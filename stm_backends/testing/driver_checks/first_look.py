@@ -1,4 +1,4 @@
-"""The first look at a driver: what would fail every check alike is said once, before any is carried out."""
+"""The first look at a driver: a problem that would fail every check is reported once, before the checks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
 """How the checks call a driver: with the least and with the most that the contract allows."""
 
 _ALONE: Final = (
-    "two instances do not see each other's records: each has a store of its own. Every check needs instances "
-    "on the same data; give a URL (or options) that names a store which they share, such as memory://try for "
+    "two instances do not see each other's records, because each has its own store. Every check needs "
+    "instances on the same data. Give a URL (or options) that names a shared store, such as memory://try for "
     "the backend `memory`"
 )
 
@@ -50,7 +50,7 @@ _CREATE: Final = (
 
 
 def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
-    """Raise `Unfit` if a datastore cannot be put to the test; `NotReached` for the class's next checks."""
+    """Raise `Unfit` if a datastore cannot be tested, and `NotReached` for the next checks of the class."""
     # Of the class, so that two in one run are looked at apart.
     stash = request.node.parent.stash
     if _LOOKED in stash:
@@ -63,10 +63,10 @@ def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
 
 
 async def _unfit(datastore: Datastore) -> str:
-    """Return why a datastore cannot be put to the test, or `""`."""
+    """Return why a datastore cannot be tested, or `""`."""
     try:
         driver = await datastore.open()
-    except Exception as error:  # noqa: BLE001 -- whatever it is, every check would meet it
+    except Exception as error:  # noqa: BLE001 -- every check would meet it
         return f"`Datastore.open` failed: {_told(error)}"
     if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
         with contextlib.suppress(Exception):
@@ -77,7 +77,7 @@ async def _unfit(datastore: Datastore) -> str:
     except Exception as error:  # noqa: BLE001 -- as above
         return f"closing the driver failed: {type(error).__name__}: {error}"
     if driver.traits.reach != "process" and not _pickles(datastore.open):
-        return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so others are started)"
+        return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so checks start processes)"
     return ""
 
 
@@ -100,7 +100,7 @@ def _told(error: Exception) -> str:
 async def _alone(driver: Driver, datastore: Datastore) -> str:
     """Return what to say if another instance does not see what this one has stored and reads back.
 
-    Whatever else goes wrong is left to the checks.
+    The checks report other errors.
     """
     key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
     with contextlib.suppress(Exception):
@@ -124,7 +124,7 @@ def _lacking(driver: Driver) -> str:
     if missing:
         return f"the driver {kind} lacks {', '.join(missing)}; see `stm_backends.drivers.contract.Driver`"
     if not isinstance(cast("object", driver.traits), Traits):
-        return f"the traits of the driver {kind} are no `stm_backends.drivers.contract.Traits`"
+        return f"the traits of the driver {kind} are not a `stm_backends.drivers.contract.Traits`"
     for name, calls in _CALLS.items():
         try:
             signature = inspect.signature(getattr(driver, name))

@@ -1,4 +1,4 @@
-"""Checks that a load is a snapshot, while others write as fast as they can."""
+"""Checks that a load is a snapshot under constant writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.processes import Task, Worker
 
 WRITING_S: Final = 1.0
-"""How long another instance writes: long enough that a gap between two reads is met."""
+"""How long another instance writes: long enough to hit the gap between two reads."""
 
 QUICK_WRITING_S: Final = 0.25
 """How long it writes in a quick run."""
@@ -23,7 +23,7 @@ WRITING_ELSEWHERE_S: Final = 1.5
 
 
 class Snapshots(Contract):
-    """Checks that a load is a snapshot, while others write as fast as they can."""
+    """Checks that a load is a snapshot under constant writes."""
 
     @check("driver.load")
     async def test_a_load_is_a_snapshot_while_another_instance_appends_and_folds(self, bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Which checks a run carries out, and what becomes of the others: they are told in its report."""
+"""Which checks a run carries out; its report lists the others with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from stm_backends.testing.workbench.check import Check
 from stm_backends.testing.workbench.clauses import CLAUSES
 
-SLOW: Final = "slow, and this is a quick run"
+SLOW: Final = "too slow for a quick run"
 UNSELECTED: Final = "not selected"
 UNREACHED: Final = "the run ended before it"
 
@@ -18,7 +18,7 @@ class Selection:
     """The checks of the contracts that a run is about, by their ids, as far as they are left out.
 
     `left_out` holds the fields of a `Result` for each, with the reason. A check that is to be carried
-    out is in it too, because a run may end before it: whoever reports leaves out those with a result.
+    out is in it too, because the run may end before it; the report skips those with a result.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -29,7 +29,7 @@ class Selection:
         self.left_out: dict[str, dict[str, Any]] = {}
 
     def note(self, item: pytest.Item, check: Check) -> None:
-        """Note that there is a check, if its profile was asked for."""
+        """Note a check of a selected profile."""
         if self._concerns(item):
             self.left_out[id_of(item)] = {
                 **facts_of(item, check),
@@ -39,7 +39,7 @@ class Selection:
             }
 
     def keeps(self, item: pytest.Item, check: Check) -> bool:
-        """Whether a check is to be carried out, as far as our own options say."""
+        """Whether the options of this plugin select a check."""
         if not self._concerns(item) or (self._clauses and check.clause.id not in self._clauses):
             return False
         if is_slow(item, check):
@@ -52,7 +52,7 @@ class Selection:
         return not profile or bool({profile, "all"} & self._profiles)
 
     def begin(self, items: list[pytest.Item]) -> None:
-        """Note which checks are to be carried out, after everybody's options had their say."""
+        """Note which checks will run, after all options have selected."""
         for item in items:
             if id_of(item) in self.left_out:
                 self.left_out[id_of(item)]["reason"] = UNREACHED
@@ -70,7 +70,7 @@ def is_slow(item: pytest.Item, check: Check) -> bool:
 
 
 def id_of(item: pytest.Item) -> str:
-    """Return the id by which a check can be run again; with `--pyargs` for one that is installed."""
+    """Return the id that runs a check again; of an installed one, with `--pyargs`."""
     module, name = getattr(item, "module", None), item.nodeid.partition("::")[2]
     return f"{module.__name__}::{name}" if module and profile_of(item) else item.nodeid
 

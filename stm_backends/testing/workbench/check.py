@@ -1,4 +1,4 @@
-"""What a check is: a coroutine that knows its clause, and explains itself when it fails."""
+"""Checks: coroutines that belong to a clause and explain their failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Check:
         return any(value in self.slow.get(name, ()) for name, value in given.items())
 
     def explain(self, history: History) -> str:
-        """Return what a failure means: the clause, the expectation and what was done."""
+        """Return the explanation of a failure: the clause, the expectation and the history."""
         parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
         if self.usual_cause:
             parts.append(f"Usual cause: {self.usual_cause}")
@@ -63,23 +63,23 @@ class Workplace(Protocol):
 
 
 class OptedOut(pytest.skip.Exception):
-    """A check that the subject says it does not keep, with the reason."""
+    """A check that the subject opts out of, with the reason."""
 
 
 class NotAsked(pytest.skip.Exception):
-    """A check that the subject gave no means to carry out, with what would be needed."""
+    """A check that needs something that the subject does not provide, with what it needs."""
 
 
 class Unfit(pytest.fail.Exception):
-    """What was handed to the suite cannot be put to the test at all; said once for a class of checks."""
+    """The implementation cannot be tested at all; reported once for a class of checks."""
 
 
 class NotReached(pytest.skip.Exception):
-    """A check of a class that is unfit, which has been said already."""
+    """A check of a class that cannot be tested, which was reported before."""
 
 
 def not_asked(reason: str) -> NoReturn:
-    """End a check that cannot be carried out here; the report says why."""
+    """End a check that cannot run here; the report gives the reason."""
     raise NotAsked(reason, _use_item_location=True)
 
 
@@ -146,12 +146,12 @@ class Contract:
         for name, original in checks.items():
             if inspect.getattr_static(cls, name) is not original:
                 raise TypeError(
-                    f"{cls.__name__} overrides the check {name}; a check that cannot be kept is named in "
-                    f"`opted_out`, with the reason"
+                    f"{cls.__name__} overrides the check {name}; to leave it out, add it to `opted_out` with "
+                    "the reason"
                 )
         for name, reason in cls.opted_out.items():
             if name not in checks:
-                raise TypeError(f"{cls.__name__} opts out of {name}, which is no check")
+                raise TypeError(f"{cls.__name__} opts out of {name}, which is not a check")
             if not reason.strip():
                 raise TypeError(f"{cls.__name__} opts out of {name} without a reason")
 
