@@ -14,8 +14,8 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from tests.mutants.appends import (
     AppendChangesTheVersion,
     AppendIgnoresRepeats,
+    AppendIgnoresTtlNone,
     AppendKeepsTheTtl,
-    AppendNeverSetsTheTtl,
     CutsWhatIsTooLarge,
     EmptyIsNone,
     LoadInTwoReads,
@@ -153,7 +153,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     ReadThenWriteAppend: Caught("test_concurrent_appends_are_all_stored_in_each_writers_order"),
     AppendChangesTheVersion: Caught("test_an_append_does_not_change_the_version"),
     AppendKeepsTheTtl: Caught("test_an_append_resets_the_time_to_live"),
-    AppendNeverSetsTheTtl: Caught("test_an_append_without_a_time_to_live_makes_the_record_permanent"),
+    AppendIgnoresTtlNone: Caught("test_an_append_without_a_time_to_live_makes_the_record_permanent"),
     AppendIgnoresRepeats: Caught("test_the_same_entry_appended_twice_is_stored_twice"),
     RetryDoublesAnEntry: Caught("test_a_cancelled_append_is_applied_completely_or_not_at_all"),
     LastWriterWinsFold: Caught("test_replace_with_a_version_stores_only_over_that_version"),

@@ -46,8 +46,8 @@ class AppendKeepsTheTtl(MemoryDriver):
         return length
 
 
-class AppendNeverSetsTheTtl(MemoryDriver):
-    """Leaves the old time to live standing when told that there is none."""
+class AppendIgnoresTtlNone(MemoryDriver):
+    """Keeps the old time to live when `ttl` is None."""
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, now):
