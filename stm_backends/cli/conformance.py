@@ -1,6 +1,6 @@
-"""The command `conformance`: put an installed backend to the test, and say per clause what was found.
+"""The command `conformance`: check an installed backend and report per clause.
 
-The checks are run by pytest, as in one's own tests; this is the way for those who have written none.
+pytest runs the checks, as it does in a test suite; the command needs no test code.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from stm_backends.cli.options import Create, UrlOfName
-from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported
+from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported, say_wrong
 from stm_backends.cli.render import console, plain
 from stm_backends.drivers import plugins
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.errors import Unavailable
 
 if TYPE_CHECKING:
     from stm_backends.testing.runner.plugin import Reporter
@@ -35,14 +36,16 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
     profile: Annotated[
         Literal["driver", "store", "memory", "all"] | None,
         typer.Option(
-            help="Check the driver (which earns the rest), or what is built on it.", show_default="driver"
+            help="Check the driver, the store or the memory built on it, or all.", show_default="driver"
         ),
     ] = None,
     clause: Annotated[
         list[str] | None,
-        typer.Option(help="Check this clause only, as driver.fold; may be given again.", metavar="CLAUSE"),
+        typer.Option(
+            help="Check only this clause, such as driver.fold; repeat the option for more.", metavar="CLAUSE"
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the slow checks.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out slow checks and shorten others.")] = False,
     create: Create = False,
     server: Annotated[str, typer.Option(help="The server's version, for the report.", metavar="TEXT")] = "",
     json_file: Annotated[
@@ -55,9 +58,9 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         Path | None, typer.Option("--html", help="Write the report as a page.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Put a backend to the test: every clause of the contract, passed or failed, and how.
+    """Check that a backend keeps every clause of the contract, and explain failures.
 
-    Everything is done under fresh keys and removed again. The exit status is 1 if a clause is broken.
+    The checks use new keys and remove what they store. The exit status is 1 if a check fails.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -69,8 +72,8 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         )
         raise typer.Exit(MISUSED)
     with reported():
-        # Whatever cannot even be opened is told in one line, as by every other command.
-        asyncio.run(_open_once(backend, url, create=create))
+        # A datastore that cannot be used is one line, as with every other command.
+        asyncio.run(_use_once(backend, url, create=create))
     options = {
         "--stm-backend": backend,
         "--stm-url": url,
@@ -90,37 +93,45 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
         console.print(Text(plain(text), style=colour), soft_wrap=True)
     if interrupted:
         typer.echo(
-            "Interrupted. The checks that were not reached are left out; run the same again.", err=True
+            "Interrupted. The report leaves out the checks that did not run. Run the command again for all.",
+            err=True,
         )
         raise typer.Exit(INTERRUPTED)
     if not reporter.run.ok:
         raise typer.Exit(FAILED)
 
 
-async def _open_once(backend: str, url: str | None, *, create: bool) -> None:
+async def _use_once(backend: str, url: str | None, *, create: bool) -> None:
     driver = plugins.open_driver(backend, url=url, create=create)
     if not isinstance(cast("object", driver), Driver):
-        # The suite says what it lacks.
+        # The suite reports what it lacks.
         return
     try:
         await driver.open()
+        await driver.load(Key("check:conformance:memory", "record"))
+    except Unavailable as error:
+        if not create and "create=True" in str(error):
+            say_wrong(str(error))
+            typer.echo("Run the command again with --create to set up what the datastore needs.", err=True)
+            raise typer.Exit(FAILED) from None
+        raise
     finally:
         await driver.close()
 
 
 def _run(options: list[str]) -> tuple[Reporter, bool]:
-    """Run the suite by pytest, untouched by whatever pytest is configured to do where we stand.
+    """Run the suite with pytest, without the configuration of the current directory.
 
-    Returns who knows what was found, and whether Ctrl-C ended the run.
+    Returns the reporter, and whether Ctrl-C ended the run.
     """
     import pytest  # noqa: PLC0415 -- of an extra
 
-    # Neither plugins nor options that somebody's own tests want have a say here.
+    # Plugins and options of other tests must not change the run.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ.pop("PYTEST_ADDOPTS", None)
     watcher = _Watcher()
     with tempfile.TemporaryDirectory(prefix="stm-conformance-") as folder, watcher.bar:
-        # Nothing is left behind in the directory where the command is run.
+        # Hypothesis must not write to the current directory.
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
         status = pytest.main(
             [
@@ -138,13 +149,13 @@ def _run(options: list[str]) -> tuple[Reporter, bool]:
             plugins=[watcher],
         )
     if status == pytest.ExitCode.USAGE_ERROR:
-        # pytest has said what is wrong.
+        # pytest has printed the reason.
         raise typer.Exit(MISUSED)
     return watcher.reporter(), watcher.interrupted
 
 
 class _Watcher:
-    """A plugin of pytest that shows how far the run is, and keeps what it has found."""
+    """A plugin of pytest that shows progress and keeps the reporter."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -184,8 +195,8 @@ class _Watcher:
         self.bar.update(self._task, advance=report.when == "teardown", failed=failed)
 
     def reporter(self) -> Reporter:
-        """Return who knows what the run has found."""
+        """Return the reporter, which has the results."""
         if self._reporter is None:
-            typer.echo("The suite could not be started; pytest says why, above.", err=True)
+            typer.echo("The suite could not be started; see the message of pytest above.", err=True)
             raise typer.Exit(FAILED)
         return self._reporter

@@ -1,4 +1,4 @@
-"""The conformance suite: proof that a driver, a store or a memory keeps its contract.
+"""The conformance suite: checks that a driver, a store or a memory keeps its contract.
 
 ```python
 class TestMine(DriverContract):
@@ -7,9 +7,11 @@ class TestMine(DriverContract):
         return Datastore(open=functools.partial(open_at, f"mine:///{tmp_path}/data"))
 ```
 
-`StoreContract` and `MemoryContract` are subclassed likewise, with the fixtures `stores` and `memories`.
-An installed backend needs no class: `pytest --stm-backend=NAME --stm-url=URL --pyargs
-stm_backends.testing`, or `stm-backends conformance NAME --url URL`. Needs the extra `conformance`.
+Subclass `StoreContract`, `MemoryContract` and `PodsContract` likewise, with the fixtures `stores` and
+`memories`. `quick = True` on a class, or `--stm-quick` for all, selects the quick form. If the datastore
+needs tables, `open_at(url, create=True)` creates them. An installed backend needs no class: `pytest
+--stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or `stm-backends conformance NAME --url
+URL`. Needs the extra `conformance`.
 """
 
 from __future__ import annotations
@@ -65,10 +67,8 @@ def __getattr__(name: str) -> Any:
         "stm_backends.testing.driver_checks",
         "stm_backends.testing.workbench.expectations",
         "stm_backends.testing.memory_checks",
-        "stm_backends.testing.driver_checks.numbered",
         "stm_backends.testing.pods_contract",
         "stm_backends.testing.workbench.processes",
-        "stm_backends.testing.driver_checks.state_machine",
         "stm_backends.testing.store_contract",
     )
     return getattr(importlib.import_module(f"stm_backends.testing.{_LATE[name]}"), name)

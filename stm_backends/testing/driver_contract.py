@@ -1,8 +1,6 @@
-"""The contract of a driver, one check a sentence; a check's name is what it holds a driver to."""
+"""The contract of a driver as checks; the name of a check is the sentence that it verifies."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -20,7 +18,7 @@ from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.scanning import Scanning
 from stm_backends.testing.driver_checks.snapshots import Snapshots
-from stm_backends.testing.workbench.drivers import QUICK_HISTORIES, Bench, Datastore
+from stm_backends.testing.workbench.drivers import Bench, Datastore
 
 
 class DriverContract(
@@ -50,8 +48,6 @@ class DriverContract(
 
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
-        """Where one check works; the check enters and leaves it."""
+        """The workplace of one check, which enters and leaves it."""
         look(request, datastore)
-        if request.config.getoption("stm_quick", default=False):
-            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
-        return Bench(datastore)
+        return Bench(datastore, quick=self.is_quick(request.config))

@@ -1,4 +1,4 @@
-"""What every short-term memory does, in process or distributed: the shared contract of both."""
+"""The contract of every short-term memory, local or distributed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MemoryContract", "config", "shown", "turn", "until"]
 class MemoryContract(Strategies, Fidelity, Summarizing, Health, Budgets, Callbacks, Flushing, Isolation):
     """Everything that an agent may rely on in a memory, as checks.
 
-    A subclass supplies the fixture `memories`. Each check works on conversations of its own.
+    A subclass supplies the fixture `memories`. Each check uses new conversations.
     """
 
     @pytest.fixture
@@ -29,6 +29,6 @@ class MemoryContract(Strategies, Fidelity, Summarizing, Health, Budgets, Callbac
         raise NotImplementedError("override the fixture `memories`")
 
     @pytest.fixture
-    def bench(self, memories: Memories) -> MemoryBench:
-        """Where one check works; the check enters and leaves it."""
-        return MemoryBench(memories)
+    def bench(self, request: pytest.FixtureRequest, memories: Memories) -> MemoryBench:
+        """The workplace of one check, which enters and leaves it."""
+        return MemoryBench(memories, quick=self.is_quick(request.config))

@@ -22,9 +22,9 @@ LONGEST_SUMMARY_S: Final = 0.5
 
 
 def memories_on(datastore: Datastore, *, deadline_s: float = 5.0) -> Memories:
-    """Return the distributed memories of a datastore's driver, each with an instance of its own.
+    """Return the distributed memories of a datastore's driver, each with its own driver instance.
 
-    `deadline_s` is the driver's: it tells how long a killed pod's lease may stand.
+    `deadline_s` is the driver's: it determines how long the lease of a killed pod may last.
     """
     pods = _Pods(datastore)
     return Memories(

@@ -1,4 +1,4 @@
-"""The contract of a store of states: what a memory may rely on when it saves itself."""
+"""The contract of a state store: what a memory may rely on when it saves itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stm_backends.testing.workbench.history import History, Recorded
 STATES: Final[dict[str, dict[str, Any]]] = {
     "empty": {},
     "scalars": {"none": None, "yes": True, "no": False, "zero": 0, "minus": -1, "text": "", "half": 0.5},
-    "numbers that are alike": {"one": 1, "one as float": 1.0, "true": True, "minus zero": -0.0},
+    "equal numbers of different types": {"one": 1, "one as float": 1.0, "true": True, "minus zero": -0.0},
     "large integers": {"more than 53 bits": 2**53 + 1, "more than 64 bits": -(2**80)},
     "floats at the edge": {"least": 5e-324, "most": 1.7976931348623157e308, "third": 0.1 + 0.2},
     "not quite numbers": {"nan": float("nan"), "inf": float("inf"), "minus inf": float("-inf")},
@@ -102,17 +102,18 @@ class Stores:
 
 
 class StoreBench:
-    """One check's place of work; leaving it removes what the check saved and closes its stores."""
+    """The workplace of one check; leaving it removes what the check saved and closes its stores."""
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: Stores, *, quick: bool = False) -> None:
         self.stores = stores
+        self.quick = quick
         self.history = History()
         self._word = uuid.uuid4().hex
         self._opened: list[Any] = []
         self._keys: list[str] = []
 
     async def store(self) -> Any:
-        """Return a store of one's own."""
+        """Return a new store."""
         store = await self.stores.open()
         self._opened.append(store)
         methods = ("save_memory_state", "load_memory_state", "save_if", "load_versioned")
@@ -126,7 +127,7 @@ class StoreBench:
         return store
 
     def key(self, rest: str = "user:session") -> str:
-        """Return a key that nobody has used, and that begins with a word of this check's own."""
+        """Return a new key, which begins with a word that only this check uses."""
         key = f"{self._word}:{rest}"
         self._keys.append(key)
         return key
@@ -148,7 +149,7 @@ class StoreBench:
 
 
 class StoreContract(Contract):
-    """Everything that a memory relies on in a store of states, as checks.
+    """Everything that a memory relies on in a state store, as checks.
 
     A subclass supplies the fixture `stores`. Checks use fresh keys.
     """
@@ -159,9 +160,9 @@ class StoreContract(Contract):
         raise NotImplementedError("override the fixture `stores`")
 
     @pytest.fixture
-    def bench(self, stores: Stores) -> StoreBench:
-        """Where one check works; the check enters and leaves it."""
-        return StoreBench(stores)
+    def bench(self, request: pytest.FixtureRequest, stores: Stores) -> StoreBench:
+        """The workplace of one check, which enters and leaves it."""
+        return StoreBench(stores, quick=self.is_quick(request.config))
 
     @check("store.load")
     async def test_a_key_that_was_never_saved_is_none(self, bench: StoreBench) -> None:
@@ -191,7 +192,7 @@ class StoreContract(Contract):
 
     @check("store.json")
     @pytest.mark.parametrize("what", STATES)
-    async def test_a_state_comes_back_equal_to_the_last_type_and_character(
+    async def test_a_state_comes_back_equal_in_every_type_and_character(
         self, bench: StoreBench, what: str
     ) -> None:
         """Numbers pass through floats, text through an encoding, or keys through paths."""
@@ -223,7 +224,7 @@ class StoreContract(Contract):
             must_be(await store.load_memory_state(key), state, "it was not refused")
 
     @check("store.copies")
-    async def test_changing_a_state_after_saving_or_loading_it_changes_nothing_that_is_stored(
+    async def test_changing_a_saved_or_loaded_object_does_not_change_the_store(
         self, bench: StoreBench
     ) -> None:
         """The caller's own object is stored, or handed out."""
@@ -267,7 +268,7 @@ class StoreContract(Contract):
             must_be(loaded, state, "keys that differ in their last character are two")
 
     @check("store.races")
-    async def test_of_saves_at_the_same_time_one_stands_whole(self, bench: StoreBench) -> None:
+    async def test_of_concurrent_saves_one_is_stored_whole(self, bench: StoreBench) -> None:
         """A state is stored in several writes."""
         stores, key = [await bench.store(), await bench.store()], bench.key()
         states = [{"who": number, "turns": [number] * 50, f"only{number}": number} for number in range(10)]
@@ -276,7 +277,7 @@ class StoreContract(Contract):
         )
         found = await stores[0].load_memory_state(key)
         assert found in states, "the state must be one of those that were saved, whole"
-        must_be(await stores[1].load_memory_state(key), found, "nobody has saved since")
+        must_be(await stores[1].load_memory_state(key), found, "there was no save since")
 
     @check("store.races")
     async def test_a_state_is_never_seen_half_saved(self, bench: StoreBench) -> None:
@@ -305,31 +306,29 @@ class StoreContract(Contract):
 
     @check("store.conditional")
     async def test_a_conditional_save_stores_only_over_what_was_loaded(self, bench: StoreBench) -> None:
-        """The condition is looked at in another round trip than the one that writes."""
+        """The condition is checked in one round trip and the write follows in another."""
         store, key = await bench.conditional(), bench.key()
         must_be(await store.load_versioned(key), (None, None), "nothing was ever saved under this key")
         must_be(await store.save_if(key, {"n": 1}, expect=None), True, "there is no state")
         must_be(await store.save_if(key, {"n": 2}, expect=None), False, "there is a state")
         state, version = await store.load_versioned(key)
         must_be(state, {"n": 1}, "the second save was refused")
-        must_be(await store.save_if(key, {"n": 3}, expect=version), True, "nobody has saved since the load")
+        must_be(await store.save_if(key, {"n": 3}, expect=version), True, "there was no save since the load")
         must_be(await store.save_if(key, {"n": 4}, expect=version), False, "the version was saved over")
         must_be(await store.load_memory_state(key), {"n": 3}, "the last save was refused")
 
     @check("store.conditional")
-    async def test_a_plain_save_makes_every_version_that_was_loaded_old(self, bench: StoreBench) -> None:
+    async def test_a_plain_save_invalidates_every_loaded_version(self, bench: StoreBench) -> None:
         """Only conditional saves change the version."""
         store, key = await bench.conditional(), bench.key()
         await store.save_memory_state(key, {"n": 1})
         _, version = await store.load_versioned(key)
         await store.save_memory_state(key, {"n": 2})
-        must_be(
-            await store.save_if(key, {"n": 3}, expect=version), False, "somebody has saved since the load"
-        )
+        must_be(await store.save_if(key, {"n": 3}, expect=version), False, "there was a save since the load")
         must_be(await store.load_memory_state(key), {"n": 2}, "the last save was refused")
 
     @check("store.conditional")
-    async def test_of_conditional_saves_at_the_same_time_exactly_one_wins(self, bench: StoreBench) -> None:
+    async def test_of_concurrent_conditional_saves_exactly_one_wins(self, bench: StoreBench) -> None:
         """Comparing and saving are two steps."""
         stores, key = [await bench.conditional(), await bench.conditional()], bench.key()
         version: str | None = None
@@ -340,13 +339,13 @@ class StoreContract(Contract):
                     for number in range(6)
                 )
             )
-            must_be(sum(answers), 1, "all expected the same version, and one alone can have met it")
+            must_be(sum(answers), 1, "all expected the same version, so only one can win")
             state, version = await stores[0].load_versioned(key)
-            must_be(state, {"round": round_, "n": answers.index(True)}, "this one was told that it won")
+            must_be(state, {"round": round_, "n": answers.index(True)}, "this save returned True")
 
     @check("store.outage")
-    async def test_an_outage_is_an_error_and_never_no_state(self, bench: StoreBench) -> None:
-        """Whatever the client raises is caught and answered with None."""
+    async def test_an_outage_raises_and_never_returns_none(self, bench: StoreBench) -> None:
+        """Errors of the client are caught, and None is returned."""
         if bench.stores.outage is None:
             not_asked("needs `Stores.outage`")
         store, key = await bench.store(), bench.key()
@@ -359,8 +358,8 @@ class StoreContract(Contract):
         must_be(await store.load_memory_state(key), {"n": 1}, "the second save was not done")
 
     @check("store.corruption")
-    async def test_a_damaged_state_is_an_error_and_never_no_state(self, bench: StoreBench) -> None:
-        """What does not parse is answered with None, and saved over by the next who has nothing."""
+    async def test_a_damaged_state_raises_and_is_never_none(self, bench: StoreBench) -> None:
+        """None is returned for data that does not parse, and the next save overwrites it."""
         if bench.stores.damage is None:
             not_asked("needs `Stores.damage`")
         store, key = await bench.store(), bench.key()

@@ -13,7 +13,7 @@ from stm_backends.testing.workbench.drivers import Datastore
 
 
 def stores_on(datastore: Datastore) -> Stores:
-    """Return the state stores on a datastore's driver, each with an instance of its own."""
+    """Return the state stores on a datastore's driver, each with its own driver instance."""
     opened: dict[int, Backend] = {}
 
     async def open_one() -> Any:

@@ -1,12 +1,19 @@
-"""How these tests run pytest and the command: as a stranger would, in a process of its own."""
+"""How these tests run pytest and the command: as in a project that has nothing to do with this one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from stm_backends.cli import main
 
 CHECKS = 82
 """How many checks there are of a driver, and of a store: noted here, so that none goes missing unnoticed."""
@@ -32,6 +39,33 @@ def stm_backend():
     return BackendPlugin(name="broken", url_schemes=("broken",), open=open_broken)
 """
 """A backend that stores another entry than it was given, if that is `b"d"`."""
+
+TABLES = """
+from pathlib import Path
+from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.errors import Unavailable
+
+class Tables(SqliteDriver):
+    async def load(self, key):
+        if not self.table.exists():
+            raise Unavailable("no table; open once with create=True", backend="tables", operation="load")
+        return await super().load(key)
+
+def open_tables(url, *, create=False):
+    settings = SqliteSettings.from_url(url.replace("tables:", "sqlite:"))
+    driver = Tables(settings)
+    driver.table = Path(settings.path + ".table")
+    if create:
+        driver.table.touch()
+    return driver
+
+@hookimpl
+def stm_backend():
+    return BackendPlugin(name="tables", url_schemes=("tables",), open=open_tables)
+"""
+"""A backend that needs a table, which it creates only with `create=True`."""
 
 TORN = """
 import asyncio
@@ -76,9 +110,9 @@ def stm_backend():
 
 
 def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 200) -> tuple[int, str]:
-    """Run Python with arguments; returns the exit status and what was printed."""
+    """Run Python in a process with arguments; returns the exit status and what was printed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))}
-    # A plugin that is only installed beside us, and that takes seconds to import.
+    # This plugin is only installed beside us, and takes seconds to import.
     kept["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
     extra = {"PYTHONPATH": os.pathsep.join([str(path), kept.get("PYTHONPATH", "")])} if path else {}
     done = subprocess.run(
@@ -94,18 +128,57 @@ def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 
     return done.returncode, done.stdout
 
 
+def stranger(folder: Path, *options: object) -> list[str]:
+    """Return arguments for a run of pytest that has nothing to do with this project."""
+    return ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", *map(str, (folder, *options))]
+
+
 def pytest_in(folder: Path, *options: object, path: Path | None = None) -> tuple[int, str]:
-    """Run pytest in a folder that has nothing to do with this project."""
-    return run(
-        *("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder, *options),
-        cwd=folder,
-        path=path,
-    )
+    """Run pytest in a folder, within this process, because a new one takes seconds to start.
+
+    `path` is a directory to import from.
+    """
+    with _within(folder, path) as printed:
+        ours = ["-p", "no:langsmith_plugin", "-p", "no:faulthandler", "-p", "no:xdist"]
+        if "no:asyncio" not in options:
+            ours += ["-o", "asyncio_default_fixture_loop_scope=function"]
+        status = int(pytest.main([*ours, *stranger(folder, *options)]))
+    return status, printed.getvalue()
 
 
 def command(folder: Path, *options: object, path: Path | None = None) -> tuple[int, str]:
-    """Run `stm-backends conformance`."""
-    return run("-m", "stm_backends.cli", "conformance", *options, cwd=folder, path=path)
+    """Run `stm-backends conformance` in a folder, within this process."""
+    with _within(folder, path) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["stm-backends", "conformance", *map(str, options)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return int(ended.value.code or 0), printed.getvalue()
+
+
+@contextlib.contextmanager
+def _within(folder: Path, path: Path | None) -> Iterator[io.StringIO]:
+    """Work in a folder as a new process would; yields what is printed. Imports from there are forgotten."""
+    printed, modules, environment = io.StringIO(), set(sys.modules), dict(os.environ)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+    ):
+        patch.chdir(folder)
+        for name in [name for name in os.environ if name.startswith("PYTEST")]:
+            del os.environ[name]
+        os.environ["COLUMNS"] = "200"
+        if path is not None:
+            patch.syspath_prepend(path)
+        try:
+            yield printed
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+    for name in sys.modules.keys() - modules:
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+        if origin.startswith((str(folder), str(path or folder))):
+            del sys.modules[name]
 
 
 def install(folder: Path, name: str, source: str) -> Path:

@@ -1,4 +1,4 @@
-"""What would fail every check alike is said once, as what it is."""
+"""A problem that would fail every check is reported once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Vague(SqliteDriver):
         self.traits = {{"reach": "process"}}
 
 async def refuse(path):
-    raise ConnectionRefusedError("nobody answers")
+    raise ConnectionRefusedError("no answer")
 
 async def private():
     return await open_at("memory://")
@@ -65,10 +65,10 @@ class TestMine(DriverContract):
         ),
         (
             "lambda: make(path, Vague)",
-            "the traits of the driver Vague are no `stm_backends.drivers.contract.Traits`",
+            "the traits of the driver Vague are not a `stm_backends.drivers.contract.Traits`",
         ),
-        ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: nobody answers"),
-        ("private", "two instances do not see each other's records: each has a store of its own."),
+        ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: no answer"),
+        ("private", "two instances do not see each other's records, because each has its own store."),
         (
             "lambda: open_at(f'sqlite:///{path}')",
             "`Datastore.open` must be importable by other processes; use `open_at` or a module-level",

@@ -43,7 +43,7 @@ def test_a_clause_that_was_not_asked_is_not_passed() -> None:
 
 def test_a_run_without_a_single_check_proves_nothing() -> None:
     assert not Run(backend="x").ok
-    assert "No check was carried out on x" in Run(backend="x").verdict()
+    assert "No check ran on x" in Run(backend="x").verdict()
 
 
 def test_a_run_in_which_a_class_could_not_be_made_is_not_ok() -> None:
@@ -73,12 +73,12 @@ def test_only_a_complete_run_is_told_that_the_contract_is_kept() -> None:
     assert Run(backend="x", results=passed).verdict().startswith("x keeps the contract: 1 passed")
     for run, extent in (
         (Run(results=passed, quick=True), "a quick run"),
-        (Run(results=passed, quick=True, planned=planned(SLOW)), "a quick run, which left out 1 of 2 checks"),
+        (Run(results=passed, quick=True, planned=planned(SLOW)), "a quick run that left out 1 of 2 checks"),
         (Run(results=passed, planned=planned(*[UNSELECTED] * 77)), "a selection of 1 of 78 checks"),
         (Run(results=passed, planned=planned(UNREACHED, SLOW)), "a run that ended after 1 of 3 checks"),
     ):
         run.backend = "x"
-        assert run.verdict().startswith(f"Nothing is broken on x in {extent}: 1 passed")
+        assert run.verdict().startswith(f"x passes {extent}: 1 passed")
         assert run.as_json()["extent"] == extent
         assert run.as_json()["complete"] is False
         assert run.verdict() in printed(run)
@@ -87,13 +87,15 @@ def test_only_a_complete_run_is_told_that_the_contract_is_kept() -> None:
 
 def test_what_was_not_asked_and_what_was_opted_out_of_weaken_the_verdict() -> None:
     run = Run(backend="x", results=[result("passed"), result("not asked"), result("opted out")])
-    assert run.verdict().startswith("x keeps the contract in all that it was asked, except where it opts out")
+    assert run.verdict().startswith(
+        "x keeps the contract in all checks that could run, except for what it opts out of"
+    )
 
 
 def test_a_run_in_which_nothing_could_be_asked_proves_nothing() -> None:
     run = Run(backend="x", results=[result("not asked", reason="needs a fault switch")])
     assert not run.ok
-    assert run.verdict().startswith("Nothing is known of x")
+    assert run.verdict().startswith("x was not tested")
 
 
 def test_the_checks_that_were_left_out_are_listed() -> None:

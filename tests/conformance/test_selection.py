@@ -9,20 +9,24 @@ from xml.etree import ElementTree
 
 import pytest
 
+from stm_backends.testing import MemoryContract
+from stm_backends.testing.workbench.check import check_of
 from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, install, pytest_in
 
 MINE = """
 import pytest
+from dataclasses import replace
 from stm_backends.testing import DriverContract, FakeClock
 from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
 
 class TestMine(DriverContract):
     @pytest.fixture
     def datastore(self):
-        return faulty_datastore(clock=FakeClock(), **SMALL)
+        return replace(faulty_datastore(clock=FakeClock(), **SMALL), histories=1)
 
 class TestOther(TestMine):
     __test__ = {other}
+    quick = True
 """
 """A driver in this process, of which everything can be asked but what needs others."""
 
@@ -51,16 +55,16 @@ def told(
 def test_a_selection_is_told_as_one_however_it_was_made(tmp_path: Path, by: str) -> None:
     path = mine(tmp_path)
     options = {
-        "word": ("-k", "test_the_traits_are_facts", path),
+        "word": ("-k", "test_the_traits_are_valid", path),
         "clause": ("--stm-clause=driver.traits", path),
-        "id": (f"{path}::TestMine::test_the_traits_are_facts_that_make_sense",),
+        "id": (f"{path}::TestMine::test_the_traits_are_valid",),
     }
     status, printed, report, properties = told(tmp_path, *options[by])
     assert status == 0, printed
     extent = f"a selection of 1 of {CHECKS} checks"
-    assert f"Nothing is broken on TestMine in {extent}: 1 passed" in printed
+    assert f"TestMine passes {extent}: 1 passed" in printed
     assert report["extent"] == extent
-    assert report["verdict"].startswith(f"Nothing is broken on TestMine in {extent}: 1 passed")
+    assert report["verdict"].startswith(f"TestMine passes {extent}: 1 passed")
     assert len(report["left_out"]) == CHECKS - 1
     assert properties["extent"] == [extent]
     assert len(properties["left out"]) == CHECKS - 1
@@ -69,7 +73,7 @@ def test_a_selection_is_told_as_one_however_it_was_made(tmp_path: Path, by: str)
 def test_a_complete_run_is_told_as_one(tmp_path: Path) -> None:
     status, printed, report, properties = told(tmp_path, mine(tmp_path))
     assert status == 0, printed
-    assert "TestMine keeps the contract in all that it was asked: " in printed
+    assert "TestMine keeps the contract in all checks that could run: " in printed
     assert (report["complete"], report["left_out"]) == (True, [])
     assert properties == {"extent": ["a full run"]}
 
@@ -77,8 +81,8 @@ def test_a_complete_run_is_told_as_one(tmp_path: Path) -> None:
 def test_a_quick_run_is_told_as_one(tmp_path: Path) -> None:
     status, printed, report, properties = told(tmp_path, "--stm-quick", mine(tmp_path))
     assert status == 0, printed
-    extent = f"a quick run, which left out {SLOW_CHECKS} of {CHECKS} checks"
-    assert f"Nothing is broken on TestMine in {extent}" in printed
+    extent = f"a quick run that left out {SLOW_CHECKS} of {CHECKS} checks"
+    assert f"TestMine passes {extent}" in printed
     assert report["extent"] == extent
     assert len(properties["left out"]) == len(report["left_out"]) == SLOW_CHECKS
 
@@ -141,6 +145,27 @@ def test_classes_in_ones_own_tests_are_summed_up_at_the_end(tmp_path: Path) -> N
     path = mine(tmp_path, other=True)
     status, printed = pytest_in(tmp_path, "-q", "--stm-clause=driver.traits", path)
     assert status == 0, printed
-    assert f"Nothing is broken on TestMine in a selection of 1 of {CHECKS} checks" in printed
-    assert f"Nothing is broken on TestOther in a selection of 1 of {CHECKS} checks" in printed
+    assert f"TestMine passes a selection of 1 of {CHECKS} checks" in printed
+    assert f"TestOther passes a selection of 1 of {CHECKS} checks" in printed
     assert "+ driver.traits" not in printed
+
+
+def test_a_class_may_be_quick_by_itself(tmp_path: Path) -> None:
+    path = mine(tmp_path, other=True)
+    status, printed = pytest_in(tmp_path, "-q", "-k", "TestOther", path)
+    assert status == 0, printed
+    extent = f"a quick run that left out {SLOW_CHECKS} of {CHECKS} checks"
+    assert f"TestOther passes {extent}" in printed
+
+
+@pytest.mark.parametrize(
+    ("contract", "given", "slow"),
+    [
+        (MemoryContract, {"total": 5, "policy": "error"}, True),
+        (MemoryContract, {"total": 60, "policy": "error"}, False),
+    ],
+)
+def test_of_a_check_with_parameters_a_quick_run_leaves_out_some(contract, given, slow) -> None:
+    check = check_of(contract.checks()["test_what_the_model_sees_is_within_the_budget"])
+    assert check is not None
+    assert check.is_slow(given) is slow

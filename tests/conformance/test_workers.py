@@ -57,7 +57,7 @@ async def test_a_worker_that_is_killed_at_work_has_ended_as_it_should(store) -> 
     assert worker.acknowledged[:3] == ["w:0", "w:1", "w:2"]
 
 
-async def test_a_worker_that_cannot_import_what_it_is_to_open_says_what_to_use_instead(
+async def test_a_worker_that_cannot_import_its_task_says_what_to_use_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("async def open_one(): ...\n")

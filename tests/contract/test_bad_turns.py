@@ -1,4 +1,4 @@
-"""A turn that could not be read again is refused before anything is written, on every memory alike."""
+"""Every memory refuses a turn that could not be read back, before anything is written."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "make"), BAD, ids=[f"{path}-{n}" for n, (path, _) in enumerate(BAD)])
-async def test_a_malformed_turn_is_refused_by_its_path_and_the_conversation_stays_readable(
+async def test_a_malformed_turn_is_refused_and_the_conversation_stays_readable(
     memory: Any, path: str, make: Callable[[], Any]
 ) -> None:
     await memory.add_turn(turn(user_message="before"))
@@ -109,7 +109,7 @@ async def test_a_malformed_turn_is_refused_by_its_path_and_the_conversation_stay
 
 
 @pytest.mark.parametrize("turn_id", ["", 7, 0, False, b"id", ["id"], {}])
-async def test_an_id_that_is_none_is_refused_and_the_conversation_stays_readable(
+async def test_an_invalid_turn_id_is_refused_and_the_conversation_stays_readable(
     memory: Any, turn_id: Any
 ) -> None:
     with pytest.raises(InvalidState, match="turn_id"):
@@ -128,7 +128,7 @@ async def test_any_number_that_a_float_holds_is_a_time(memory: Any, given: Any, 
     assert found.ts == kept
 
 
-async def test_a_time_that_nobody_knows_is_kept_as_such(memory: Any) -> None:
+async def test_an_unknown_time_is_kept_as_such(memory: Any) -> None:
     await memory.add_turn(turn(ts=math.nan))
     (found,) = await memory.turns()
     assert math.isnan(found.ts)

@@ -13,7 +13,7 @@ from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock, open_at
 from stm_backends.testing.driver_checks.state_machine import driver_machine
 from stm_backends.testing.workbench.faulty import faulty_datastore
-from tests.mutants.lives import ExpiredComesBack
+from tests.mutants.expiry import ExpiredComesBack
 from tests.mutants.replaces import DropIsClamped, ReplaceForgetsItsToken
 
 FEW = settings(
@@ -91,7 +91,7 @@ def test_the_check_of_any_history_shows_the_shortest_one_on_which_the_driver_is_
     bench = Bench(faulty_datastore(DropIsClamped, clock=FakeClock()))
     with pytest.raises(AssertionError) as caught:
         # As many as it takes: what is of interest here is how it is told.
-        DriverContract().test_any_history_without_expiry_has_the_answers_of_the_model(
+        DriverContract().test_any_history_without_expiry_matches_the_model(
             Bench(replace(bench.datastore, histories=500))
         )
     notes = "\n".join(caught.value.__notes__)

@@ -46,8 +46,8 @@ class AppendKeepsTheTtl(MemoryDriver):
         return length
 
 
-class AppendNeverEndsALife(MemoryDriver):
-    """Leaves the old time to live standing when told that there is none."""
+class AppendIgnoresTtlNone(MemoryDriver):
+    """Keeps the old time to live when `ttl` is None."""
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         with self._scope(key.scope, "append") as (scope, now):
@@ -129,7 +129,7 @@ class LoadInTwoReads(MemoryDriver):
         return Record(first.version, first.body, second.tail) if first and second else first
 
 
-class VersionInAReadOfItsOwn(MemoryDriver):
+class VersionInASeparateRead(MemoryDriver):
     """Reads the version in one request, and body and tail in the next."""
 
     async def load(self, key: Key) -> Record | None:

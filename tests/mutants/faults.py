@@ -22,7 +22,7 @@ class OutageIsEmpty(FaultyDriver):
 
 
 class ErrorNamesTheConversation(FaultyDriver):
-    """Puts the key into the message of an error, and so into everybody's log."""
+    """Puts the key into the message of an error, and so into logs."""
 
     @contextmanager
     def _scope(self, name: str, operation: str) -> Generator[tuple[Any, float]]:
@@ -69,7 +69,7 @@ class ClearsDamageAway(FaultyDriver):
 
 
 class ClosesTheCallersClient(FaultyDriver):
-    """Closes whatever client it has."""
+    """Closes its client even if the caller made it."""
 
     async def close(self) -> None:
         await super().close()

@@ -69,7 +69,7 @@ class DeleteByPattern(MemoryDriver):
 
 
 class DeleteIgnoresExpect(MemoryDriver):
-    """Releases somebody else's lease."""
+    """Releases another holder's lease."""
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         del expect

@@ -43,7 +43,7 @@ class Broken:
         return getattr(self.inner, name)
 
 
-class OneForEverybody(Broken):
+class SharedByAllConversations(Broken):
     """One memory object for the whole process."""
 
     shared: ClassVar[DefaultShortTermMemory | None] = None
@@ -105,7 +105,7 @@ class WaitsForCallbacks(Broken):
 
 
 class TrustsCallbacks(WaitsForCallbacks):
-    """Passes on to the caller whatever a callback raises."""
+    """Lets errors of callbacks reach the caller."""
 
 
 class IgnoresTurnIds(Broken):
@@ -116,7 +116,7 @@ class IgnoresTurnIds(Broken):
 
 
 class KeepsTheCallersTurn(Broken):
-    """Shows the objects that it was given, whatever has become of them."""
+    """Shows the caller's objects, even after they were changed."""
 
     def build(self) -> DefaultShortTermMemory:
         self.given: list[ConversationTurn] = []
@@ -146,7 +146,7 @@ class GivesUp(Broken):
 
 
 class BelievesNonsense(Broken):
-    """Stores whatever the summarizer answers."""
+    """Stores every result of the summarizer, valid or not."""
 
     async def summarize(self, request: Mapping[str, Any]) -> Any:
         answer: Any = await super().summarize(request)
@@ -156,7 +156,7 @@ class BelievesNonsense(Broken):
             return {"summary": f"<session_summary>{answer}</session_summary>"}
 
 
-class SummarizesAnew(Broken):
+class SummarizesFromScratch(Broken):
     """Does not tell the summarizer what the last summary was."""
 
     async def summarize(self, request: Mapping[str, Any]) -> Any:
@@ -171,7 +171,7 @@ class WaitsForEver(Broken):
 
 
 class FlushHasNoDeadline(Broken):
-    """Waits for the summary whatever it was told."""
+    """Waits for the summary and ignores the timeout."""
 
     async def flush(self, timeout: float | None = None) -> None:
         del timeout
@@ -207,7 +207,7 @@ class DropsWhatIsLarge(Broken):
 
 
 class SummaryBeforeAll(Broken):
-    """Makes room for the summary whatever it costs."""
+    """Makes room for the summary at the cost of all turns."""
 
     async def get_llm_context(self) -> dict[str, Any]:
         context = await super().get_llm_context()

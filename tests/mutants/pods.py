@@ -66,7 +66,7 @@ def pods_of(kind: type[Pod], datastore: Datastore, *, deadline_s: float) -> Memo
     return replace(right, open=open_one, close=close, kill=kill, again=again)
 
 
-class CopyOfItsOwn(Pod):
+class OwnCopyPerPod(Pod):
     """Answers from what this process has seen, and loads it once."""
 
     def __init__(self, *parts: Any) -> None:
@@ -122,7 +122,7 @@ class OutageIsAnEmptyMemory(Pod):
             return {}
 
 
-class StartsAnewOverWhatItCannotRead(Pod):
+class OverwritesWhatItCannotRead(Pod):
     """Erases what a later version has written."""
 
     async def get_llm_context(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class StartsAnewOverWhatItCannotRead(Pod):
 
 
 class TrimsWithoutTheLease(Pod):
-    """Drops what is past the backlog limit at once, whoever is summarizing it."""
+    """Drops turns past the backlog limit at once, even while another pod summarizes them."""
 
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         await super().add_turn(turn, turn_id=turn_id)
@@ -156,7 +156,7 @@ class TrimsWithoutTheLease(Pod):
             )
 
 
-class BackgroundOfItsOwn(Pod):
+class OwnBackgroundPerObject(Pod):
     """Starts a task for each memory object, and has it wait for ever."""
 
     waiting: ClassVar[set[asyncio.Task[bool]]] = set()
@@ -183,7 +183,7 @@ class _NoFailure(FaultyDriver):
 
 
 class FailureLosesItsRace(Pod):
-    """Does not store a failure when the conversation has changed meanwhile."""
+    """Does not store a failure when the conversation has changed."""
 
     driver = _NoFailure
 
@@ -218,7 +218,7 @@ class _EternalLease(_LeaseDriver):
 
 
 class EveryPodSummarizes(Pod):
-    """Gives the lease to everybody."""
+    """Gives the lease to every pod."""
 
     driver = _NoLease
 

@@ -54,7 +54,7 @@ _Found = Record | None
 
 
 class LastWriterWinsFold(Replacing):
-    """Folds without looking whether somebody else has."""
+    """Folds without checking whether another writer has."""
 
     async def change(self, call: _Replace, found: _Found) -> bool:
         if found and isinstance(call.expect, str):
@@ -129,7 +129,7 @@ class FoldDropsTheNewest(Replacing):
 
 
 class FoldOverwritesAppends(Replacing):
-    """Reads the tail, cuts it, and writes it back after somebody has appended."""
+    """Reads the tail, cuts it, and writes it back over entries appended since."""
 
     async def change(self, call: _Replace, found: _Found) -> bool:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Stores of states that are broken, and the correct one that they are variations of."""
+"""Broken state stores, and the correct one that they are variations of."""
 
 from __future__ import annotations
 

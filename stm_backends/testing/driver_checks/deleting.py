@@ -14,7 +14,7 @@ class Deleting(Contract):
     """Checks of what a delete removes, and what it leaves."""
 
     @check("driver.delete")
-    async def test_a_delete_removes_body_and_tail_and_says_whether_it_did(self, bench: Bench) -> None:
+    async def test_a_delete_removes_body_and_tail_and_returns_whether_it_did(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         must_be(await driver.delete(key), False, "there is nothing to delete yet")
         await append_all(driver, key, b"a", b"b")
@@ -24,14 +24,14 @@ class Deleting(Contract):
         must_be(await driver.delete(key), False, "it was deleted before")
 
     @check("driver.delete")
-    async def test_a_record_made_anew_has_nothing_of_the_deleted_one(self, bench: Bench) -> None:
+    async def test_a_recreated_record_has_nothing_of_the_deleted_one(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b")
         await driver.replace(key, b"body", version="v2", expect="initial", drop=1, ttl=None)
         await driver.delete(key)
-        length = await driver.append(key, b"c", initial_version="anew", ttl=None)
+        length = await driver.append(key, b"c", initial_version="recreated", ttl=None)
         must_be(length, 1, "the tail went with the deleted record")
-        must_be(await driver.load(key), Record("anew", None, (b"c",)), "the record is a new one")
+        must_be(await driver.load(key), Record("recreated", None, (b"c",)), "the record is a new one")
 
     @check("driver.delete")
     async def test_a_delete_with_a_version_removes_only_that_version(self, bench: Bench) -> None:
@@ -50,6 +50,6 @@ class Deleting(Contract):
             await driver.append(Key(scope, name), name.encode(), initial_version="initial", ttl=None)
         left = set(NAMES)
         for name in NAMES:
-            must_be(await driver.delete(Key(scope, name)), True, f"nobody has deleted {name!r} before")
+            must_be(await driver.delete(Key(scope, name)), True, f"{name!r} was not deleted before")
             left.remove(name)
             must_be(set(await names_in(driver, scope)), left, f"only {name!r} was deleted since")

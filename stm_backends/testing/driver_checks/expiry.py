@@ -1,4 +1,4 @@
-"""Checks of the end of a record's life."""
+"""Checks of expiry and of times to live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stm_backends.testing.workbench.expectations import must_be
 
 
 class Expiry(Contract):
-    """Checks of the end of a record's life."""
+    """Checks of expiry and of times to live."""
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_load(self, bench: Bench) -> None:
@@ -20,16 +20,16 @@ class Expiry(Contract):
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_append(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        length = await driver.append(key, b"new", initial_version="anew", ttl=None)
+        length = await driver.append(key, b"new", initial_version="recreated", ttl=None)
         must_be(length, 1, "the tail ended with the expired record")
-        must_be(await driver.load(key), Record("anew", None, (b"new",)), "the record is a new one")
+        must_be(await driver.load(key), Record("recreated", None, (b"new",)), "the record is a new one")
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_replace_absent(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        done = await driver.replace(key, b"new", version="anew", expect=ABSENT, ttl=None)
+        done = await driver.replace(key, b"new", version="recreated", expect=ABSENT, ttl=None)
         must_be(done, True, "an expired record is absent")
-        must_be(await driver.load(key), Record("anew", b"new", ()), "the record is a new one")
+        must_be(await driver.load(key), Record("recreated", b"new", ()), "the record is a new one")
 
     @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_replace_any(self, bench: Bench) -> None:
@@ -37,12 +37,16 @@ class Expiry(Contract):
         done = await driver.replace(key, b"new", version="old", expect=ANY, ttl=KEEP)
         must_be(done, True, "ANY is never refused")
         record = Record("old", b"new", ())
-        must_be(await driver.load(key), record, "an expired record has no version, and no end to be kept")
+        must_be(
+            await driver.load(key),
+            record,
+            "an expired record has neither a version nor a time to live to keep",
+        )
 
     @check("driver.expiry", slow=True)
     async def test_an_expired_record_is_absent_in_replace_with_its_version(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
-        for version in ("anew", "old"):
+        for version in ("recreated", "old"):
             done = await driver.replace(key, b"new", version=version, expect="old", ttl=None)
             must_be(done, False, "an expired record has no version")
         must_be(await driver.load(key), None, "the record has expired, and both writes were refused")
@@ -51,7 +55,7 @@ class Expiry(Contract):
     async def test_an_expired_record_is_absent_in_delete(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         must_be(await driver.delete(key, expect="old"), False, "an expired record has no version")
-        must_be(await driver.delete(key), False, "an expired record is not there to be deleted")
+        must_be(await driver.delete(key), False, "an expired record is absent")
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_scan(self, bench: Bench) -> None:
@@ -60,11 +64,11 @@ class Expiry(Contract):
         must_be(await names_in(driver, key.scope), ["young"], "the other record has expired")
 
     @check("driver.expiry")
-    async def test_a_record_lives_until_its_time_has_come(self, bench: Bench) -> None:
+    async def test_a_record_exists_until_it_expires(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", initial_version="initial", ttl=bench.tick * 4)
         await bench.pass_time(bench.tick)
-        must_be((await loaded(driver, key)).tail, (b"a",), "a quarter of its time has passed")
+        must_be((await loaded(driver, key)).tail, (b"a",), "only a quarter of its time to live has passed")
 
     @check("driver.expiry")
     async def test_a_new_record_is_not_mistaken_for_the_expired_one(self, bench: Bench) -> None:
@@ -74,57 +78,67 @@ class Expiry(Contract):
         await bench.pass_time(bench.tick * 1.1)
         await driver.append(key, b"new", initial_version=new_version(), ttl=None)
         late = await driver.replace(key, b"old", version=new_version(), expect=read.version, drop=1, ttl=None)
-        must_be(late, False, "the writer slept through the expiry, and the record is a new one")
+        must_be(late, False, "the expected record has expired, and this is a new one")
         record = await loaded(driver, key)
         must_be((record.body, record.tail), (None, (b"new",)), "the late write was refused")
 
     @check("driver.expiry", slow=True)
-    async def test_removing_the_expired_spares_the_record_that_took_its_place(self, bench: Bench) -> None:
+    async def test_removing_an_expired_record_leaves_its_successor(self, bench: Bench) -> None:
         """A datastore may remove what has expired late, and a piece at a time."""
         driver, key = await bench.driver(), bench.key()
         for number in range(40):
             await driver.append(key, b"old %d" % number, initial_version="old", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
-        await driver.append(key, b"new", initial_version="anew", ttl=None)
-        # Writers that pass by are what makes most datastores remove anything.
+        await driver.append(key, b"new", initial_version="recreated", ttl=None)
+        # Most drivers remove expired records during later writes.
         for number in range(40):
             await driver.append(Key(key.scope, f"other {number}"), b"a", initial_version="initial", ttl=None)
-        must_be(await loaded(driver, key), Record("anew", None, (b"new",)), "only the old one is removed")
+        must_be(
+            await loaded(driver, key), Record("recreated", None, (b"new",)), "only the old one is removed"
+        )
         must_be(len(await names_in(driver, key.scope)), 41, "no other record has expired")
 
     @check("driver.lifetime", slow=True)
-    async def test_an_append_sets_the_time_to_live_anew(self, bench: Bench) -> None:
+    async def test_an_append_resets_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
         await driver.append(key, b"b", initial_version="initial", ttl=bench.tick * 6)
         await bench.pass_time(bench.tick * 1.1)
-        must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the second append gave it a longer life")
+        must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the second append set a longer time to live")
         await driver.append(key, b"c", initial_version="initial", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(key), None, "the third append gave it a shorter life")
+        must_be(await driver.load(key), None, "the third append set a shorter time to live")
 
     @check("driver.lifetime", slow=True)
-    async def test_an_append_without_a_time_to_live_makes_the_record_last(self, bench: Bench) -> None:
+    async def test_an_append_without_a_time_to_live_makes_the_record_permanent(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", initial_version="initial", ttl=bench.tick)
         await driver.append(key, b"b", initial_version="initial", ttl=None)
         await bench.pass_time(bench.tick * 1.1)
-        must_be((await loaded(driver, key)).tail, (b"a", b"b"), "the last append said ttl=None: for ever")
+        must_be(
+            (await loaded(driver, key)).tail,
+            (b"a", b"b"),
+            "the last append set ttl=None, which never expires",
+        )
 
     @check("driver.lifetime", slow=True)
-    async def test_a_replace_sets_the_time_to_live_anew(self, bench: Bench) -> None:
+    async def test_a_replace_resets_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"a", initial_version="initial", ttl=None)
         await driver.replace(key, b"body", version="v2", expect="initial", ttl=bench.tick)
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(key), None, "the replace gave it a life that has passed")
+        must_be(await driver.load(key), None, "the time to live that the replace set has passed")
         await driver.replace(key, b"body", version="v3", expect=ABSENT, ttl=bench.tick)
         await driver.replace(key, b"body", version="v4", expect="v3", ttl=None)
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(key), Record("v4", b"body", ()), "the last replace said ttl=None: for ever")
+        must_be(
+            await driver.load(key),
+            Record("v4", b"body", ()),
+            "the last replace set ttl=None, which never expires",
+        )
 
     @check("driver.lifetime")
-    async def test_keep_never_lengthens_and_never_ends_a_life(self, bench: Bench) -> None:
+    async def test_keep_leaves_the_time_to_live_unchanged(self, bench: Bench) -> None:
         driver, mortal, lasting = await bench.driver(), bench.key(), bench.key()
         await driver.append(mortal, b"a", initial_version="initial", ttl=bench.tick)
         await driver.append(lasting, b"a", initial_version="initial", ttl=None)
@@ -134,31 +148,37 @@ class Expiry(Contract):
             must_be(done, True, "the record is of the version expected")
             must_be(await driver.load(key), folded, "its only entry was folded")
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(mortal), None, "KEEP leaves the end of its life where it was")
-        must_be(await driver.load(lasting), folded, "KEEP gives no end to a record without one")
+        must_be(await driver.load(mortal), None, "KEEP does not change when the record expires")
+        must_be(await driver.load(lasting), folded, "KEEP does not make a permanent record expire")
 
     @check("driver.lifetime")
-    async def test_a_time_to_live_past_every_calendar_is_a_very_long_one(self, bench: Bench) -> None:
+    async def test_a_time_to_live_beyond_every_calendar_is_accepted(self, bench: Bench) -> None:
         driver, key, saved = await bench.driver(), bench.key(), bench.key()
         for length in (1, 2):
             must_be(
                 await driver.append(key, b"a", initial_version="initial", ttl=1e300),
                 length,
-                "it may live so long",
+                "every positive time to live is accepted",
             )
         done = await driver.replace(saved, b"body", version="v1", expect=ANY, ttl=1e300)
-        must_be(done, True, "it may live so long")
-        must_be(await driver.load(key), Record("initial", None, (b"a", b"a")), "its life is a very long one")
-        must_be(await driver.load(saved), Record("v1", b"body", ()), "its life is a very long one")
-        must_be(await names_in(driver, key.scope), [key.name], "its life is a very long one")
+        must_be(done, True, "every positive time to live is accepted")
+        must_be(
+            await driver.load(key),
+            Record("initial", None, (b"a", b"a")),
+            "the record expires in the distant future",
+        )
+        must_be(
+            await driver.load(saved), Record("v1", b"body", ()), "the record expires in the distant future"
+        )
+        must_be(await names_in(driver, key.scope), [key.name], "the record expires in the distant future")
 
     @check("driver.lifetime", slow=True)
-    async def test_keep_on_a_record_that_was_not_there_is_for_ever(self, bench: Bench) -> None:
+    async def test_keep_on_a_new_record_means_no_expiry(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         done = await driver.replace(key, b"body", version="v1", expect=ABSENT, ttl=KEEP)
         must_be(done, True, "there is no record")
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(key), Record("v1", b"body", ()), "there was no end to be kept")
+        must_be(await driver.load(key), Record("v1", b"body", ()), "there was no time to live to keep")
 
     @check("driver.lifetime", slow=True)
     async def test_a_refused_write_does_not_change_the_time_to_live(self, bench: Bench) -> None:
@@ -171,13 +191,13 @@ class Expiry(Contract):
         done = await driver.replace(key, b"x", version="v2", expect="initial", drop=2, ttl=None)
         must_be(done, False, "the tail has one entry, and two were to be dropped")
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(key), None, "refused writes do not lengthen a life")
+        must_be(await driver.load(key), None, "refused writes do not extend the time to live")
 
     @check("driver.expiry")
-    async def test_a_lease_whose_holder_died_can_be_taken_when_its_time_has_come(self, bench: Bench) -> None:
+    async def test_a_lease_can_be_taken_once_it_has_expired(self, bench: Bench) -> None:
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         taken = await one.replace(key, b"one", version="v1", expect=ABSENT, ttl=bench.tick)
-        must_be(taken, True, "nobody holds the lease")
+        must_be(taken, True, "the lease is free")
         taken = await two.replace(key, b"two", version="v2", expect=ABSENT, ttl=bench.tick)
         must_be(taken, False, "another instance holds the lease")
         await one.close()

@@ -1,4 +1,4 @@
-"""Checks for which the datastore must be reached past the driver, or taken away from it."""
+"""Checks that need to reach the datastore past the driver, or to cut it off."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SLACK_S = 5.0
 
 
 class Faults(Contract):
-    """Checks for which the datastore must be reached past the driver, or taken away from it."""
+    """Checks that need to reach the datastore past the driver, or to cut it off."""
 
     @check("driver.outage")
-    async def test_during_an_outage_every_operation_is_a_typed_error_in_time(self, bench: Bench) -> None:
-        """An except clause turns whatever the client raises into an empty answer, or there is no deadline."""
+    async def test_during_an_outage_every_operation_raises_a_typed_error_in_time(self, bench: Bench) -> None:
+        """An `except` clause turns errors of the client into an empty answer, or there is no deadline."""
         if bench.datastore.outage is None:
             not_asked("needs `Datastore.outage`")
         driver, key = await bench.driver(), bench.key()
@@ -49,13 +49,13 @@ class Faults(Contract):
         async with bench.datastore.outage():
             with must_raise(StorageError, "the datastore cannot be reached"):
                 await driver.load(key)
-        must_be((await loaded(driver, key)).tail, (b"a",), "the outage is over, and took nothing away")
+        must_be((await loaded(driver, key)).tail, (b"a",), "the outage is over and nothing is lost")
         length = await driver.append(key, b"b", initial_version="initial", ttl=None)
-        must_be(length, 2, "the outage is over, and took nothing away")
+        must_be(length, 2, "the outage is over and nothing is lost")
 
     @check("driver.corruption")
-    async def test_a_damaged_record_is_corrupt_and_reading_it_changes_nothing(self, bench: Bench) -> None:
-        """Missing parts are taken for empty ones, or what does not parse is cleared away."""
+    async def test_a_damaged_record_raises_corrupt_and_reading_it_changes_nothing(self, bench: Bench) -> None:
+        """Missing parts are treated as empty, or data that does not parse is removed."""
         if bench.datastore.damage is None:
             not_asked("needs `Datastore.damage`")
         driver, key, sound = await bench.driver(), bench.key(), bench.key()
@@ -64,16 +64,16 @@ class Faults(Contract):
             await driver.replace(each, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
         await bench.datastore.damage(key)
         for _ in range(2):
-            with must_raise(Corrupt, "the record's bytes were damaged, and a load leaves them so") as caught:
+            with must_raise(
+                Corrupt, "the record's bytes are damaged, and a load does not change them"
+            ) as caught:
                 await driver.load(key)
             assert_located(caught.value, driver, "load", key)
-        must_be((await loaded(driver, sound)).tail, (b"b", b"c"), "another record was damaged, and not this")
-        must_be(await driver.delete(key), True, "what cannot be read can still be erased")
+        must_be((await loaded(driver, sound)).tail, (b"b", b"c"), "only another record was damaged")
+        must_be(await driver.delete(key), True, "a record that cannot be read can be deleted")
 
     @check("driver.load")
-    async def test_what_was_acknowledged_is_in_the_datastore_and_not_in_the_driver(
-        self, bench: Bench
-    ) -> None:
+    async def test_acknowledged_writes_are_in_the_datastore_not_in_the_driver(self, bench: Bench) -> None:
         """Writes are batched or answered from a cache."""
         if bench.datastore.peek is None:
             not_asked("needs `Datastore.peek`")
@@ -90,8 +90,8 @@ class Faults(Contract):
         must_be(await bench.datastore.peek(key), None, "the delete was acknowledged")
 
     @check("driver.client")
-    async def test_a_client_that_was_handed_in_stays_open(self, bench: Bench) -> None:
-        """`close` closes whatever client there is, whoever made it."""
+    async def test_a_client_passed_in_stays_open(self, bench: Bench) -> None:
+        """`close` closes the client even if the caller made it."""
         if bench.datastore.handed_in is None:
             not_asked("needs `Datastore.handed_in`")
         handed_in = await bench.datastore.handed_in()
@@ -100,7 +100,7 @@ class Faults(Contract):
             await append_all(driver, key, b"a")
             await driver.close()
             must_be(await handed_in.is_open(), True, "only the driver was closed, not its client")
-            with must_raise(Unavailable, "the driver is closed, whatever its client is"):
+            with must_raise(Unavailable, "the driver is closed, and only its client is open"):
                 await driver.load(key)
         finally:
             await handed_in.close()

@@ -1,4 +1,4 @@
-"""The first look at a driver: what would fail every check alike is said once, before any is carried out."""
+"""The first look at a driver: a problem that would fail every check is reported once, before the checks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import pytest
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Traits
+from stm_backends.errors import Unavailable
 from stm_backends.testing.workbench.check import NotReached, Unfit
 from stm_backends.testing.workbench.drivers import Datastore
 from stm_backends.testing.workbench.processes import UNREACHABLE
@@ -37,14 +38,19 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
 """How the checks call a driver: with the least and with the most that the contract allows."""
 
 _ALONE: Final = (
-    "two instances do not see each other's records: each has a store of its own. Every check needs instances "
-    "on the same data; give a URL (or options) that names a store which they share, such as memory://try for "
+    "two instances do not see each other's records, because each has its own store. Every check needs "
+    "instances on the same data. Give a URL (or options) that names a shared store, such as memory://try for "
     "the backend `memory`"
+)
+
+_CREATE: Final = (
+    "To set it up for the suite: `--stm-create` with pytest, `--create` with `stm-backends conformance`, "
+    "`open_at(url, create=True)` in your own class"
 )
 
 
 def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
-    """Raise `Unfit` if a datastore cannot be put to the test; `NotReached` for the class's next checks."""
+    """Raise `Unfit` if a datastore cannot be tested, and `NotReached` for the next checks of the class."""
     # Of the class, so that two in one run are looked at apart.
     stash = request.node.parent.stash
     if _LOOKED in stash:
@@ -57,12 +63,12 @@ def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
 
 
 async def _unfit(datastore: Datastore) -> str:
-    """Return why a datastore cannot be put to the test, or `""`."""
+    """Return why a datastore cannot be tested, or `""`."""
     try:
         driver = await datastore.open()
-    except Exception as error:  # noqa: BLE001 -- whatever it is, every check would meet it
-        return f"`Datastore.open` failed: {type(error).__name__}: {error}"
-    if problem := _lacking(driver) or await _alone(driver, datastore):
+    except Exception as error:  # noqa: BLE001 -- every check would meet it
+        return f"`Datastore.open` failed: {_told(error)}"
+    if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
         with contextlib.suppress(Exception):
             await driver.close()
         return problem
@@ -71,14 +77,30 @@ async def _unfit(datastore: Datastore) -> str:
     except Exception as error:  # noqa: BLE001 -- as above
         return f"closing the driver failed: {type(error).__name__}: {error}"
     if driver.traits.reach != "process" and not _pickles(datastore.open):
-        return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so others are started)"
+        return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so checks start processes)"
     return ""
+
+
+async def _unusable(driver: Driver) -> str:
+    """Return what to say if the datastore cannot be used at all, such as without its tables."""
+    try:
+        await driver.load(Key(f"check:{uuid.uuid4().hex}:memory", "record"))
+    except Unavailable as error:
+        return f"the datastore cannot be used: {_told(error)}"
+    except Exception:  # noqa: BLE001, S110 -- the checks say more about other errors
+        pass
+    return ""
+
+
+def _told(error: Exception) -> str:
+    hint = f". {_CREATE}" if "create=True" in str(error) else ""
+    return f"{type(error).__name__}: {error}{hint}"
 
 
 async def _alone(driver: Driver, datastore: Datastore) -> str:
     """Return what to say if another instance does not see what this one has stored and reads back.
 
-    Whatever else goes wrong is left to the checks.
+    The checks report other errors.
     """
     key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
     with contextlib.suppress(Exception):
@@ -102,7 +124,7 @@ def _lacking(driver: Driver) -> str:
     if missing:
         return f"the driver {kind} lacks {', '.join(missing)}; see `stm_backends.drivers.contract.Driver`"
     if not isinstance(cast("object", driver.traits), Traits):
-        return f"the traits of the driver {kind} are no `stm_backends.drivers.contract.Traits`"
+        return f"the traits of the driver {kind} are not a `stm_backends.drivers.contract.Traits`"
     for name, calls in _CALLS.items():
         try:
             signature = inspect.signature(getattr(driver, name))

@@ -1,4 +1,4 @@
-"""Checks of whole histories of operations, made up at random and shrunk to the shortest that fails."""
+"""Checks of random histories of operations; hypothesis shrinks one that fails."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LASTING_S = 1_000_000.0
 
 
 class Histories(Contract):
-    """Checks of whole histories of operations, made up at random and shrunk to the shortest that fails."""
+    """Checks of random histories of operations; hypothesis shrinks one that fails."""
 
     @check("driver.model")
-    def test_any_history_without_expiry_has_the_answers_of_the_model(self, bench: Bench) -> None:
+    def test_any_history_without_expiry_matches_the_model(self, bench: Bench) -> None:
         """See the falsifying example: it is the shortest history on which driver and model disagree."""
         _run(replace(bench.datastore, tick=LASTING_S), times=(), histories=bench.datastore.histories)
 
     @check("driver.model", slow=True)
-    def test_any_history_with_expiry_has_the_answers_of_the_model(self, bench: Bench) -> None:
+    def test_any_history_with_expiry_matches_the_model(self, bench: Bench) -> None:
         """See the falsifying example: it is the shortest history on which driver and model disagree."""
         # On a real clock, each history waits for several ticks.
         share = 10 if bench.datastore.waits else 1

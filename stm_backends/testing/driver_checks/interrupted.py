@@ -17,7 +17,7 @@ class Interruptions(Contract):
     """Checks of operations that are cancelled, and of drivers that are closed."""
 
     @check("driver.cancellation")
-    async def test_a_cancelled_append_is_wholly_there_or_not_at_all(self, bench: Bench) -> None:
+    async def test_a_cancelled_append_is_applied_completely_or_not_at_all(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         acknowledged: list[bytes] = []
         for steps in range(24):
@@ -33,7 +33,7 @@ class Interruptions(Contract):
         must_be(found, acknowledged, "what was acknowledged is there, in the order of the calls")
 
     @check("driver.cancellation")
-    async def test_a_cancelled_fold_is_wholly_there_or_not_at_all(self, bench: Bench) -> None:
+    async def test_a_cancelled_fold_is_applied_completely_or_not_at_all(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for steps in range(24):
             await append_all(driver, key, b"a", b"b")
@@ -95,9 +95,7 @@ class Interruptions(Contract):
         must_be((await loaded(two, key)).tail, (b"a",), "only the other instance was closed")
 
     @check("driver.lifecycle")
-    async def test_closing_while_operations_run_ends_each_of_them_one_way_or_the_other(
-        self, bench: Bench
-    ) -> None:
+    async def test_closing_ends_each_running_operation_with_a_result_or_an_error(self, bench: Bench) -> None:
         driver, other, key = await bench.driver(), await bench.driver(), bench.key()
         appends = [
             asyncio.ensure_future(driver.append(key, b"%d" % n, initial_version=new_version(), ttl=None))
@@ -116,7 +114,7 @@ class Interruptions(Contract):
         must_be(not_done & there, set[bytes](), "Unavailable says that nothing was done")
 
     @check("driver.traits")
-    async def test_the_traits_are_facts_that_make_sense(self, bench: Bench) -> None:
+    async def test_the_traits_are_valid(self, bench: Bench) -> None:
         driver = await bench.driver()
         traits = driver.traits
         assert driver.name, "`name` is what errors and reports call the backend"

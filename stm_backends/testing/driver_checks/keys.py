@@ -1,4 +1,4 @@
-"""Checks of keys that mean something to somebody, and of bytes that are not text."""
+"""Checks of keys with special characters, and of bytes that are not text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stm_backends.testing.workbench.expectations import must_be
 
 
 class Keys(Contract):
-    """Checks of keys that mean something to somebody, and of bytes that are not text."""
+    """Checks of keys with special characters, and of bytes that are not text."""
 
     @check("driver.keys")
     async def test_keys_never_collide_and_never_act_as_patterns(self, bench: Bench) -> None:
@@ -60,7 +60,7 @@ class Keys(Contract):
                 await driver.delete(key)
 
     @check("driver.bytes")
-    async def test_what_went_in_comes_out_byte_for_byte(self, bench: Bench) -> None:
+    async def test_bytes_are_returned_unchanged(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, *VALUES)
         must_be((await loaded(driver, key)).tail, VALUES, "an entry comes out as it went in")
@@ -70,7 +70,7 @@ class Keys(Contract):
             must_be(await driver.load(key), Record(f"v{number}", value, ()), "a body comes out as it went in")
 
     @check("driver.bytes")
-    async def test_an_empty_body_is_a_body_and_an_empty_entry_an_entry(self, bench: Bench) -> None:
+    async def test_empty_bodies_and_empty_entries_are_stored(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"", version="v1", expect=ABSENT, ttl=None)
         must_be(await driver.load(key), Record("v1", b"", ()), "an empty body is not the same as none")

@@ -1,4 +1,4 @@
-"""Checks of what is too large, and of what makes no sense."""
+"""Checks of sizes and of invalid arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_RECORD = 256 * 1024 * 1024
 
 
 class Limits(Contract):
-    """Checks of what is too large, and of what makes no sense."""
+    """Checks of sizes and of invalid arguments."""
 
     @check("driver.limits")
     async def test_the_largest_entry_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
@@ -67,13 +67,15 @@ class Limits(Contract):
         must_be(length, 1, "the fold has made room")
 
     @check("driver.arguments")
-    async def test_nonsense_arguments_are_a_value_error_and_write_nothing(self, bench: Bench) -> None:
+    async def test_invalid_arguments_raise_value_error_and_write_nothing(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "a life of 0 s": lambda: driver.append(key, b"a", initial_version="initial", ttl=0),
-            "a life of -1 s": lambda: driver.append(key, b"a", initial_version="initial", ttl=-1.0),
-            "a life of NaN s": lambda: driver.append(key, b"a", initial_version="initial", ttl=float("nan")),
-            "a body's life of 0 s": lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=0),
+            "a time to live of 0 s": lambda: driver.append(key, b"a", initial_version="initial", ttl=0),
+            "a time to live of -1 s": lambda: driver.append(key, b"a", initial_version="initial", ttl=-1.0),
+            "a time to live of NaN s": lambda: driver.append(
+                key, b"a", initial_version="initial", ttl=float("nan")
+            ),
+            "a body's time to live of 0 s": lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=0),
             "a drop with ANY": lambda: driver.replace(key, b"a", version="v", expect=ANY, drop=1, ttl=None),
             "a drop with ABSENT": lambda: driver.replace(
                 key, b"a", version="v", expect=ABSENT, drop=1, ttl=None
@@ -82,6 +84,6 @@ class Limits(Contract):
             "a page of 0 names": lambda: driver.scan(key.scope, limit=0),
         }
         for what, call in calls.items():
-            with must_raise(ValueError, f"{what} makes no sense"):
+            with must_raise(ValueError, f"{what} is invalid"):
                 await call()
-        must_be(await driver.load(key), None, "what makes no sense writes nothing")
+        must_be(await driver.load(key), None, "invalid arguments write nothing")

@@ -21,7 +21,7 @@ _LEAST: Final = 40
 
 
 async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
-    """Append numbers and fold the oldest for so many seconds; the record must be nobody else's."""
+    """Append numbers and fold the oldest for so many seconds; the record must have no other writer."""
     clock = asyncio.get_running_loop().time
     end, folded = clock() + seconds, 0
     for number in itertools.count():
@@ -33,13 +33,13 @@ async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
             version, expect = _version(folded + drop), _version(folded)
             body = _value(folded + drop)
             won = await driver.replace(key, body, version=version, expect=expect, drop=drop, ttl=KEEP)
-            assert won, "a fold was refused, and nobody else had written to the record"
+            assert won, "a fold was refused although the record has no other writer"
             folded += drop
         await asyncio.sleep(0)
 
 
 async def watch_numbers(driver: Driver, key: Key, writing: asyncio.Future[None]) -> None:
-    """Load as long as somebody writes; fail if what is loaded was never there, or is older than before."""
+    """Load while another task writes; fail if a record was never stored, or is older than the one before."""
     folded, appended = 0, 0
     while not writing.done():
         before = folded, appended
@@ -77,5 +77,5 @@ def _value(number: int) -> bytes:
 def _number(value: bytes) -> int:
     first = value.partition(b" ")[0]
     assert first.isdigit(), "a load has a value that was never stored"
-    assert value == _value(int(first)), "a load has a value that is part of one that was stored, or of two"
+    assert value == _value(int(first)), "a load has a value that mixes or cuts stored values"
     return int(first)

@@ -16,8 +16,8 @@ class Processes(Contract):
     """Checks that need operating-system processes."""
 
     @check("driver.processes", slow=True)
-    async def test_what_four_processes_append_and_fold_is_all_there_in_order(self, bench: Bench) -> None:
-        """A lock of one process, or a cache in it, stands in for the datastore's atomicity."""
+    async def test_entries_of_four_processes_are_all_stored_in_order(self, bench: Bench) -> None:
+        """Atomicity rests on a lock or a cache of one process instead of on the datastore."""
         driver, key = await shared(bench)
         workers = [
             await Worker.start(
@@ -31,9 +31,7 @@ class Processes(Contract):
         assert_complete_and_in_order(await ledger(driver, key), {f"w{n}": 60 for n in range(4)})
 
     @check("driver.processes")
-    async def test_what_a_killed_process_had_acknowledged_is_there_and_nothing_is_half_done(
-        self, bench: Bench
-    ) -> None:
+    async def test_acknowledged_writes_survive_a_kill_and_nothing_is_half_written(self, bench: Bench) -> None:
         """A write is acknowledged before it is stored, or a fold is stored in two steps."""
         driver, key = await shared(bench)
         victims = [
@@ -54,12 +52,12 @@ class Processes(Contract):
             there = [entry for entry in entries if entry.startswith(f"{label}:")]
             without_a_gap = [f"{label}:{number}" for number in range(len(there))]
             must_be(there, without_a_gap, "the process appended one entry after the other")
-            # One more may have been done whose acknowledgement the process did not live to report.
+            # One more may be stored whose acknowledgement the process could not report before its death.
             unreported = len(there) - len(victim.acknowledged)
             assert unreported in (0, 1), "what was acknowledged must be there, and at most one more"
 
     @check("driver.processes", slow=True)
-    async def test_a_lease_whose_process_was_killed_is_free_when_its_time_has_come_and_not_before(
+    async def test_the_lease_of_a_killed_process_is_free_once_expired_and_not_before(
         self, bench: Bench
     ) -> None:
         """A lease is bound to a connection, or its end is judged by its holder's clock."""
@@ -71,9 +69,9 @@ class Processes(Contract):
         )
         await holder.read(until=1)
         await holder.kill()
-        must_be(holder.acknowledged, ["lease"], "the process takes the lease, and then lives on")
+        must_be(holder.acknowledged, ["lease"], "the process takes the lease and keeps running")
         taken = await driver.replace(key, b"", version="early", expect=ABSENT, ttl=ttl)
-        must_be(taken, False, "a lease outlives its holder until its time has come")
+        must_be(taken, False, "a lease outlives its holder until it expires")
         await bench.pass_time(ttl * 1.1)
         taken = await driver.replace(key, b"", version="late", expect=ABSENT, ttl=ttl)
         must_be(taken, True, "the lease has expired")

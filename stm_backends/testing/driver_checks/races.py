@@ -1,4 +1,4 @@
-"""Checks of writers that work at the same time."""
+"""Checks of concurrent writers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stm_backends.testing.workbench.processes import fold, ledger
 
 
 class Races(Contract):
-    """Checks of writers that work at the same time."""
+    """Checks of concurrent writers."""
 
     @check("driver.races")
-    async def test_appends_at_the_same_time_are_all_there_each_writers_in_order(self, bench: Bench) -> None:
+    async def test_concurrent_appends_are_all_stored_in_each_writers_order(self, bench: Bench) -> None:
         drivers, key = [await bench.driver(), await bench.driver()], bench.key()
         lengths: list[int] = []
 
@@ -96,14 +96,14 @@ class Races(Contract):
                     for number in range(8)
                 )
             )
-            must_be(sum(answers), 1, "all writers expected the same version, and one alone can have met it")
+            must_be(sum(answers), 1, "all writers expected the same version, so only one can win")
             winner = answers.index(True)
             record = Record(f"{round_}-{winner}", b"%d" % winner, (b"b",))
-            must_be(await drivers[1].load(key), record, "this writer was told that it won")
+            must_be(await drivers[1].load(key), record, "this writer received True")
             await drivers[0].delete(key)
 
     @check("driver.races")
-    async def test_of_those_who_want_a_lease_exactly_one_gets_it(self, bench: Bench) -> None:
+    async def test_of_concurrent_requests_for_a_lease_exactly_one_succeeds(self, bench: Bench) -> None:
         drivers, key = [await bench.driver(), await bench.driver()], bench.key()
         answers = await asyncio.gather(
             *(
@@ -113,10 +113,10 @@ class Races(Contract):
         )
         must_be(sum(answers), 1, "a lease has one holder")
         holder = f"v{answers.index(True)}"
-        must_be((await loaded(drivers[0], key)).version, holder, "this writer was told that it has it")
+        must_be((await loaded(drivers[0], key)).version, holder, "this writer received True")
 
     @check("driver.races")
-    async def test_a_record_is_born_once_when_many_append_first(self, bench: Bench) -> None:
+    async def test_concurrent_first_appends_create_one_record(self, bench: Bench) -> None:
         drivers, key = [await bench.driver(), await bench.driver()], bench.key()
         initial_versions = [f"initial{number}" for number in range(10)]
         lengths = await asyncio.gather(
@@ -130,5 +130,5 @@ class Races(Contract):
         must_be(
             (await loaded(drivers[0], key)).version,
             initial_version,
-            "this append was told that it was the first",
+            "this append returned 1",
         )

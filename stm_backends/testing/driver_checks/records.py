@@ -18,7 +18,9 @@ class Records(Contract):
         must_be(await driver.load(bench.key()), None, "nothing was ever stored under this key")
 
     @check("driver.append")
-    async def test_an_append_creates_a_record_with_its_birth_and_no_body(self, bench: Bench) -> None:
+    async def test_an_append_creates_a_record_with_the_initial_version_and_no_body(
+        self, bench: Bench
+    ) -> None:
         driver, key = await bench.driver(), bench.key()
         must_be(
             await driver.append(key, b"one", initial_version="initial", ttl=None), 1, "the tail has one entry"
@@ -47,7 +49,7 @@ class Records(Contract):
         must_be(await driver.load(key), record, "an append leaves version and body as they are")
 
     @check("driver.append")
-    async def test_the_same_entry_twice_stands_there_twice(self, bench: Bench) -> None:
+    async def test_the_same_entry_appended_twice_is_stored_twice(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for length in (1, 2):
             found = await driver.append(key, b"same", initial_version="initial", ttl=None)

@@ -13,14 +13,14 @@ class Replacing(Contract):
     """Checks of the conditional write, and of folding."""
 
     @check("driver.replace")
-    async def test_replace_any_stores_a_body_where_nothing_was(self, bench: Bench) -> None:
+    async def test_replace_any_creates_a_record(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         done = await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
         must_be(done, True, "ANY is never refused")
-        must_be(await driver.load(key), Record("v1", b"body", ()), "it was stored where nothing was")
+        must_be(await driver.load(key), Record("v1", b"body", ()), "there was no record before")
 
     @check("driver.replace")
-    async def test_replace_any_replaces_what_is_there_and_empties_the_tail(self, bench: Bench) -> None:
+    async def test_replace_any_overwrites_the_body_and_empties_the_tail(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"one", initial_version="initial", ttl=None)
         done = await driver.replace(key, b"body", version="v2", expect=ANY, ttl=None)
@@ -31,7 +31,7 @@ class Replacing(Contract):
         must_be(await driver.load(key), Record("v2", b"body", (b"two",)), "the tail had been emptied")
 
     @check("driver.replace")
-    async def test_replace_absent_stores_only_where_nothing_is(self, bench: Bench) -> None:
+    async def test_replace_absent_only_creates_a_record(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         done = await driver.replace(key, b"mine", version="v1", expect=ABSENT, ttl=None)
         must_be(done, True, "there is no record")
@@ -44,7 +44,7 @@ class Replacing(Contract):
         driver, key = await bench.driver(), bench.key()
         await driver.append(key, b"one", initial_version="initial", ttl=None)
         done = await driver.replace(key, b"body", version="v2", expect=ABSENT, ttl=None)
-        must_be(done, False, "there is a record, if one without a body")
+        must_be(done, False, "there is a record, although it has no body")
         must_be(await driver.load(key), Record("initial", None, (b"one",)), "the write was refused")
 
     @check("driver.replace")
@@ -83,7 +83,7 @@ class Replacing(Contract):
         must_be(await driver.load(key), Record("v3", b"abcde", ()), "all entries were folded")
 
     @check("driver.fold")
-    async def test_a_fold_keeps_what_was_appended_after_it_had_read(self, bench: Bench) -> None:
+    async def test_a_fold_keeps_entries_appended_since_it_read(self, bench: Bench) -> None:
         one, two, key = await bench.driver(), await bench.driver(), bench.key()
         await append_all(one, key, b"a", b"b")
         read = await loaded(one, key)
@@ -101,37 +101,35 @@ class Replacing(Contract):
         must_be(await driver.load(key), Record("initial", None, (b"a", b"b")), "the fold was refused")
 
     @check("driver.resent")
-    async def test_a_write_that_is_sent_twice_is_true_twice_and_done_once(self, bench: Bench) -> None:
+    async def test_a_retried_replace_returns_true_and_is_applied_once(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a", b"b", b"c")
         for _ in range(2):
             done = await driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=None)
-            must_be(done, True, "a write whose version the record carries has been done")
+            must_be(done, True, "the record carries the version of this write")
         must_be(await driver.load(key), Record("v2", b"a", (b"b", b"c")), "the fold is done once")
 
     @check("driver.resent")
-    async def test_a_lease_that_is_taken_twice_with_one_token_is_taken(self, bench: Bench) -> None:
+    async def test_a_retried_lease_request_returns_true(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for _ in range(2):
             done = await driver.replace(key, b"me", version="v1", expect=ABSENT, ttl=None)
-            must_be(done, True, "nobody else has taken the lease")
+            must_be(done, True, "the lease is this caller's")
         must_be(await driver.load(key), Record("v1", b"me", ()), "the lease is taken once")
 
     @check("driver.resent")
-    async def test_a_blob_that_is_saved_twice_with_one_token_keeps_what_came_after(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_retried_save_keeps_entries_appended_since(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
         await driver.append(key, b"a", initial_version="initial", ttl=None)
         done = await driver.replace(key, b"other", version="v1", expect=ANY, ttl=None)
-        must_be(done, True, "a write whose version the record carries has been done")
+        must_be(done, True, "the record carries the version of this write")
         must_be(await driver.load(key), Record("v1", b"body", (b"a",)), "the write is not done again")
 
     @check("driver.resent")
-    async def test_a_write_sent_again_does_not_change_the_time_to_live(self, bench: Bench) -> None:
+    async def test_a_retried_write_does_not_change_the_time_to_live(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=bench.tick)
         await driver.replace(key, b"body", version="v1", expect=ANY, ttl=None)
         await bench.pass_time(bench.tick * 1.1)
-        must_be(await driver.load(key), None, "the write is not done again, nor is its time to live")
+        must_be(await driver.load(key), None, "a retried write does not change the time to live")

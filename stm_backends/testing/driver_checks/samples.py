@@ -48,7 +48,7 @@ NAMES: Final = (
     "x" * (MAX_KEY_BYTES - 1),
     "\U0001f600" * (MAX_KEY_BYTES // 4),
 )
-"""Names that mean something to somebody's pattern, path, statement, collation or normal form."""
+"""Names with a special meaning in patterns, paths, statements, collations or normal forms."""
 
 SHIFTED: Final = (
     (Key("a", "b:c"), Key("a:b", "c")),

@@ -48,7 +48,7 @@ class Scanning(Contract):
         must_be(await names_in(driver, bench.scope()), [], "nothing was ever stored in this scope")
 
     @check("driver.scan")
-    async def test_a_name_that_is_there_throughout_is_listed_exactly_once_while_others_write(
+    async def test_a_name_that_stays_is_listed_exactly_once_during_concurrent_writes(
         self, bench: Bench
     ) -> None:
         driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()

@@ -1,4 +1,4 @@
-"""Checks that a load is a snapshot, while others write as fast as they can."""
+"""Checks that a load is a snapshot under constant writes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.processes import Task, Worker
 
 WRITING_S: Final = 1.0
-"""How long another instance writes: long enough that a gap between two reads is met."""
+"""How long another instance writes: long enough to hit the gap between two reads."""
+
+QUICK_WRITING_S: Final = 0.25
+"""How long it writes in a quick run."""
 
 WRITING_ELSEWHERE_S: Final = 1.5
 """How long another process writes."""
 
 
 class Snapshots(Contract):
-    """Checks that a load is a snapshot, while others write as fast as they can."""
+    """Checks that a load is a snapshot under constant writes."""
 
     @check("driver.load")
     async def test_a_load_is_a_snapshot_while_another_instance_appends_and_folds(self, bench: Bench) -> None:
         """The version, the body and the tail are read one after the other, and not in one snapshot."""
         reader, writer, key = await bench.driver(), await bench.driver(), bench.key()
+        seconds = QUICK_WRITING_S if bench.quick else WRITING_S
         async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(write_numbers(writer, key, seconds=WRITING_S))
+            writing = tasks.create_task(write_numbers(writer, key, seconds=seconds))
             await watch_numbers(reader, key, writing)
 
     @check("driver.load", slow=True)

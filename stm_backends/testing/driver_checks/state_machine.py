@@ -1,4 +1,4 @@
-"""Any sequence of operations, on a driver and on a model of a few lines, with the same answers.
+"""Random sequences of operations, whose results a driver and a small model must agree on.
 
 Needs hypothesis. `driver_machine(...)` returns a state machine whose `TestCase` pytest runs, or that
 `hypothesis.stateful.run_state_machine_as_test` does; a failure is shrunk to the shortest history.
@@ -62,7 +62,7 @@ class DriverMachine(RuleBasedStateMachine):
 
     The model's time passes in whole ticks, in a rule of its own. A real clock runs on during operations
     too: before it has run away from the model, the two meet again at the next whole tick. An operation
-    that takes longer than that leaves it open what expired meanwhile, and is not judged.
+    that takes longer leaves open which records expired during it, and is not judged.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -156,7 +156,7 @@ class DriverMachine(RuleBasedStateMachine):
     def save(
         self, which: int, scope: int, name: str, body: bytes, ttl: float | None, expect: AbsentType | AnyType
     ) -> None:
-        """Replace whatever is there, or nothing."""
+        """Replace with ANY or ABSENT."""
         self._replace(which, Key(self.scopes[scope], name), body, self.mint(), expect, 0, ttl)
 
     @rule(
@@ -180,7 +180,7 @@ class DriverMachine(RuleBasedStateMachine):
         stale: bool,
         twice: bool,
     ) -> None:
-        """Replace a version, perhaps one that is no more, perhaps sent twice."""
+        """Replace a version, perhaps a stale one, perhaps twice."""
         key = Key(self.scopes[scope], name)
         found = self.find(key)
         expect = "stale" if stale or found is None else found.version
@@ -200,7 +200,7 @@ class DriverMachine(RuleBasedStateMachine):
             del self.model[key]
         answer = self.run(self.drivers[which].delete(key, expect=expect))
         if self.ended_in_time(key):
-            must_be(answer, expected, "a delete answers whether the record was there and as expected")
+            must_be(answer, expected, "a delete returns whether it removed the record")
 
     @precondition(lambda self: bool(self.times))
     @rule(pick=st.integers(0, 2))
@@ -236,7 +236,7 @@ class DriverMachine(RuleBasedStateMachine):
                 expected = found and Record(found.version, found.body, tuple(found.tail))
                 loaded = self.run(driver.load(key))
                 if self.ahead() < LATE:
-                    must_be(loaded, expected, "this is what the operations before it leave")
+                    must_be(loaded, expected, "this is what the operations so far leave")
 
     def _replace(
         self,
@@ -269,7 +269,7 @@ class DriverMachine(RuleBasedStateMachine):
             self.drivers[which].replace(key, body, version=version, expect=expect, drop=drop, ttl=seconds)
         )
         if self.ended_in_time(key):
-            must_be(answer, expected, "a replace answers whether the record carries its version through it")
+            must_be(answer, expected, "a replace returns whether it stored its version")
 
 
 async def _open(datastore: Datastore) -> Driver:
@@ -279,9 +279,9 @@ async def _open(datastore: Datastore) -> Driver:
 def driver_machine(
     make_datastore: Callable[[], Datastore], *, times: tuple[float, ...] = TICKS
 ) -> type[DriverMachine]:
-    """Return a state machine for the drivers of a datastore, which is asked for anew for each history.
+    """Return a state machine for the drivers of a datastore, which is made for each history.
 
-    `times` are the numbers of ticks that may go by at once; without any, time stands still.
+    `times` are the numbers of ticks that may go by at once; with none, no time passes.
     """
     which_times = times
 

@@ -1,4 +1,4 @@
-"""What several checks do on their way."""
+"""Steps that several checks share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version:
 
 
 async def expired(bench: Bench) -> Key:
-    """Return the key of a record of version `old`, with body and tail, whose time has come."""
+    """Return the key of a record of version `old`, with body and tail, that has expired."""
     driver, key = await bench.driver(), bench.key()
     await driver.replace(key, b"old body", version="old", expect=ABSENT, ttl=bench.tick * 2)
     await driver.append(key, b"old entry", initial_version="older", ttl=bench.tick)
@@ -67,7 +67,7 @@ def assert_complete_and_in_order(entries: list[str], counts: dict[str, int]) -> 
         mine = [entry for entry in entries if entry.startswith(f"{label}:")]
         written = [f"{label}:{number}" for number in range(count)]
         must_be(mine, written, f"writer {label} was acknowledged these entries in this order")
-    must_be(len(entries), sum(counts.values()), "nobody has written anything else")
+    must_be(len(entries), sum(counts.values()), "there are no other writers")
 
 
 def assert_located(error: StorageError, driver: Driver, operation: str, key: Key) -> None:

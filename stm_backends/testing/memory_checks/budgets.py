@@ -21,7 +21,7 @@ class Budgets(Contract):
 
     @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
     @pytest.mark.parametrize("total", [1, 5, 6, 7, 20, 40, 60, 200])
-    @check("memory.budget")
+    @check("memory.budget", slow={"total": (1, 5, 6, 20, 40, 200)})
     async def test_what_the_model_sees_is_within_the_budget(
         self, bench: MemoryBench, policy: str, total: int
     ) -> None:
@@ -44,7 +44,7 @@ class Budgets(Contract):
 
     @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary"])
     @pytest.mark.parametrize("strategy", ["truncation", "rolling_summary"])
-    @check("memory.budget")
+    @check("memory.budget", slow={"strategy": ("truncation",)})
     async def test_a_turn_larger_than_the_budget_is_shown_in_part(
         self, bench: MemoryBench, policy: str, strategy: str
     ) -> None:
@@ -59,7 +59,7 @@ class Budgets(Contract):
         must_be(users, ["u2"], "the newest turn comes first, and is not dropped for its size")
         answer = view["recent_turns"][0]["assistant"]
         must_be((answer[:6], answer[-4:]), ("begin ", " end"), "it is cut in its middle")
-        assert "characters omitted" in answer, "what is missing is said"
+        assert "characters omitted" in answer, "the view must say what is missing"
         text = json.dumps(view, ensure_ascii=False, sort_keys=True)
         assert len(text) // 4 + 1 <= 100, "what is shown must be within `total_max_tokens`"
         assert memory.estimate_tokens() <= 100, "the estimate must be within `total_max_tokens`"
@@ -70,16 +70,18 @@ class Budgets(Contract):
         must_be(users, ["u2", "u3"], "newer turns are shown whole, and what is left is the large one's")
 
     @check("memory.budget")
-    async def test_a_summary_as_large_as_the_budget_leaves_the_turns_to_be_seen(
-        self, bench: MemoryBench
-    ) -> None:
+    async def test_a_summary_as_large_as_the_budget_does_not_hide_the_turns(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()
         summarizer.answers = [{"summary": "S" * 1000}]
         memory = await bench.memory(config(zone=2, total_max_tokens=50, summary_max_tokens=50), summarizer)
         for number in range(3):
             await memory.add_turn(turn(number))
         await memory.flush()
-        must_be((await shown(memory))["recent"], ["u1", "u2"], "the summary cannot stand beside anything")
+        must_be(
+            (await shown(memory))["recent"],
+            ["u1", "u2"],
+            "there is no room for the summary next to the turns",
+        )
 
     @check("memory.budget")
     async def test_a_budget_of_zero_is_unlimited(self, bench: MemoryBench) -> None:
@@ -89,7 +91,7 @@ class Budgets(Contract):
         must_be(len((await shown(memory))["recent"]), 50, "`total_max_tokens=0` sets no limit")
 
     @check("memory.budget")
-    async def test_the_budget_leaves_the_store_alone(self, bench: MemoryBench) -> None:
+    async def test_the_budget_does_not_change_what_is_stored(self, bench: MemoryBench) -> None:
         memory = await bench.memory(
             config(zone=4, total_max_tokens=40, summary_max_tokens=10), LedgerSummarizer()
         )
@@ -99,7 +101,9 @@ class Budgets(Contract):
         must_be(len(await memory.turns()), 4, "the budget limits what is shown, not what is stored")
 
     @check("memory.budget")
-    async def test_error_refuses_a_turn_before_anything_is_stored(self, bench: MemoryBench) -> None:
+    async def test_the_policy_error_refuses_a_turn_before_anything_is_stored(
+        self, bench: MemoryBench
+    ) -> None:
         seen: list[Any] = []
 
         async def note(added: ConversationTurn) -> None:
@@ -135,7 +139,7 @@ class Budgets(Contract):
         must_be(recent, ["u3", "u4"], "the full zone is two turns")
 
     @check("memory.budget")
-    async def test_the_estimate_is_of_what_is_shown(self, bench: MemoryBench) -> None:
+    async def test_the_estimate_measures_what_is_shown(self, bench: MemoryBench) -> None:
         memory = await bench.memory(config("truncation", token_estimator=len))
         await memory.add_turn(turn(1))
         view = (await memory.get_llm_context())["conversation_memory"]

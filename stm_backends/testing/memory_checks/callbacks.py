@@ -1,4 +1,4 @@
-"""Checks of what is reported, and of reporting to somebody who fails."""
+"""Checks of callbacks, and of callbacks that fail."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stm_backends.types import ConversationTurn
 
 
 class Callbacks(Contract):
-    """Checks of what is reported, and of reporting to somebody who fails."""
+    """Checks of callbacks, and of callbacks that fail."""
 
     @check("memory.callbacks")
-    async def test_a_callback_that_raises_or_is_not_awaitable_harms_nobody(self, bench: MemoryBench) -> None:
+    async def test_a_callback_that_raises_or_is_not_awaitable_does_no_harm(self, bench: MemoryBench) -> None:
         def not_async(added: ConversationTurn) -> Any:
             return added.user_message
 
@@ -29,10 +29,12 @@ class Callbacks(Contract):
         for number in range(3):
             await memory.add_turn(turn(number))
         await memory.flush()
-        must_be((await shown(memory))["summary"], ["u0", "u1"], "a callback's mistake stops no summary")
+        must_be(
+            (await shown(memory))["summary"], ["u0", "u1"], "a failing callback does not stop the summary"
+        )
 
     @check("memory.callbacks")
-    async def test_a_slow_callback_delays_nobody(self, bench: MemoryBench) -> None:
+    async def test_a_slow_callback_does_not_delay_adding(self, bench: MemoryBench) -> None:
         go = asyncio.Event()
         done: list[str] = []
 
@@ -49,7 +51,7 @@ class Callbacks(Contract):
         await until(lambda: sorted(done) == ["u1", "u2"], "both turns are reported in the end")
 
     @check("memory.callbacks")
-    async def test_a_summary_is_reported_with_its_predecessor(self, bench: MemoryBench) -> None:
+    async def test_a_new_summary_is_reported_with_the_previous_one(self, bench: MemoryBench) -> None:
         updates: list[tuple[list[str], list[str]]] = []
 
         async def note(old: str, new: str) -> None:
@@ -61,4 +63,4 @@ class Callbacks(Contract):
             await memory.flush()
         await until(lambda: len(updates) == 2, "both summaries are reported")
         expected = [(list[str](), ["u0"]), (["u0"], ["u0", "u1"])]
-        must_be(updates, expected, "a summary is reported with the one that it follows")
+        must_be(updates, expected, "a new summary is reported with the previous one")

@@ -15,7 +15,7 @@ class Flushing(Contract):
     """Checks of waiting for summaries."""
 
     @check("memory.waiting")
-    async def test_cancelling_a_flush_harms_nobody(self, bench: MemoryBench) -> None:
+    async def test_cancelling_a_flush_does_not_stop_the_summary(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()
         summarizer.hold()
         memory = await bench.memory(config(zone=1), summarizer)
@@ -27,11 +27,11 @@ class Flushing(Contract):
         await asyncio.sleep(0.02)
         impatient.cancel()
         await asyncio.wait([impatient], timeout=5)
-        must_be(impatient.cancelled(), True, "whoever waits for a flush may stop waiting")
+        must_be(impatient.cancelled(), True, "waiting for a flush can be cancelled")
         summarizer.release()
         async with must_end(10, "the summary is released"):
             await patient
-        must_be((await shown(memory))["summary"], ["u0", "u1"], "one who stops waiting stops no summary")
+        must_be((await shown(memory))["summary"], ["u0", "u1"], "cancelling a wait does not stop the summary")
 
     @check("memory.waiting")
     async def test_flush_returns_at_its_deadline(self, bench: MemoryBench) -> None:
@@ -50,7 +50,7 @@ class Flushing(Contract):
     async def test_flush_returns_when_the_memory_becomes_degraded(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()
         summarizer.fail = 10_000
-        # The next attempt is an hour away, and a flush has the patience for one that takes another.
+        # The next attempt is an hour away, and an attempt may take an hour.
         memory = await bench.memory(
             config(zone=1, retry_attempts=0, degraded_retry_interval_s=3600.0, summarizer_timeout_s=3600.0),
             summarizer,

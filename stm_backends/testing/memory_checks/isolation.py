@@ -1,4 +1,4 @@
-"""Checks that conversations have nothing in common."""
+"""Checks that conversations share nothing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ALIKE: Final = (
 
 
 class Isolation(Contract):
-    """Checks that conversations have nothing in common."""
+    """Checks that conversations share nothing."""
 
     @check("memory.isolation")
     async def test_conversations_with_keys_that_look_alike_share_nothing(self, bench: MemoryBench) -> None:
-        """The parts of a key are joined unescaped, or one memory object serves everybody."""
+        """The parts of a key are joined unescaped, or one memory object serves all conversations."""
         word = bench.key().user_id
         keys = [MemoryKey(f"{word}{tenant}", user, session) for tenant, user, session in ALIKE]
         memories = [await bench.memory(config("truncation"), key=key) for key in keys]

@@ -59,9 +59,7 @@ class Summarizing(Contract):
         must_be(asked, summarized, "each turn is summarized once")
 
     @check("memory.summary")
-    async def test_what_one_call_of_the_summarizer_does_not_cover_follows_in_others(
-        self, bench: MemoryBench
-    ) -> None:
+    async def test_turns_beyond_one_call_of_the_summarizer_follow_in_others(self, bench: MemoryBench) -> None:
         """All that is pending goes into one call, which fails for what the model does not take."""
         bench.needs("fold_batch_turns")
         summarizer = LedgerSummarizer()
@@ -144,10 +142,8 @@ class Summarizing(Contract):
             {"summary": "<session_summary></session_summary>"},
         ],
     )
-    @check("memory.health")
-    async def test_a_summarizer_that_answers_nonsense_erases_nothing(
-        self, bench: MemoryBench, nonsense: object
-    ) -> None:
+    @check("memory.health", slow={"nonsense": ("text", 7, {"summary": None}, {"summary": ["x"]})})
+    async def test_an_invalid_summary_erases_nothing(self, bench: MemoryBench, nonsense: object) -> None:
         summarizer = LedgerSummarizer()
         memory = await bench.memory(config(zone=1), summarizer)
         for number in range(2):
@@ -173,9 +169,7 @@ class Summarizing(Contract):
         must_be((await shown(memory))["summary"], ["u0"], "a later attempt succeeded")
 
     @check("memory.health")
-    async def test_a_summary_of_which_the_budget_leaves_nothing_erases_nothing(
-        self, bench: MemoryBench
-    ) -> None:
+    async def test_a_summary_cut_to_nothing_by_the_budget_erases_nothing(self, bench: MemoryBench) -> None:
         summarizer = LedgerSummarizer()
         summarizer.answers = [{"summary": "u0!"}, {"summary": "<session_summary>a</session_summary>"}]
         # Three characters are a token; nothing of a longer summary is left but its tags.

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: no script, no font, no network."""
+"""The report as a self-contained page, without scripts, fonts or network access."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _SIGNS: Final[dict[Standing, str]] = {
     "opted out": "○",
 }
 
-_PROFILES: Final = {"driver": "Driver", "store": "Store of states", "memory": "Memory"}
+_PROFILES: Final = {"driver": "Driver", "store": "State store", "memory": "Memory"}
 
 
 def page(run: Run) -> str:
@@ -85,7 +85,7 @@ def page(run: Run) -> str:
         _broken(run),
         *(f"<p class='bad'>Could not be run: {escape(text)}</p>" for text in dict.fromkeys(run.broken)),
         *(_profile(_PROFILES[name], clauses) for name, clauses in profiles.items()),
-        _facts("What was run with what", run.versions()),
+        _facts("Versions", run.versions()),
         _facts("Traits of the driver", {name: _shown(value) for name, value in run.traits.items()}),
     ]
     return (
@@ -132,7 +132,7 @@ def _clause(clause: Clause, results: Sequence[Result]) -> str:
 
 
 def _gaps(results: Sequence[Result]) -> str:
-    """Return, for a clause that is folded up, why its count is not full, each reason once."""
+    """Return, for a clause that is closed, why some checks did not run, each reason once."""
     reasons = dict.fromkeys(
         f"{result.outcome.capitalize()}: {result.reason}" for result in results if result.reason
     )

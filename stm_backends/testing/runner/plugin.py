@@ -1,6 +1,6 @@
 """The pytest plugin: options for a backend that is installed, and a report per clause.
 
-It does nothing in runs that have no checks of a contract and are given none of its options.
+It does nothing in runs without checks of a contract and without its options.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GROUP: Final = "stm-backends"
 _ATTRIBUTE: Final = "__stm_check__"
 _SUITE_PROPERTIES: Final = "stm_suite_properties"
 
-# Whatever a report is made of travels in pytest's reports, which reach it from other processes, too.
+# Results travel in pytest's reports, which also arrive from the processes of pytest-xdist.
 _RESULT: Final = "stm_check"
 _PLANNED: Final = "stm_planned"
 _UNFIT: Final = "stm_unfit"
@@ -42,35 +42,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stm-backend",
         metavar="NAME",
-        help="The installed backend that `--pyargs stm_backends.testing` puts to the test.",
+        help="The installed backend that `--pyargs stm_backends.testing` tests.",
     )
-    group.addoption("--stm-url", metavar="URL", help="Where its datastore is.")
+    group.addoption("--stm-url", metavar="URL", help="The URL of its datastore.")
     group.addoption(
         "--stm-profile",
         action="append",
         choices=["driver", "store", "memory", "all"],
-        help="What is checked: the driver (the default, which earns the rest), or what is built on it.",
+        help="What to check: the driver (the default), the store or the memory built on it, or all.",
     )
     group.addoption(
         "--stm-clause",
         action="append",
         metavar="NAME",
-        help="Carry out the checks of this clause only, such as driver.fold; may be given again.",
+        help="Run only the checks of this clause, such as driver.fold; repeat the option for more.",
     )
     group.addoption(
         "--stm-quick",
         action="store_true",
-        help="Leave out the slow checks: under 10 s on an embedded datastore.",
+        help="Leave out slow checks and shorten others: under 10 s on an embedded datastore.",
     )
     group.addoption(
         "--stm-tick",
         type=float,
         metavar="SECONDS",
-        help=f"A time to live that no single operation outlasts (default: {TICK_S}, quick: {QUICK_TICK_S}; "
-        "at least what the driver honours).",
+        help=f"A time to live longer than any operation takes (default: {TICK_S}, quick: {QUICK_TICK_S}; "
+        "at least the driver's min_ttl).",
     )
     group.addoption(
-        "--stm-create", action="store_true", help="Set up what the datastore needs first, such as tables."
+        "--stm-create", action="store_true", help="First create what the datastore needs, such as tables."
     )
     group.addoption("--stm-server", metavar="TEXT", default="", help="The server's version, for the report.")
     group.addoption("--stm-json", metavar="FILE", help="Write the report as JSON.")
@@ -78,9 +78,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Be ready to collect results, and refuse a clause that there is not."""
+    """Prepare to collect results, and reject unknown clauses."""
     if names := config.getoption("stm_clause"):
-        from stm_backends.errors import ConfigurationError  # noqa: PLC0415 -- only who asks for it pays for it
+        from stm_backends.errors import ConfigurationError  # noqa: PLC0415 -- imported only where it is used
         from stm_backends.testing.workbench.clauses import require_clauses  # noqa: PLC0415 -- as above
 
         try:
@@ -95,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Note every check of a class, before anything selects some of them."""
+    """Note every check of a class before any selection."""
     report = yield
     if isinstance(collector, pytest.Class) and report.passed:
         for item in report.result:
@@ -117,7 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from stm_backends.testing.runner.selection import profile_of  # noqa: PLC0415 -- as above
 
         if profile_of(item) and not config.getoption("stm_backend"):
-            raise pytest.UsageError("say which backend is to be tested: --stm-backend=NAME --stm-url=URL")
+            raise pytest.UsageError("name the backend to test: --stm-backend=NAME --stm-url=URL")
         (kept if _selection(config).keeps(item, check) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note what will be carried out, and have a JUnit report say what will not."""
+    """Note which checks will run, and list those that will not in a JUnit report."""
     if _SELECTION in session.config.stash:
         _selection(session.config).begin(session.items)
         for item in session.items:
@@ -137,7 +137,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what is known of a check into its report, from which every kind of report is made."""
+    """Add the facts about a check to its report, from which all kinds of reports are made."""
     report = yield
     check = _check_of(item)
     if check is None:
@@ -157,7 +157,7 @@ def pytest_runtest_makereport(
 def stm_suite_properties(
     request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    """Have a JUnit report say how much of the contract is looked at, and what is left out."""
+    """Record in a JUnit report how much of the contract is checked, and what is left out."""
     from stm_backends.testing.runner.results import Result, Run  # noqa: PLC0415 -- as above
     from stm_backends.testing.runner.selection import UNREACHED  # noqa: PLC0415 -- as above
 
@@ -179,10 +179,11 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     config = request.config
     quick = bool(config.getoption("stm_quick"))
     backend: Any = config.getoption("stm_backend")
-    options: dict[str, Any] = {"url": config.getoption("stm_url")}
-    if config.getoption("stm_create"):
-        options["create"] = True
-    # A shorter time to live than the driver honours would show nothing but that.
+    options: dict[str, Any] = {
+        "url": config.getoption("stm_url"),
+        "create": bool(config.getoption("stm_create")),
+    }
+    # A driver may round up shorter times to live.
     shortest = open_driver(backend, **options).traits.min_ttl
     return Datastore(
         open=functools.partial(open_at, backend, **options),
@@ -192,7 +193,7 @@ def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
 
 
 class Reporter:
-    """Gathers the results of a run, if it has any of ours, and writes them where the options say."""
+    """Collects the results of checks and writes the reports that the options ask for."""
 
     NAME: Final = "stm-backends-reporter"
 
@@ -203,7 +204,7 @@ class Reporter:
 
     @functools.cached_property
     def run(self) -> Run:
-        """What was found so far."""
+        """The results so far."""
         from stm_backends.testing.runner.results import Run  # noqa: PLC0415 -- only a run that reports needs it
 
         return Run(
@@ -214,7 +215,7 @@ class Reporter:
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what became of a check."""
+        """Note the result of a check."""
         for name, value in report.user_properties:
             if name in (_RESULT, _PLANNED, _UNFIT):
                 self._note(name, cast("dict[str, Any]", value))
@@ -233,7 +234,7 @@ class Reporter:
             self.run.results.append(Result(**facts))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a class that could not be made, such as one that overrides a check."""
+        """Note a class that could not be defined, for example because it overrides a check."""
         if report.failed and self._asked:
             self.run.broken.append(str(report.longrepr).strip().splitlines()[-1].removeprefix("E   ").strip())
 
@@ -253,7 +254,7 @@ class Reporter:
             Path(path).write_text(page(self.run), "utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the report per clause; of classes in somebody's own tests, a short one."""
+        """Print the report per clause; for classes in a test suite, a short one."""
         if "run" not in vars(self):
             return
         from stm_backends.testing.runner.terminal import summary  # noqa: PLC0415 -- as above
@@ -286,7 +287,7 @@ def _selection(config: pytest.Config) -> Selection:
 def _found(
     item: pytest.Item, check: Check, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return what a report is told of a check: its result, or that none of its class can be carried out."""
+    """Return what a report needs: the result of a check, or why its class cannot run."""
     from stm_backends.testing.runner.selection import facts_of, profile_of  # noqa: PLC0415 -- as above
     from stm_backends.testing.workbench.check import NotReached, Unfit  # noqa: PLC0415 -- as above
 
@@ -294,7 +295,7 @@ def _found(
     if isinstance(error, NotReached):
         return []
     if isinstance(error, Unfit):
-        # What options have chosen is called by its name already.
+        # A backend named by options is named in the report already.
         whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
         return [(_UNFIT, {"message": f"{whose}{error}"})]
     return [(_RESULT, _facts(item, check, call, report))]
@@ -332,7 +333,7 @@ def _facts(
 
 
 def _message(error: BaseException | None) -> str:
-    """Return what was found, and of a group the first."""
+    """Return the message of an error; of a group, that of the first."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return f"{type(error).__name__}: {error}".removeprefix("AssertionError: ")

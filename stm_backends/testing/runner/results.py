@@ -1,4 +1,4 @@
-"""What a run of the suite has found, per clause: the numbers behind every kind of report."""
+"""The results of a run of the suite, per clause, from which all reports are made."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from stm_backends.testing.runner.selection import SLOW, UNREACHED
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 
 Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
-"""What became of a check. One that is left out was not carried out at all."""
+"""The outcome of a check. One that is left out did not run."""
 
 Standing: TypeAlias = Outcome | Literal["partly"]
-"""How a clause stands; `partly` is one that was kept as far as it was asked, which is not wholly."""
+"""The outcome of a clause; `partly` means that all checks that ran passed, but some did not run."""
 
 OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "failed")
 """Of checks that were carried out, in the order in which they are counted."""
@@ -23,7 +23,7 @@ OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "faile
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of one check. `subject` is the class that it was asked of, `id` runs it again.
+    """The result of one check. `subject` is its class, `id` runs it again.
 
     `reason` says why it was not asked; `message` and `explanation` what a failure found.
     """
@@ -45,7 +45,7 @@ class Run:
     """One run of the suite, and on what.
 
     `planned` are all checks of the contracts that it is about, as they are reported if they were not
-    carried out; `broken` says what kept whole classes from being put to the test.
+    carried out; `broken` says why whole classes could not be tested.
     """
 
     backend: str = ""
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was asked was kept, and anything was asked at all."""
+        """Whether at least one check passed and none failed."""
         return bool(self.of("passed")) and not self.broken and not self.of("failed")
 
     @property
@@ -92,7 +92,7 @@ class Run:
                 yield clause, found
 
     def by_subject(self) -> Iterator[Run]:
-        """Yield what was found of each class of checks, named after it, as a run of its own."""
+        """Yield the results of each class of checks as a separate run, named after the class."""
         classes = {_class_of(result): result.subject for result in self.results}
         for name, subject in classes.items():
             results = [result for result in self.results if _class_of(result) == name]
@@ -106,7 +106,7 @@ class Run:
             )
 
     def versions(self) -> dict[str, str]:
-        """Return what was run with what."""
+        """Return the versions of everything involved."""
         versions = {
             "suite": f"stm-backends {stm_backends.__version__}",
             "driver": self.distribution,
@@ -116,11 +116,11 @@ class Run:
         return {name: version for name, version in versions.items() if version}
 
     def extent(self) -> str:
-        """Return how much of the contract was looked at."""
+        """Return how much of the contract was checked."""
         left_out, checks = self.left_out, self.checks
         reasons = {result.reason for result in left_out}
         if reasons and reasons <= {SLOW}:
-            return f"a quick run, which left out {len(left_out)} of {checks} checks"
+            return f"a quick run that left out {len(left_out)} of {checks} checks"
         if UNREACHED in reasons:
             return f"a run that ended after {checks - len(left_out)} of {checks} checks"
         if reasons:
@@ -128,20 +128,20 @@ class Run:
         return "a quick run" if self.quick else "a full run"
 
     def verdict(self) -> str:
-        """Return the outcome as a sentence, which claims no more than was looked at."""
+        """Return the outcome as a sentence, which claims no more than was checked."""
         counts = ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in OUTCOMES)
         who = self.backend or ", ".join(run.backend for run in self.by_subject()) or "what was tested"
         took = f"{self.seconds:.1f} s"
         if not self.results:
-            return f"No check was carried out on {who}."
+            return f"No check ran on {who}."
         if self.of("failed") or self.broken:
             return f"{who} does not keep the contract: {counts} ({self.extent()}, {took})."
         if not self.ok:
-            return f"Nothing is known of {who}: {counts} ({self.extent()}, {took})."
+            return f"{who} was not tested: {counts} ({self.extent()}, {took})."
         if not self.complete:
-            return f"Nothing is broken on {who} in {self.extent()}: {counts} ({took})."
-        but = ", except where it opts out" if self.of("opted out") else ""
-        asked = " in all that it was asked" if self.of("not asked") else ""
+            return f"{who} passes {self.extent()}: {counts} ({took})."
+        but = ", except for what it opts out of" if self.of("opted out") else ""
+        asked = " in all checks that could run" if self.of("not asked") else ""
         return f"{who} keeps the contract{asked}{but}: {counts} ({self.extent()}, {took})."
 
     def as_json(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Run:
 
 
 def standing(results: Sequence[Result]) -> Standing:
-    """Return how a clause stands: kept only if every check of it was, and broken if a single one is."""
+    """Return the outcome of a clause: passed only if every check passed, failed if any failed."""
     outcomes = {result.outcome for result in results}
     for outcome in ("failed", "opted out"):
         if outcome in outcomes:

@@ -1,4 +1,4 @@
-"""Which checks a run carries out, and what becomes of the others: they are told in its report."""
+"""Which checks a run carries out; its report lists the others with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from stm_backends.testing.workbench.check import Check
 from stm_backends.testing.workbench.clauses import CLAUSES
 
-SLOW: Final = "slow, and this is a quick run"
+SLOW: Final = "too slow for a quick run"
 UNSELECTED: Final = "not selected"
 UNREACHED: Final = "the run ended before it"
 
@@ -18,11 +18,10 @@ class Selection:
     """The checks of the contracts that a run is about, by their ids, as far as they are left out.
 
     `left_out` holds the fields of a `Result` for each, with the reason. A check that is to be carried
-    out is in it too, because a run may end before it: whoever reports leaves out those with a result.
+    out is in it too, because the run may end before it; the report skips those with a result.
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._quick = bool(config.getoption("stm_quick"))
         self._clauses: frozenset[str] = frozenset(config.getoption("stm_clause") or ())
         # A clause says which profile is meant.
         of_clauses = {CLAUSES[name].profile for name in self._clauses}
@@ -30,7 +29,7 @@ class Selection:
         self.left_out: dict[str, dict[str, Any]] = {}
 
     def note(self, item: pytest.Item, check: Check) -> None:
-        """Note that there is a check, if its profile was asked for."""
+        """Note a check of a selected profile."""
         if self._concerns(item):
             self.left_out[id_of(item)] = {
                 **facts_of(item, check),
@@ -40,10 +39,10 @@ class Selection:
             }
 
     def keeps(self, item: pytest.Item, check: Check) -> bool:
-        """Whether a check is to be carried out, as far as our own options say."""
+        """Whether the options of this plugin select a check."""
         if not self._concerns(item) or (self._clauses and check.clause.id not in self._clauses):
             return False
-        if check.slow and self._quick:
+        if is_slow(item, check):
             self.left_out[id_of(item)]["reason"] = SLOW
             return False
         return True
@@ -53,7 +52,7 @@ class Selection:
         return not profile or bool({profile, "all"} & self._profiles)
 
     def begin(self, items: list[pytest.Item]) -> None:
-        """Note which checks are to be carried out, after everybody's options had their say."""
+        """Note which checks will run, after all options have selected."""
         for item in items:
             if id_of(item) in self.left_out:
                 self.left_out[id_of(item)]["reason"] = UNREACHED
@@ -64,8 +63,14 @@ def profile_of(item: pytest.Item) -> str:
     return getattr(getattr(item, "cls", None), "profile", "")
 
 
+def is_slow(item: pytest.Item, check: Check) -> bool:
+    """Return whether a check is left out because its class is to be quick."""
+    cls, callspec = getattr(item, "cls", None), getattr(item, "callspec", None)
+    return cls is not None and cls.is_quick(item.config) and check.is_slow(getattr(callspec, "params", {}))
+
+
 def id_of(item: pytest.Item) -> str:
-    """Return the id by which a check can be run again; with `--pyargs` for one that is installed."""
+    """Return the id that runs a check again; of an installed one, with `--pyargs`."""
     module, name = getattr(item, "module", None), item.nodeid.partition("::")[2]
     return f"{module.__name__}::{name}" if module and profile_of(item) else item.nodeid
 

@@ -1,4 +1,4 @@
-"""The report on a terminal: a line per clause, and below it what is broken, or was not asked."""
+"""The report on a terminal: a line per clause, and below it failures and checks that did not run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(run: Run) -> Iterator[Line]:
         yield f"could not be run: {text}", "red"
     if run.of("failed"):
         again = f"--stm-backend={run.backend} --stm-url=URL --pyargs " if run.backend else ""
-        yield f"to run one check again: pytest {again}TEST, with the id below its name", ""
+        yield f"to run one check again: pytest {again}ID, with the id printed below its name", ""
     if run.traits:
         yield "traits: " + ", ".join(f"{name}={value}" for name, value in run.traits.items()), ""
     yield "versions: " + ", ".join(f"{name} {version}" for name, version in run.versions().items()), ""

@@ -1,4 +1,4 @@
-"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs: no code has to be written."""
+"""What `pytest --stm-backend=NAME --pyargs stm_backends.testing` runs, without any code of the user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestDriver(DriverContract):
 
 
 class TestStore(StoreContract):
-    """The store of states that this library builds on that driver."""
+    """The state store that this library builds on that driver."""
 
     profile = "store"
 

@@ -1,11 +1,11 @@
-"""What a check is: a coroutine that knows its clause, and explains itself when it fails."""
+"""Checks: coroutines that belong to a clause and explain their failures."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
@@ -27,15 +27,21 @@ class Check:
     name: str
     clause: Clause
     usual_cause: str
-    slow: bool
+    slow: bool | Mapping[str, Collection[object]]
 
     @property
     def sentence(self) -> str:
         """What is expected: the check's name, as a sentence."""
         return f"{self.name.removeprefix('test_').replace('_', ' ').capitalize()}."
 
+    def is_slow(self, given: Mapping[str, Any]) -> bool:
+        """Return whether a quick run leaves out the check with these values of its parameters."""
+        if isinstance(self.slow, bool):
+            return self.slow
+        return any(value in self.slow.get(name, ()) for name, value in given.items())
+
     def explain(self, history: History) -> str:
-        """Return what a failure means: the clause, the expectation and what was done."""
+        """Return the explanation of a failure: the clause, the expectation and the history."""
         parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
         if self.usual_cause:
             parts.append(f"Usual cause: {self.usual_cause}")
@@ -57,31 +63,34 @@ class Workplace(Protocol):
 
 
 class OptedOut(pytest.skip.Exception):
-    """A check that the subject says it does not keep, with the reason."""
+    """A check that the subject opts out of, with the reason."""
 
 
 class NotAsked(pytest.skip.Exception):
-    """A check that the subject gave no means to carry out, with what would be needed."""
+    """A check that needs something that the subject does not provide, with what it needs."""
 
 
 class Unfit(pytest.fail.Exception):
-    """What was handed to the suite cannot be put to the test at all; said once for a class of checks."""
+    """The implementation cannot be tested at all; reported once for a class of checks."""
 
 
 class NotReached(pytest.skip.Exception):
-    """A check of a class that is unfit, which has been said already."""
+    """A check of a class that cannot be tested, which was reported before."""
 
 
 def not_asked(reason: str) -> NoReturn:
-    """End a check that cannot be carried out here; the report says why."""
+    """End a check that cannot run here; the report gives the reason."""
     raise NotAsked(reason, _use_item_location=True)
 
 
-def check(clause: str, *, slow: bool = False) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def check(
+    clause: str, *, slow: bool | Mapping[str, Collection[object]] = False
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a coroutine method a check of a clause; its docstring is the usual cause of a failure.
 
-    It becomes a plain function with an event loop of its own, so that it runs alike under any plugin
-    for asynchronous tests, and under none. `slow` checks are left out of a quick run.
+    The result is a plain function that starts an event loop, so it runs the same under every plugin for
+    asynchronous tests and under none. A quick run leaves out `slow` checks; of a check with parameters,
+    `slow` may name the values to leave out.
     """
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
@@ -120,13 +129,16 @@ def check_of(function: object) -> Check | None:
 
 
 class Contract:
-    """A class of checks, to be subclassed with whatever is under test.
+    """A class of checks; a subclass supplies the implementation under test.
 
-    `opted_out` names the checks that the subject does not keep, each with the reason, which the report
-    prints. A check that is overridden, or removed, is no check: such a class cannot be made.
+    `opted_out` maps the names of the checks that the implementation does not pass to the reasons, which
+    the report prints. A subclass that overrides or removes a check raises `TypeError`. `quick = True` gives
+    one class the quick form that `--stm-quick` gives all: without the slow checks, and with fewer random
+    histories and shorter races in the others.
     """
 
     opted_out: ClassVar[Mapping[str, str]] = {}
+    quick: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -134,14 +146,19 @@ class Contract:
         for name, original in checks.items():
             if inspect.getattr_static(cls, name) is not original:
                 raise TypeError(
-                    f"{cls.__name__} overrides the check {name}; a check that cannot be kept is named in "
-                    f"`opted_out`, with the reason"
+                    f"{cls.__name__} overrides the check {name}; to leave it out, add it to `opted_out` with "
+                    "the reason"
                 )
         for name, reason in cls.opted_out.items():
             if name not in checks:
-                raise TypeError(f"{cls.__name__} opts out of {name}, which is no check")
+                raise TypeError(f"{cls.__name__} opts out of {name}, which is not a check")
             if not reason.strip():
                 raise TypeError(f"{cls.__name__} opts out of {name} without a reason")
+
+    @classmethod
+    def is_quick(cls, config: pytest.Config) -> bool:
+        """Return whether this class has its quick form in a run."""
+        return cls.quick or bool(config.getoption("stm_quick", default=False))
 
     @classmethod
     def checks(cls) -> dict[str, Callable[..., None]]:

@@ -1,4 +1,4 @@
-"""The clauses of the three contracts: what a report is arranged by."""
+"""The clauses of the three contracts, by which a report is arranged."""
 
 from __future__ import annotations
 
@@ -22,54 +22,76 @@ class Clause(NamedTuple):
 
 
 _PROMISES: Final = {
-    "driver.load": "A load is one strongly consistent snapshot, the same through every instance.",
+    "driver.load": "A load returns one strongly consistent snapshot, the same through every instance.",
     "driver.append": "An append adds one entry at the end; it never conflicts, never reorders, and leaves "
     "the version alone.",
-    "driver.replace": "A replace stores on its condition only; a lost race is False and changes nothing.",
-    "driver.fold": "A fold removes exactly the oldest entries that it covers; what was appended since stays.",
-    "driver.resent": "A write that is sent twice is done once, and answers True both times.",
-    "driver.delete": "A delete removes the whole record, on its condition, and no other record.",
-    "driver.scan": "A scan lists the names of one scope by their UTF-8 bytes, each exactly once.",
-    "driver.expiry": "Expired means absent, in every operation, at once.",
-    "driver.lifetime": "An append and a replace set the time to live anew; KEEP and a refused write do not.",
-    "driver.keys": "Keys are arbitrary text: they never collide, never leak, never act as patterns.",
-    "driver.bytes": "The bytes that went in come out.",
-    "driver.limits": "What is too large is refused before anything is written, and told which limit it met.",
-    "driver.arguments": "Arguments that make no sense are a ValueError, and write nothing.",
-    "driver.races": "Each operation is atomic, however many writers and instances there are.",
-    "driver.processes": "Operating-system processes share the data as instances do, and may be killed.",
-    "driver.cancellation": "A cancelled operation was done or was not, never half; the driver stays usable.",
-    "driver.lifecycle": "Opening and closing twice is harmless, and closing harms no other instance.",
-    "driver.client": "A client that was handed in is never closed by the driver.",
-    "driver.outage": "An outage is a typed error that names no conversation, and never an empty answer.",
-    "driver.corruption": "Damaged data is Corrupt, never a smaller record, and reading it changes nothing.",
+    "driver.replace": (
+        "A replace stores only if its condition holds; otherwise it returns False and changes nothing."
+    ),
+    "driver.fold": (
+        "A fold removes exactly the oldest entries that it covers and keeps entries appended since."
+    ),
+    "driver.resent": "A retried write is applied once and returns True each time.",
+    "driver.delete": "A delete removes the whole record if its condition holds, and no other record.",
+    "driver.scan": (
+        "A scan lists the names of one scope in the order of their UTF-8 bytes, each exactly once."
+    ),
+    "driver.expiry": "An expired record is absent in every operation, at once.",
+    "driver.lifetime": "An append and a replace reset the time to live; KEEP and a refused write do not.",
+    "driver.keys": "Keys are arbitrary text; they never collide, leak or act as patterns.",
+    "driver.bytes": "Stored bytes are returned unchanged.",
+    "driver.limits": (
+        "A value that is too large raises TooLarge, which names the limit, before anything is written."
+    ),
+    "driver.arguments": "Invalid arguments raise ValueError and write nothing.",
+    "driver.races": "Each operation is atomic for any number of writers and instances.",
+    "driver.processes": (
+        "Operating-system processes share the data as instances do, and may be killed at any moment."
+    ),
+    "driver.cancellation": (
+        "A cancelled operation is applied completely or not at all; the driver stays usable."
+    ),
+    "driver.lifecycle": "Opening or closing twice is harmless, and closing does not affect other instances.",
+    "driver.client": "The driver never closes a client that the caller passed in.",
+    "driver.outage": (
+        "An outage raises a typed error that names no conversation, and is never an empty answer."
+    ),
+    "driver.corruption": (
+        "Damaged data raises Corrupt, is never a smaller record, and reading it changes nothing."
+    ),
     "driver.round-trips": "One operation is one round trip.",
-    "driver.traits": "The traits state facts that make sense.",
-    "driver.model": "Any history of operations has the answers that a model of a few lines gives.",
-    "store.load": "A load returns what was saved last, through every instance, and None only if nothing was.",
+    "driver.traits": "The traits are valid.",
+    "driver.model": "Any history of operations returns what a small model of the contract returns.",
+    "store.load": (
+        "A load returns the state saved last, through every instance, and None only if there is none."
+    ),
     "store.replace": "A save replaces the whole state and never merges.",
-    "store.json": "A state comes back JSON-equal, or is refused whole; nothing is changed in silence.",
-    "store.copies": "What was saved and what was loaded are the caller's; changing them changes no state.",
-    "store.keys": "A key is any string, and no key reaches another key's state.",
-    "store.races": "Of saves at the same time one stands in the end, whole.",
+    "store.json": "A state comes back JSON-equal or is refused as a whole; nothing is changed silently.",
+    "store.copies": "Changing an object after saving or loading it does not change the stored state.",
+    "store.keys": "A key is any string, and no key reaches the state of another.",
+    "store.races": "Of concurrent saves, one is stored whole.",
     "store.conditional": "A conditional save stores only over the version that was loaded.",
-    "store.outage": "An outage is an error, and never an absent state.",
-    "store.corruption": "Damaged data is an error, and never an absent state.",
-    "memory.strategies": "Each strategy shows and keeps what it says, in the specified shape.",
-    "memory.fidelity": "A turn is stored as it was given, or refused whole.",
+    "store.outage": "An outage raises an error and is never an absent state.",
+    "store.corruption": "Damaged data raises an error and is never an absent state.",
+    "memory.strategies": "Each strategy shows and keeps what it specifies, in the specified shape.",
+    "memory.fidelity": "A turn is stored as given, or refused as a whole.",
     "memory.identity": "Adding a turn id again changes nothing.",
-    "memory.summary": "What is no longer recent is pending until a summary covers it: nothing is forgotten.",
-    "memory.waiting": "Adding never waits for a summary; a flush waits no longer than it is told.",
-    "memory.health": "Failures are retried, degrade, and recover by themselves; a summarizer erases nothing.",
-    "memory.budget": "What the model sees is within the budget, which leaves the store alone.",
-    "memory.callbacks": "Callbacks report what happened, delay nobody and harm nobody.",
+    "memory.summary": (
+        "A turn that is no longer recent stays pending until a summary covers it; none is lost."
+    ),
+    "memory.waiting": "Adding never waits for a summary; a flush ends at its timeout.",
+    "memory.health": "Failed summaries are retried, degrade the memory and recover; they erase nothing.",
+    "memory.budget": "What the model sees is within the budget; the budget does not change what is stored.",
+    "memory.callbacks": "Callbacks report what happened; they delay no operation and cause no failure.",
     "memory.isolation": "No conversation shows anything of another.",
-    "memory.pods": "Processes that share a conversation lose nothing, double nothing and agree.",
-    "memory.lease": "One pod summarizes at a time, and one that dies is replaced.",
-    "memory.background": "A conversation has one background in a process, however many memory objects.",
-    "memory.round-trips": "Adding a turn and reading are one round trip each, for a conversation of any age.",
-    "memory.outage": "An outage is an error, and never an empty memory.",
-    "memory.corruption": "What cannot be read is a typed error, and is left as it is.",
+    "memory.pods": "Processes that share a conversation lose nothing, duplicate nothing and agree.",
+    "memory.lease": "One pod summarizes at a time, and another takes over if it dies.",
+    "memory.background": "All memory objects of a conversation in one process share one background task.",
+    "memory.round-trips": (
+        "Adding a turn and reading take one round trip each, however long the conversation."
+    ),
+    "memory.outage": "An outage raises an error and never shows an empty memory.",
+    "memory.corruption": "Data that cannot be read raises a typed error and is left unchanged.",
 }
 
 CLAUSES: Final = {name: Clause(name, promise) for name, promise in _PROMISES.items()}
@@ -77,7 +99,7 @@ CLAUSES: Final = {name: Clause(name, promise) for name, promise in _PROMISES.ite
 
 
 def require_clauses(names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for a name that is no clause's; it tells what may have been meant."""
+    """Raise `ConfigurationError` for a name that no clause has, with the nearest names."""
     for name in names:
         if name not in CLAUSES:
             words = {known.partition(".")[2] for known in CLAUSES}

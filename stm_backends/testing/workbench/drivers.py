@@ -1,4 +1,4 @@
-"""What a check works with: a datastore, open drivers on it, fresh keys, and the passing of time."""
+"""What a check of a driver uses: a datastore, open drivers, fresh keys and the passing of time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -15,14 +15,14 @@ from stm_backends.drivers.plugins import open_driver
 from stm_backends.testing.workbench.history import History, Recorded
 
 QUICK_HISTORIES: Final = 3
-"""How many random histories a quick run tries; making one that fails shorter takes longer than all else."""
+"""How many random histories a quick run tries. It does not shrink failures, which takes longest."""
 
 OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandedIn:
-    """An open driver on a client that is not its own, and how that client is asked whether it is open."""
+    """An open driver on a client of the caller, and how to ask whether that client is open."""
 
     driver: Driver
     is_open: Callable[[], Awaitable[bool]]
@@ -38,7 +38,7 @@ class Datastore:
     of an importable module, or a `functools.partial` of one.
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
-    a time to live in seconds that no single operation outlasts, and that `pass_time` can wait for.
+    a time to live in seconds that is longer than any operation takes and short enough to wait for.
     `histories` is how many random histories of operations are tried; a quick run tries fewer.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
@@ -70,7 +70,7 @@ class Datastore:
 
 @dataclass
 class FakeClock:
-    """A clock that stands still until it is told to move; for drivers that accept a `clock`."""
+    """A clock that only `pass_time` moves; for drivers that accept a `clock`."""
 
     now: float = 1_000_000.0
 
@@ -82,18 +82,24 @@ class FakeClock:
         self.now += seconds
 
 
-async def open_at(name_or_url: str, **options: Any) -> Driver:
-    """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles."""
-    driver = open_driver(name_or_url, **options)
+async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> Driver:
+    """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles.
+
+    `create=True` first sets up what the datastore needs, such as tables, and keeps what exists.
+    """
+    driver = open_driver(name_or_url, create=create, **options)
     await driver.open()
     return driver
 
 
 class Bench:
-    """One check's place of work; leaving it removes what the check stored and closes its drivers."""
+    """The workplace of one check; leaving it removes what the check stored and closes its drivers."""
 
-    def __init__(self, datastore: Datastore) -> None:
+    def __init__(self, datastore: Datastore, *, quick: bool = False) -> None:
+        if quick:
+            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
         self.datastore = datastore
+        self.quick = quick
         self.tick = datastore.tick
         self.history = History()
         self.traits: Traits | None = None
@@ -101,7 +107,7 @@ class Bench:
         self._scopes: list[str] = []
 
     async def driver(self) -> Driver:
-        """Return an open driver of one's own on the datastore."""
+        """Return a new open driver on the datastore."""
         return self.adopt(await self.datastore.open())
 
     def adopt(self, driver: Driver) -> Driver:
@@ -112,13 +118,13 @@ class Bench:
         return cast("Driver", Recorded(driver, self.history, who, (*OPERATIONS, "open", "close")))
 
     def scope(self) -> str:
-        """Return a scope that nobody has ever used."""
+        """Return a scope that was never used."""
         scope = f"check:{uuid.uuid4().hex}:memory"
         self.clean(scope)
         return scope
 
     def key(self) -> Key:
-        """Return a key that nobody has ever used."""
+        """Return a key that was never used."""
         return Key(self.scope(), "record")
 
     def clean(self, scope: str) -> None:
@@ -142,7 +148,7 @@ class Bench:
             # What the check has found matters more than what tidying up after it meets.
             if error is None:
                 raise
-            error.add_note(f"Removing what the check had stored failed, too: {failure}")
+            error.add_note(f"Removing what the check had stored failed too: {failure}")
         finally:
             for driver in self._drivers:
                 await driver.close()

@@ -1,4 +1,4 @@
-"""What a check expects, said in a sentence when it is not so."""
+"""Expectations of checks, which fail with a sentence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The reference driver on a store that can be damaged, cut off, counted and handed in.
 
-It shows that every check can be asked, and it is what the mutants are variations of.
+It provides what every check needs. The mutants in `tests/mutants` are variations of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a check did and what it was answered, to be shown when the check fails."""
+"""The operations of a check and their results, shown when the check fails."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, Final
 from stm_backends.drivers.contract import Expect, Key, Record, Ttl
 
 SHOWN: Final = 16
-"""How many operations a failing check shows; races make more than anybody reads."""
+"""How many operations a failing check shows; races make hundreds."""
 
 SHOWN_OF_LISTINGS: Final = 64
-"""How many if it has listed a scope: what a page should hold is told by all that was written there."""
+"""How many if it has listed a scope, because every write to the scope explains the listing."""
 
 _LONGEST_VALUE: Final = 48
 _LONGEST_TAIL: Final = 12
@@ -34,7 +34,7 @@ class Event:
     place: object
     began: int
     ended: int | None = None
-    outcome: str = "(no answer yet)"
+    outcome: str = "(no result yet)"
 
 
 class History:
@@ -83,7 +83,7 @@ class History:
     def _line(event: Event, after: Event | None) -> str:
         overlaps = after is not None and (event.ended is None or event.ended > after.began)
         line = f"{event.who}.{event.call} -> {event.outcome}" if event.who else f"-- {event.call}"
-        return f"{line}   (while the next began)" if overlaps else line
+        return f"{line}   (overlaps the next)" if overlaps else line
 
     def shown(self, value: object) -> str:
         """Return a short text for an argument or an answer."""

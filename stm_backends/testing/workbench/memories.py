@@ -1,4 +1,4 @@
-"""What a check of a memory works with: fresh conversations, memories of them, and what these show."""
+"""What a check of a memory uses: new conversations, memories of them, and what these show."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Memories:
     """How a suite reaches the memories of one implementation.
 
     `open(key, config, summarizer)` returns a memory of the conversation `key`: where memories are
-    shared, another one each time, as if in a process of its own. `close` ends one for good.
+    shared, another one each time, as if in another process. `close` ends one for good.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 
@@ -73,15 +73,16 @@ class Memories:
 
 
 class MemoryBench:
-    """One check's place of work; leaving it closes the memories that the check has opened."""
+    """The workplace of one check; leaving it closes the memories that the check has opened."""
 
-    def __init__(self, memories: Memories) -> None:
+    def __init__(self, memories: Memories, *, quick: bool = False) -> None:
         self.memories = memories
+        self.quick = quick
         self.history = History()
         self._opened: list[Any] = []
 
     def key(self) -> MemoryKey:
-        """Return the key of a conversation that nobody has had."""
+        """Return the key of a new conversation."""
         return MemoryKey("check", uuid.uuid4().hex, "chat")
 
     async def memory(
@@ -97,7 +98,7 @@ class MemoryBench:
     def needs(self, what: str) -> None:
         """End the check if this implementation does not have what goes beyond the protocol."""
         if what in self.memories.without:
-            not_asked(f"needs what this memory is said to be without: {what}")
+            not_asked(f"needs `{what}`, which this memory is declared to lack")
 
     async def kill(self, memory: Memory) -> None:
         """End a memory as SIGKILL would."""
@@ -177,7 +178,7 @@ async def shown(memory: Memory) -> dict[str, Any]:
 
 async def until(
     condition: Callable[[], bool | Awaitable[bool]],
-    expected: str = "what is waited for is so",
+    expected: str = "the condition holds",
     *,
     within: float = 5.0,
 ) -> None:

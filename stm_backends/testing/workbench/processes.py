@@ -1,7 +1,7 @@
 """Other operating-system processes that work on the same datastore as a check does.
 
-A worker is told what to do as a pickle on its standard input, and writes one line per acknowledged
-write to its standard output, so that whoever kills it knows what must still be there.
+A worker receives its task as a pickle on its standard input. It writes one line per acknowledged write to
+its standard output, so a check that kills it knows what must be stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAST_BYTES: Final = 8_192
 class Task:
     """What a worker does: append `count` entries `label:0`, `label:1` ..., folding now and then.
 
-    With `lease_s` it takes a lease for so long first, acknowledges it as `label`, and lives on with it.
+    With `lease_s` it first takes a lease of that many seconds, acknowledges it as `label` and keeps running.
     With `work` it does that first, on the record under `key`.
     """
 
@@ -49,7 +49,7 @@ class Task:
 
 
 class Worker:
-    """A process of its own that carries out a task. If it ends otherwise than it should, it says how."""
+    """A process that carries out a task. An unexpected end fails the check and shows how it ended."""
 
     def __init__(self, process: asyncio.subprocess.Process, complaints: asyncio.Task[bytes]) -> None:
         self._process = process
@@ -91,7 +91,7 @@ class Worker:
         await self._end(expected=_KILLED)
 
     async def finish(self) -> None:
-        """Wait for the end of the task, which must be a good one; whoever stops waiting ends the process."""
+        """Wait until the task succeeds; cancelling the wait kills the process."""
         try:
             await self._note()
             await self._end(expected=0)
@@ -175,7 +175,7 @@ async def fold(driver: Driver, key: Key, drop: int) -> bool:
 
 
 async def ledger(driver: Driver, key: Key) -> list[str]:
-    """Return every entry ever appended, folded or not, in the order in which it stands."""
+    """Return every entry ever appended, folded or not, in order."""
     record = await driver.load(key)
     if record is None:
         return []

@@ -1,4 +1,4 @@
-"""Summarizers for tests: one keeps a ledger of what it covered and does as it is told."""
+"""A summarizer for tests, which keeps a ledger of what it covered and fails on demand."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class TestDynamoDriverInTinyParts(TestDynamoDriver):
             "test_the_largest_body_fits_and_one_byte_more_is_too_large",
             "test_a_full_record_refuses_what_it_cannot_hold_and_a_fold_makes_room",
             "test_a_load_is_a_snapshot_while_another_process_appends_and_folds",
-            "test_any_history_with_expiry_has_the_answers_of_the_model",
+            "test_any_history_with_expiry_matches_the_model",
         ],
     )
     sizes = TINY
@@ -111,9 +111,9 @@ class TestDynamoDriverAsUsersHaveIt(DriverContract):
     opted_out: ClassVar = slow_checks(
         "asked of the same driver above, with a clock that waits",
         kept=[
-            "test_an_append_sets_the_time_to_live_anew",
+            "test_an_append_resets_the_time_to_live",
             "test_an_expired_record_is_absent_in_delete",
-            "test_a_lease_whose_process_was_killed_is_free_when_its_time_has_come_and_not_before",
+            "test_the_lease_of_a_killed_process_is_free_once_expired_and_not_before",
         ],
     )
 
@@ -137,11 +137,11 @@ async def open_on_boto3(table, **aws):
 @pytest.mark.parametrize(
     "check",
     [
-        "test_what_went_in_comes_out_byte_for_byte",
+        "test_bytes_are_returned_unchanged",
         "test_folds_never_lose_an_append_and_loads_never_see_half_a_fold",
-        "test_a_cancelled_append_is_wholly_there_or_not_at_all",
-        "test_closing_while_operations_run_ends_each_of_them_one_way_or_the_other",
-        "test_any_history_without_expiry_has_the_answers_of_the_model",
+        "test_a_cancelled_append_is_applied_completely_or_not_at_all",
+        "test_closing_ends_each_running_operation_with_a_result_or_an_error",
+        "test_any_history_without_expiry_matches_the_model",
     ],
 )
 def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):

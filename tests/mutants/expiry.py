@@ -1,4 +1,4 @@
-"""Drivers that are wrong about the end of a record, or their own."""
+"""Drivers with faults in expiry, opening or closing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OutageIsNoData(MemoryDriver):
             return None
 
 
-class ClosesEverybodysStore(MemoryDriver):
+class ClosesTheSharedStore(MemoryDriver):
     """Takes away, on closing, what others still use."""
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class ClosesEverybodysStore(MemoryDriver):
         self._store.mortal.clear()
 
 
-class HasOneLife(MemoryDriver):
+class CannotBeReopened(MemoryDriver):
     """Refuses to be closed twice."""
 
     async def close(self) -> None:
