@@ -24,6 +24,10 @@ def package(datastore: str) -> ModuleType:
     return importlib.import_module(f"stm_backends_{datastore}")
 
 
+def settings_of(datastore: str) -> type:
+    return getattr(package(datastore), f"{NAMES[datastore]}Settings")
+
+
 def parameters(function: object) -> list[tuple[str, object, object]]:
     return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
 
@@ -49,7 +53,7 @@ def test_the_named_classes_are_made_in_the_same_way(datastore: str) -> None:
 
 
 def test_settings_of_the_same_meaning_have_the_same_name_and_default(datastore: str) -> None:
-    settings = getattr(package(datastore), f"{NAMES[datastore]}Settings")
+    settings = settings_of(datastore)
     fields = {field.name: field for field in dataclasses.fields(settings)}
     assert all(field.kw_only for field in fields.values())
     assert fields["deadline_s"].default == DEFAULT_DEADLINE_S

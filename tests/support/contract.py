@@ -1,11 +1,24 @@
-"""Choices among the checks of the contract."""
+"""Drivers as tests open them, and choices among the checks of the contract."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-from stm_backends.testing import DriverContract
+from stm_backends.drivers.contract import Driver
+from stm_backends.testing import DriverContract, open_at
 from stm_backends.testing.workbench.check import check_of
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Driver]:
+    """Yield a driver that is open for as long as the context lasts."""
+    driver = await open_at(url, **options)
+    try:
+        yield driver
+    finally:
+        await driver.close()
 
 
 def slow_checks(reason: str, *, kept: Sequence[str] = ()) -> dict[str, str]:

@@ -53,6 +53,11 @@ def with_query(url: str, **more: object) -> str:
     return f"{url}{'&' if '?' in url else '?'}{added}"
 
 
+def without_query(url: str) -> str:
+    """Return a URL as client libraries take it that know none of our settings."""
+    return url.partition("?")[0]
+
+
 def in_file(folder: Path) -> Place:
     """Return a place in an SQLite file that is not there yet."""
     return Place(url=f"sqlite:///{folder}/{_fresh()}.db")

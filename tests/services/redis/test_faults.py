@@ -34,82 +34,6 @@ def through_proxy(start):
     proxy.stop()
 
 
-async def test_what_was_acknowledged_survives_the_death_of_a_server_that_always_syncs(start):
-    server = start("--save", "", "--appendonly", "yes", "--appendfsync", "always")
-    driver = await open_at(server.url)
-    acknowledged: dict[str, list[str]] = {}
-    unsure: list[str] = []
-    dying = False
-
-    async def write(label: str) -> None:
-        mine = acknowledged.setdefault(label, [])
-        for number in range(100_000):
-            entry = f"{label}:{number}"
-            try:
-                await driver.append(KEY, entry.encode(), initial_version=new_version(), ttl=600)
-            except StorageError:
-                assert dying
-                unsure.append(entry)
-                return
-            mine.append(entry)
-
-    async with asyncio.TaskGroup() as tasks:
-        for label in ("a", "b", "c"):
-            tasks.create_task(write(label))
-        await asyncio.sleep(0.5)
-        dying = True
-        server.kill()
-    server.start()
-    entries = await ledger(driver, KEY)
-    assert len(entries) == len(set(entries))
-    for label, mine in acknowledged.items():
-        assert mine
-        there = [entry for entry in entries if entry.startswith(f"{label}:")]
-        assert there[: len(mine)] == mine
-        assert set(there[len(mine) :]) <= set(unsure)
-    assert (await driver.scan(KEY.scope, limit=9)).names == (KEY.name,)
-    assert 0 < server.ask("PTTL", PLACE) <= 600_000
-    await driver.close()
-
-
-async def warm(driver) -> None:
-    """Let the server know the scripts, so that the answer which is lost is that of the write itself."""
-    other = Key("tenant:user:other", "conversation")
-    await driver.append(other, b"", initial_version="initial", ttl=None)
-    await driver.replace(other, b"", version="v", expect=ANY, ttl=None)
-
-
-async def test_a_write_whose_answer_is_lost_is_unknown_and_sending_it_again_is_harmless(through_proxy):
-    server, proxy = through_proxy
-    driver = await open_at(f"redis://127.0.0.1:{proxy.port}", deadline_s=0.7)
-    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
-    await warm(driver)
-    proxy.silence("to client")
-    with pytest.raises(OutcomeUnknown, match="deadline"):
-        await driver.replace(KEY, b"folded", version="v2", expect="initial", drop=1, ttl=KEEP)
-    proxy.cut()
-    proxy.restore()
-    assert server.ask("LRANGE", PLACE, 0, -1)[0] == b"v2", "it was done all the same"
-    assert await driver.replace(KEY, b"folded", version="v2", expect="initial", drop=1, ttl=KEEP) is True
-    assert await driver.load(KEY) == Record("v2", b"folded", ())
-    await driver.close()
-
-
-async def test_a_connection_that_breaks_before_the_answer_leaves_a_write_unknown(through_proxy):
-    _, proxy = through_proxy
-    driver = await open_at(f"redis://127.0.0.1:{proxy.port}")
-    await warm(driver)
-    proxy.silence("to client")
-    write = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="initial", ttl=None))
-    await asyncio.sleep(0.1)
-    proxy.cut()
-    with pytest.raises(OutcomeUnknown, match="connection was lost"):
-        await write
-    proxy.restore()
-    assert (await driver.load(KEY)).tail == (b"a",)
-    await driver.close()
-
-
 async def test_a_write_that_found_no_connection_was_not_done_for_certain(through_proxy):
     server, proxy = through_proxy
     driver = await open_at(f"redis://127.0.0.1:{proxy.port}", deadline_s=2.0)
@@ -124,38 +48,6 @@ async def test_a_write_that_found_no_connection_was_not_done_for_certain(through
     server.stop()
     with pytest.raises(Unavailable):
         await open_at(server.url)
-    await driver.close()
-
-
-async def test_a_server_that_hangs_ends_every_operation_at_its_deadline(start):
-    server = start()
-    driver = await open_at(server.url, deadline_s=0.5)
-    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
-    server.pause()
-    before = time.monotonic()
-    with pytest.raises(OutcomeUnknown):
-        await driver.append(KEY, b"b", initial_version="initial", ttl=None)
-    with pytest.raises(Unavailable):
-        await driver.load(KEY)
-    assert time.monotonic() - before < 6
-    server.go_on()
-    assert b"a" in (await driver.load(KEY)).tail
-    await driver.close()
-
-
-async def test_cancelled_operations_leave_no_answer_for_the_next_one_to_take(start):
-    driver = await open_at(start().url, pool_size=2)
-    keys = [Key(KEY.scope, f"{n}") for n in range(4)]
-    for key in keys:
-        await driver.append(key, key.name.encode(), initial_version=key.name, ttl=None)
-    for steps in range(40):
-        loads = [asyncio.ensure_future(driver.load(key)) for key in keys]
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        loads[steps % 4].cancel()
-        for key, load in zip(keys, loads, strict=True):
-            with contextlib.suppress(asyncio.CancelledError):
-                assert await load == Record(key.name, None, (key.name.encode(),))
     await driver.close()
 
 
@@ -373,34 +265,5 @@ async def test_a_client_that_decodes_its_owners_answers_is_given_bytes_all_the_s
         assert await client.get("theirs") == "text"
 
 
-async def test_the_named_classes_work_on_a_client_of_ones_own_without_being_opened(start):
-    server = start()
-    from stm_backends_redis import RedisShortTermMemory, RedisStateStore  # noqa: PLC0415
-
-    async with Redis(port=server.port) as client:
-        config = stm_backends.ShortTermMemoryConfig(strategy="truncation")
-        key = stm_backends.MemoryKey("t", "u", "s")
-        memory = RedisShortTermMemory(client, config, key=key)
-        await memory.add_turn(stm_backends.ConversationTurn("hello", "hi"))
-        again = RedisShortTermMemory(client, config, key=key, deadline_s=1.0)
-        assert [turn.user_message for turn in await again.turns()] == ["hello"]
-        store = RedisStateStore(client)
-        await store.save_memory_state("some key", {"a": 1})
-        assert await store.load_memory_state("some key") == {"a": 1}
-        await memory.close()
-        await again.close()
-        assert await client.ping()
-
-
 # Ten at once
 
-
-async def test_ten_processes_that_open_at_once_with_create_all_write(start):
-    server = start()
-    opening = functools.partial(open_at, server.url, create=True)
-    tasks = [Task(open=opening, key=KEY, label=f"w{n}", count=3) for n in range(10)]
-    workers = [await Worker.start(task) for task in tasks]
-    await asyncio.gather(*(worker.finish() for worker in workers))
-    driver = await open_at(server.url)
-    assert len(await ledger(driver, KEY)) == 30
-    await driver.close()
