@@ -15,6 +15,8 @@ from tests.support.places import EACH, Place
 
 PlaceOn = Callable[[str], Place]
 
+pytestmark = pytest.mark.full
+
 FIVE_MINUTES = 300.0
 
 BY_THE_SERVER = [each for each in EACH if each != "dynamo"]

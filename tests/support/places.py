@@ -8,19 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from _pytest.mark import ParameterSet
 
 SERVERS = {"redis": "redis_url", "postgres": "postgres_url", "mongo": "mongo_url", "dynamo": "dynamodb"}
 """The datastores of many hosts, and the fixtures of `tests/conftest.py` that start them."""
 
 EACH = tuple(SERVERS)
 """For tests on each of them."""
+
+
+def quick_on(quick: str, every: Sequence[str]) -> list[ParameterSet]:
+    """Return parameters of which one is in every run, and the others in the full run only."""
+    return [pytest.param(one, marks=() if one == quick else pytest.mark.full) for one in every]
+
 
 on_each_datastore = pytest.mark.parametrize("datastore", ["sqlite", *EACH], indirect=True)
 """Marks a test that takes the URL of a `datastore`, to be run on SQLite too."""

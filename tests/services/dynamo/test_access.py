@@ -16,6 +16,8 @@ from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Denied
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 
+pytestmark = pytest.mark.full
+
 KEY = Key("acme:u1:memory", "chat")
 REGION = "eu-west-1"
 TABLE = "stm_credentials"

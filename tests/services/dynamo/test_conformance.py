@@ -89,6 +89,7 @@ class TestDynamoDriver(DriverContract):
         client.close()
 
 
+@pytest.mark.full
 class TestDynamoDriverInTinyParts(TestDynamoDriver):
     """Nearly everything stands in parts, and moves there all the time."""
 
@@ -105,6 +106,7 @@ class TestDynamoDriverInTinyParts(TestDynamoDriver):
     histories = 25
 
 
+@pytest.mark.full
 class TestDynamoDriverAsUsersHaveIt(DriverContract):
     """The real clock and the default settings."""
 
@@ -134,6 +136,7 @@ async def open_on_boto3(table, **aws):
     return driver
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "check",
     [
@@ -150,7 +153,7 @@ def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):
     getattr(DriverContract(), check)(Bench(Datastore(open=opening, histories=5)))
 
 
-class TestDistributedMemoryInATable(PodsContract):
+class TestPodsOnDynamo(PodsContract):
     @pytest.fixture
     def memories(self, place, behind, proxy):
         url = f"{behind.url}&deadline_s={QUICK_S}"
@@ -158,7 +161,7 @@ class TestDistributedMemoryInATable(PodsContract):
         return memories_on(datastore, deadline_s=QUICK_S)
 
 
-class TestStateStoreInATable(StoreContract):
+class TestStoresOnDynamo(StoreContract):
     @pytest.fixture
     def stores(self, place):
         return stores_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))

@@ -144,7 +144,13 @@ MEANWHILE = (
 )
 """What another does: one of each kind."""
 
-PLACES = list(itertools.product(SETTINGS, OPERATIONS))
+QUICK = [("a part and small entries", name) for name in ("a large append", "a fold", "a delete")]
+"""The pairs that are in every run; the others take minutes together."""
+
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.full)
+    for pair in itertools.product(SETTINGS, OPERATIONS)
+]
 
 
 async def outcomes(setting: str, *orders: tuple[str, ...]) -> list[tuple[dict[str, object], Record | None]]:
@@ -162,7 +168,7 @@ async def outcomes(setting: str, *orders: tuple[str, ...]) -> list[tuple[dict[st
 # interleavings -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("setting", "first"), PLACES)
+@pytest.mark.parametrize(("setting", "first"), PAIRS)
 async def test_whatever_another_does_between_two_requests_comes_before_or_after(
     place, client, driver_on, setting, first
 ):
@@ -200,7 +206,7 @@ async def assert_erased(driver, client, place, key):
 # kills ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("setting", "operation"), PLACES)
+@pytest.mark.parametrize(("setting", "operation"), PAIRS)
 async def test_a_kill_between_two_requests_leaves_the_record_before_or_after_and_nothing_that_erasing_misses(
     place, client, driver_on, setting, operation
 ):
@@ -415,6 +421,7 @@ async def test_small_entries_fill_a_record_too(client, driver_on, key):
     assert await driver.delete(key)
 
 
+@pytest.mark.full
 async def test_many_small_parts_become_few(place, client, driver_on, key):
     driver = driver_on(client, sizes=Sizes(crowd=16, large=10, loose=64))
     entries = [b"%03d of two sizes" % n if n % 3 else b"%03d" % n for n in range(200)]
@@ -610,6 +617,7 @@ async def test_a_turn_of_10_kb_onto_200_kb_takes_at_most_25_write_units(client, 
     await driver.delete(key)
 
 
+@pytest.mark.full
 async def test_items_of_1_kb_take_about_what_they_weigh_however_many_stand(client, driver_on, key, units):
     driver = driver_on(client, sizes=Sizes())
     for _ in range(180):

@@ -137,6 +137,7 @@ def client_of_boto3(url):
 # how many ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_operation_is_one_request_to_a_server_of_today(moto):
     client = client_of_boto3(moto)
     counted = []
@@ -153,7 +154,7 @@ def test_one_operation_is_one_request_to_a_server_of_today(moto):
     client.close()
 
 
-@pytest.mark.parametrize(("server", "lost"), [("moto", 1), ("local", 2)])
+@pytest.mark.parametrize(("server", "lost"), [pytest.param("moto", 1, marks=pytest.mark.full), ("local", 2)])
 def test_only_a_birth_takes_two_requests_and_on_old_servers_a_lost_replace(server, lost, request):
     asyncio.run(count_all(request.getfixturevalue(server), lost))
 
@@ -191,7 +192,7 @@ async def count_all(url, lost):
         assert await count(replace(version="v6", expect=ANY, ttl=KEEP)) == 2
 
 
-@pytest.mark.parametrize(("server", "met"), [("moto", 0), ("local", 1)])
+@pytest.mark.parametrize(("server", "met"), [pytest.param("moto", 0, marks=pytest.mark.full), ("local", 1)])
 async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met, request):
     """`met` is the look at what refused a write, where the server does not say."""
     large, url = b"x" * 3_000, request.getfixturevalue(server)

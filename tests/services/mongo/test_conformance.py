@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 from pymongo import AsyncMongoClient
 
-from stm_backends.drivers.contract import Key
 from stm_backends.testing import (
     Datastore,
     DriverContract,
@@ -56,6 +55,7 @@ class TestMongoDriver(DriverContract):
         )
 
 
+@pytest.mark.full
 class TestMongoDriverAsUsersHaveIt(DriverContract):
     """The whole replica set and the default settings."""
 
@@ -64,6 +64,7 @@ class TestMongoDriverAsUsersHaveIt(DriverContract):
         return Datastore(open=functools.partial(open_at, place.url), tick=0.3, histories=3)
 
 
+@pytest.mark.full
 class TestMongoDriverOnMotorAndASingleServer(DriverContract):
     opted_out: ClassVar = slow_checks("asked of the same driver on PyMongo above")
 
@@ -77,7 +78,7 @@ class TestMongoDriverOnMotorAndASingleServer(DriverContract):
         )
 
 
-class TestDistributedMemoryOnMongo(PodsContract):
+class TestPodsOnMongo(PodsContract):
     @pytest.fixture
     def memories(self, place, proxy, proxied):
         datastore = Datastore(
@@ -86,7 +87,7 @@ class TestDistributedMemoryOnMongo(PodsContract):
         return memories_on(datastore, deadline_s=QUICK_S)
 
 
-class TestStateStoreOnMongo(StoreContract):
+class TestStoresOnMongo(StoreContract):
     @pytest.fixture
     def stores(self, proxy, proxied):
         return stores_on(
@@ -94,21 +95,3 @@ class TestStateStoreOnMongo(StoreContract):
                 open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
             )
         )
-
-
-async def test_turns_of_many_kilobytes_and_of_megabytes_stand_side_by_side_in_one_record(place):
-    """What the sizes of the traits say, far beyond what conversations hold."""
-    key, large = Key("acme:large:memory", "chat"), bytes(4 * 1024 * 1024)
-    turns = [bytes(300_000)] * 10
-    driver = await open_at(place.url)
-    try:
-        assert driver.traits.max_record > len(large) * 2 + sum(map(len, turns))
-        for turn in (*turns, large):
-            await driver.append(key, turn, initial_version="v", ttl=None)
-        assert await driver.replace(key, large, version="w", expect="v", drop=3, ttl=None) is True
-        record = await driver.load(key)
-        assert record is not None
-        assert (record.body, record.tail) == (large, (*turns[3:], large))
-    finally:
-        await driver.delete(key)
-        await driver.close()

@@ -12,7 +12,7 @@ from stm_backends.drivers.contract import KEEP, Key, Record
 from stm_backends.drivers.layouts import Layout
 from stm_backends.errors import ConfigurationError
 from stm_backends_mongo import statements
-from tests.services.mongo.test_faults import opened
+from tests.support.contract import opened
 
 KEY = Key("acme:u1:memory", "chat")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import uuid
-from asyncio import subprocess
 from urllib.parse import quote_plus
 
 import pytest
@@ -15,7 +13,7 @@ from pymongo import MongoClient
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import ConfigurationError, Denied, Unavailable
 from stm_backends_mongo import open_driver
-from tests.services.mongo.test_faults import opened
+from tests.support.contract import opened
 from tests.support.mongod import Mongod, until
 
 WORD = "p/s3cret"
@@ -75,35 +73,6 @@ async def test_a_collection_of_another_kind_is_refused_and_left_as_it_is(place, 
         async with opened(place.options(collection=fresh), create=True):
             pass
     assert collection.options() == before
-
-
-async def test_ten_processes_that_set_the_collection_up_at_once_all_succeed(place, fresh):
-    script = """
-import asyncio, sys
-from stm_backends.drivers.contract import Key
-from stm_backends_mongo import open_driver
-async def main():
-    driver = open_driver(sys.argv[1], create=True)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    await driver.open()
-    await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
-    await driver.close()
-asyncio.run(main())
-"""
-    url = place.options(collection=fresh, deadline_s=30)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, **pipes) for _ in range(10)
-    ]
-    for process in processes:
-        assert await process.stdout.readline() == b"ready\n"
-    for process in processes:
-        process.stdin.write(b"go\n")
-    errors = [(await process.communicate())[1] for process in processes]
-    assert errors == [b""] * 10
-    async with opened(url) as driver:
-        assert await driver.load(Key("s", "n")) == Record("v", None, (b"a",) * 10)
 
 
 async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(single_place):

@@ -8,7 +8,6 @@ from typing import Any
 
 import bson
 import pytest
-from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, monitoring
 from pymongo.errors import (
     AutoReconnect,
@@ -26,12 +25,12 @@ from pymongo.errors import (
     WTimeoutError,
 )
 
-from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends import ShortTermMemoryConfig
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
-from stm_backends_mongo import MongoShortTermMemory, MongoStateStore, open_driver, statements
+from stm_backends_mongo import open_driver, statements
 from stm_backends_mongo.errors import meaning
-from tests.services.mongo.test_faults import opened
+from tests.support.contract import opened
 
 EXPRESSIONS = (
     "$expires",
@@ -231,23 +230,6 @@ async def test_a_time_to_live_of_any_length_is_kept_or_cut_to_what_a_date_holds(
         await asyncio.sleep(0.01)
         assert (await driver.load(key) is not None) is (ttl > 1)
         await driver.delete(key)
-
-
-@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient], ids=["pymongo", "motor"])
-async def test_what_is_wired_by_hand_works_on_a_client_of_ones_own(place, make):
-    client = make(place.url, document_class=bson.SON, retryWrites=True)
-    key = MemoryKey("acme", "u1", f"by-hand-{make.__name__}")
-    memory = MongoShortTermMemory(client, TRUNCATION, key=key, database=place.database)
-    await memory.add_turn(ConversationTurn("hello", "hi"))
-    again = MongoShortTermMemory(client, TRUNCATION, key=key, database=place.database)
-    assert [turn.user_message for turn in await again.turns()] == ["hello"]
-    await memory.close()
-    store = MongoStateStore(client, database=place.database)
-    await store.save_memory_state("state", {"a": [1, None]})
-    assert await store.load_memory_state("state") == {"a": [1, None]}
-    closing = client.close()
-    if closing is not None:
-        await closing
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_mongo.turns import Turns
-from tests.services.mongo.test_faults import opened
+from tests.support.contract import opened
 
 ENTRIES = 5_000
 

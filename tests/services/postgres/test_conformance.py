@@ -12,8 +12,10 @@ from stm_backends.testing import (
     DriverContract,
     HandedIn,
     PodsContract,
+    StoreContract,
     memories_on,
     open_at,
+    stores_on,
 )
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from tests.services.postgres.support import drop, fresh_schema, purging, run, warm
@@ -43,7 +45,7 @@ async def _create(url, schema):
 
 
 async def open_warm(url, **options):
-    """Return a driver whose connection knows every statement; see `test_round_trips.py`."""
+    """Return a driver whose connection knows every statement; see `test_statements.py`."""
     driver = await open_at(url, **options)
     await warm(driver)
     return driver
@@ -93,6 +95,7 @@ class TestPostgresDriver(DriverContract):
         )
 
 
+@pytest.mark.full
 class TestPostgresDriverAsUsersHaveIt(DriverContract):
     """The default settings."""
 
@@ -101,11 +104,18 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
         return Datastore(open=functools.partial(open_at, url, schema=tables), histories=3)
 
 
-class TestMemoriesOnPostgres(PodsContract):
+class TestPodsOnPostgres(PodsContract):
     @pytest.fixture
     def memories(self, through_proxy, proxy, tables):
         opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=2.0)
         return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=2.0)
+
+
+class TestStoresOnPostgres(StoreContract):
+    @pytest.fixture
+    def stores(self, through_proxy, proxy, tables):
+        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=2.0)
+        return stores_on(Datastore(open=opening, outage=proxy.outage))
 
 
 async def version(url):

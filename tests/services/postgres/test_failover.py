@@ -13,6 +13,8 @@ from stm_backends.testing import open_at
 from tests.services.postgres.support import until
 from tests.support.postgresql import Postgres, Switch
 
+pytestmark = pytest.mark.full
+
 KEY = Key("scope", "name")
 
 

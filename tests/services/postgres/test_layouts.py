@@ -13,6 +13,7 @@ from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
 from tests.services.postgres import layout_1
 from tests.services.postgres.support import as_user, until
+from tests.support.places import quick_on
 
 KEY = Key("scope", "name")
 OLD = Key("scope", "old")
@@ -67,7 +68,7 @@ class OldProcess:
         return bool(await self.ask(layout_1.DELETE, *key, None))
 
 
-@pytest.fixture(params=["off", "role", "setting"])
+@pytest.fixture(params=quick_on("off", ["off", "role", "setting"]))
 async def old(request, url, schema, admin, role):
     """A store of layout 1: its options for a driver, and a process that uses it."""
     how = request.param

@@ -11,13 +11,15 @@ import pytest
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.errors import Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.postgres.support import drop, fresh_schema, run
 from tests.support import apt
 from tests.support.contract import slow_checks
 from tests.support.postgresql import run_as
 from tests.support.servers import Server, free_port
+
+pytestmark = pytest.mark.full
 
 KEY = Key("scope", "name")
 
@@ -125,8 +127,3 @@ async def test_a_pool_of_ones_own_works_too(pooled, tables):
     driver = open_backend("postgres", client=pool, schema=tables).driver
     assert await driver.load(KEY) is None
     await pool.close()
-
-
-def test_what_a_connection_would_have_to_keep_is_refused():
-    with pytest.raises(ConfigurationError, match="keeps no settings"):
-        open_backend("postgresql://host/db?pgbouncer=true", synchronous_commit="off")

@@ -11,6 +11,8 @@ from stm_backends_postgres.plugin import schema as schema_text
 from stm_backends_postgres.statements import Statements
 from tests.services.postgres.support import as_user
 
+pytestmark = pytest.mark.full
+
 KEY = Key("scope", "name")
 
 READ = "SELECT * FROM {schema}.{table}"

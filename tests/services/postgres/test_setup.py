@@ -1,7 +1,6 @@
 """Setting the tables up: explicit, idempotent, by many at once, and refused where something else is there."""
 
 import asyncio
-import sys
 
 import asyncpg
 import pytest
@@ -35,19 +34,6 @@ async def test_creating_again_changes_nothing(url, schema):
     for length in (1, 2):
         async with open_backend(url, schema=schema, create=True) as backend:
             assert await backend.driver.append(KEY, b"", initial_version="initial", ttl=None) == length
-
-
-async def test_ten_processes_that_create_at_once_all_work(url, schema):
-    processes = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", OPEN, url, schema),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        for _ in range(10)
-    ]
-    answers = [await process.communicate() for process in processes]
-    assert sorted(int(out) for out, _ in answers) == list(range(1, 11)), answers
 
 
 async def test_what_schema_prints_is_what_create_does(url, schema, admin):

@@ -6,8 +6,6 @@ import pytest
 from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
 from stm_backends.testing import open_at
-from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from stm_backends_postgres import PostgresShortTermMemory, PostgresStateStore
 
 KEY = Key("scope", "name")
 
@@ -66,20 +64,4 @@ async def test_the_first_operation_on_a_pool_handed_in_looks_at_the_tables_first
     await open_backend("postgres", client=pool, schema=schema).driver.load(KEY)
     second = open_backend("postgres", client=pool, schema=schema).driver
     assert [await count(second.load(KEY)) for _ in range(3)] == [3, 1, 1]
-    await pool.close()
-
-
-async def test_the_named_classes_work_on_a_pool_of_ones_own_and_leave_it_open(url, schema, driver):
-    pool = await asyncpg.create_pool(url, min_size=1)
-    key = MemoryKey("acme", "u1", "chat")
-    config = ShortTermMemoryConfig(strategy="truncation")
-    memory = PostgresShortTermMemory(pool, config, key=key, schema=schema)
-    await memory.add_turn(ConversationTurn("hello", "hi"))
-    other = PostgresShortTermMemory(pool, config, key=key, schema=schema)
-    assert [turn.user_message for turn in await other.turns()] == ["hello"]
-    await memory.close()
-    store = PostgresStateStore(pool, schema=schema)
-    await store.save_memory_state("any key", {"a": 1})
-    assert await PostgresStateStore(pool, schema=schema).load_memory_state("any key") == {"a": 1}
-    assert await pool.fetchval("SELECT 1") == 1
     await pool.close()

@@ -69,6 +69,7 @@ class TestRedisDriver(DriverContract):
         server.close()
 
 
+@pytest.mark.full
 class TestRedisDriverAsUsersHaveIt(DriverContract):
     """The default settings."""
 

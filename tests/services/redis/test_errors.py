@@ -82,9 +82,7 @@ async def refused(driver, kind):
     return str(caught.value)
 
 
-async def test_a_full_server_refuses_a_write_and_nothing_changes(start):
-    server = start()
-    driver = await open_at(server.url)
+async def test_a_full_server_refuses_a_write_and_nothing_changes(server, driver):
     await driver.append(KEY, b"a", initial_version="b", ttl=None)
     before = await driver.load(KEY)
     server.ask("CONFIG", "SET", "maxmemory", 1)
@@ -94,18 +92,14 @@ async def test_a_full_server_refuses_a_write_and_nothing_changes(start):
     assert (await driver.scan(KEY.scope, limit=9)).names == ()
     server.ask("CONFIG", "SET", "maxmemory", 0)
     assert await driver.append(KEY, b"a", initial_version="b", ttl=None) == 1
-    await driver.close()
 
 
-async def test_a_replica_takes_no_writes_and_a_master_without_replicas_none_either(start):
-    server = start()
-    driver = await open_at(server.url)
+async def test_a_replica_takes_no_writes_and_a_master_without_replicas_none_either(server, driver):
     server.ask("CONFIG", "SET", "min-replicas-to-write", 1)
     assert "too few replicas" in await refused(driver, Unavailable)
     server.ask("CONFIG", "SET", "min-replicas-to-write", 0)
     server.ask("REPLICAOF", "127.0.0.1", 1)
     assert "replica" in await refused(driver, Unavailable)
-    await driver.close()
 
 
 async def test_users_are_told_what_they_lack(start):
@@ -151,9 +145,7 @@ async def test_a_server_that_is_busy_with_a_script_says_so(start):
     await driver.close()
 
 
-async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(start):
-    server = start()
-    driver = await open_at(server.url)
+async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(server, driver):
     await driver.append(KEY, b"a", initial_version="b", ttl=None)
     place = f"stm:{{{KEY.scope}}}:{KEY.name}"
     for value in (("SET", place, "text"), ("RPUSH", place, "one"), ("RPUSH", place, "v", "no measure", "")):
@@ -165,7 +157,6 @@ async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(start):
             await driver.load(KEY)
         assert server.ask("DUMP", place) == dump
     assert await driver.delete(KEY)
-    await driver.close()
 
 
 async def test_a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own(start):
