@@ -221,8 +221,9 @@ async def test_cancelling_many_calls_leaves_the_pool_usable(datastore: str, prox
                 await asyncio.sleep(0)
             for load in loads:
                 load.cancel()
-            cancelled = await asyncio.gather(*loads, return_exceptions=True)
-            assert all(isinstance(one, asyncio.CancelledError) for one in cancelled)
+            # One that has failed already cannot be cancelled; none has an answer.
+            ended = await asyncio.gather(*loads, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError | StorageError) for one in ended)
             proxy.restore()
             records = [await answered(lambda key=key: driver.load(key)) for key in keys]
             assert [record.tail for record in records] == [(key.name.encode(),) for key in keys]

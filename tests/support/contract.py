@@ -25,4 +25,4 @@ def slow_checks(reason: str, *, kept: Sequence[str] = ()) -> dict[str, str]:
     """Return the slow checks of a driver, to opt out of where another class asks the same of it."""
     checks = DriverContract.checks()
     assert set(kept) <= checks.keys()
-    return {name: reason for name, check in checks.items() if check_of(check).slow and name not in kept}
+    return {name: reason for name, check in checks.items() if check_of(check).slow is True and name not in kept}

@@ -1,55 +1,25 @@
-"""What the driver does when the server, the network, a clock or a crowd is against it."""
+"""Clocks that differ, listings of expired names, and the largest records."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-import uuid
-from dataclasses import replace
 
 import pytest
 
 from stm_backends.drivers.contract import ABSENT, Key, Page, Record, new_version
 from stm_backends.errors import (
-    ConfigurationError,
-    Corrupt,
     TooLarge,
 )
 from stm_backends.testing import FakeClock
 from stm_backends.testing.workbench.drivers import names_in
-from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import item_of, key_of
-
-
-@contextlib.asynccontextmanager
-async def opened(place, *, clock=time.time, create=False, **settings):
-    options = {"table": place.table, "region": place.region, "endpoint_url": place.endpoint_url}
-    driver = DynamoDriver(
-        DynamoSettings(**{**options, **place.credentials, **settings}), create=create, clock=clock
-    )
-    await driver.open()
-    try:
-        yield driver
-    finally:
-        await driver.close()
-
-
-@pytest.fixture
-def key():
-    return Key(f"acme:{uuid.uuid4().hex}:memory", "chat")
-
-
-# the network ---------------------------------------------------------------------------------------------
-
-
-# the server ----------------------------------------------------------------------------------------------
-
+from tests.services.dynamo.support import opened
 
 # clocks --------------------------------------------------------------------------------------------------
 
 
-async def test_hosts_half_a_second_apart_agree_for_half_a_second_about_the_shortest_time_to_live(place, key):
+async def test_hosts_half_a_second_apart_agree_about_the_shortest_expiry(place, key):
     now = time.time()
     slow, fast = FakeClock(now), FakeClock(now + 0.5)
     async with opened(place, clock=slow) as one, opened(place, clock=fast) as two:
@@ -129,7 +99,7 @@ async def test_the_largest_record_under_the_longest_key_fits(place):
 
 
 @pytest.mark.full
-async def test_the_largest_drop_fits_into_one_expression_and_a_larger_one_is_refused(place, key):
+async def test_the_largest_drop_fits_and_a_larger_one_is_refused(place, key):
     async with opened(place) as driver:
         most = driver.traits.max_drop
         for number in range(most + 2):
@@ -140,78 +110,3 @@ async def test_the_largest_drop_fits_into_one_expression_and_a_larger_one_is_ref
         assert await fold(version="v2", ttl=60) is True
         assert await driver.load(key) == Record("v2", b"", (b"250", b"251"))
         await driver.delete(key)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "REMOVE tail[0]",
-        "REMOVE tail",
-        "REMOVE body",
-        "REMOVE version",
-        "REMOVE entries",
-        "SET tail = :text",
-        "SET body = :text",
-        "SET expires = :text",
-    ],
-)
-async def test_whatever_is_missing_or_of_another_type_is_corrupt(place, key, damage):
-    client = place.client()
-    async with opened(place) as driver:
-        await driver.append(key, b"a", initial_version="v1", ttl=60)
-        client.update_item(
-            TableName=place.table,
-            Key={"pk": {"S": key.scope}, "sk": {"S": key.name}},
-            UpdateExpression=damage,
-            **({"ExpressionAttributeValues": {":text": {"S": "else"}}} if ":text" in damage else {}),
-        )
-        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is not whole"):
-            await driver.load(key)
-    client.close()
-
-
-# crowds --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def new_table(place):
-    new = replace(place, table=f"stm_test_{uuid.uuid4().hex}")
-    yield new
-    client = place.client()
-    with contextlib.suppress(client.exceptions.ResourceNotFoundException):
-        client.delete_table(TableName=new.table)
-    client.close()
-
-
-async def test_a_table_of_somebody_else_is_refused_and_left_as_it_is(new_table):
-    client = new_table.client()
-    client.create_table(
-        TableName=new_table.table,
-        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-        BillingMode="PAY_PER_REQUEST",
-    )
-    with pytest.raises(ConfigurationError, match="other keys"):
-        async with opened(new_table, create=True):
-            pass
-    found = client.describe_time_to_live(TableName=new_table.table)["TimeToLiveDescription"]
-    assert found["TimeToLiveStatus"] == "DISABLED"
-    client.close()
-
-
-async def test_a_time_to_live_on_another_attribute_is_refused_and_left_as_it_is(new_table):
-    async with opened(new_table, create=True):
-        pass
-    client = new_table.client()
-    for enabled, attribute in ((False, "reap_at"), (True, "theirs")):
-        client.update_time_to_live(
-            TableName=new_table.table,
-            TimeToLiveSpecification={"Enabled": enabled, "AttributeName": attribute},
-        )
-    client.close()
-    with pytest.raises(ConfigurationError, match="another attribute"):
-        async with opened(new_table, create=True):
-            pass
-
-
-# by hand -------------------------------------------------------------------------------------------------

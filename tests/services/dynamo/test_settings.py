@@ -98,7 +98,7 @@ def test_an_option_that_cannot_work_is_refused(options, says):
     assert "hush-secret" not in str(caught.value)
 
 
-def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
+def test_a_setting_given_differently_in_url_and_option_is_refused():
     with pytest.raises(ConfigurationError, match="give table differently"):
         open_driver("dynamodb://table", table="other")
 

@@ -84,9 +84,7 @@ async def assert_nothing_is_lost(driver: Driver, key: Key, writers: list[Writer]
 
 
 @pytest.mark.full
-async def test_a_primary_killed_while_writers_write_and_fold_takes_nothing_with_it(
-    replica_set, replica_place, key
-):
+async def test_nothing_acknowledged_is_lost_when_the_primary_is_killed(replica_set, replica_place, key):
     """The other members elect another primary, and what was acknowledged is there, each writer's in order."""
     done = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
@@ -114,9 +112,7 @@ async def test_a_primary_killed_while_writers_write_and_fold_takes_nothing_with_
 
 
 @pytest.mark.full
-async def test_a_write_that_no_majority_has_confirmed_is_unknown_and_is_not_read_yet(
-    replica_set, replica_place, key
-):
+async def test_a_write_without_a_majority_is_unknown_and_not_read_yet(replica_set, replica_place, key):
     """What only the primary has may still be undone, so nobody may build on it."""
     primary = await asyncio.to_thread(replica_set.primary)
     others = [member for member in replica_set.members if member is not primary]
@@ -139,18 +135,18 @@ async def test_a_write_that_no_majority_has_confirmed_is_unknown_and_is_not_read
         assert record.tail in ((b"a",), (b"a", b"b"))
 
 
-async def test_what_never_left_is_unavailable_and_was_not_done(proxied, place, proxy, key):
+async def test_what_was_never_sent_is_unavailable_and_was_not_done(proxied, place, proxy, key):
     async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver, opened(place.url) as other:
         await driver.append(key, b"a", initial_version="v1", ttl=None)
         async with proxy.outage():
             with pytest.raises(StorageError):
                 await driver.load(key)
-            with pytest.raises(Unavailable, match="no server that could do this was found"):
+            with pytest.raises(Unavailable, match="was found"):
                 await driver.append(key, b"b", initial_version="v1", ttl=None)
         assert await other.load(key) == Record("v1", None, (b"a",))
 
 
-async def test_the_server_is_told_to_give_up_too(single, single_place, key):
+async def test_the_server_gives_up_at_the_deadline_too(single, single_place, key):
     """A lock that another holds keeps the server from writing; it lets go of the request by itself."""
     await asyncio.to_thread(single.ask, "fsync", lock=True)
     try:
@@ -182,7 +178,7 @@ def test_a_driver_that_was_closed_can_be_opened_in_another_event_loop(place, key
     assert [asyncio.run(use()) for _ in range(2)] == [1, 2]
 
 
-async def test_opening_again_while_the_server_cannot_be_reached_leaves_the_driver_open(proxied, proxy, key):
+async def test_opening_again_during_an_outage_leaves_the_driver_open(proxied, proxy, key):
     async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver:
         proxy.cut()
         await driver.open()

@@ -102,7 +102,7 @@ async def test_after_a_failover_connections_to_the_former_primary_are_given_up(p
         await pool.close()
 
 
-async def test_a_standby_is_refused_with_the_reason_and_the_primary_is_found_among_hosts(pair):
+async def test_a_standby_is_refused_and_the_primary_is_found_among_hosts(pair):
     primary, standby = pair
     driver = await open_at(primary.url, create=True)
     await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None)

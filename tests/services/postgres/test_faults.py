@@ -48,7 +48,7 @@ async def test_a_write_that_never_left_is_not_done(line, schema, driver):
     await far.close()
 
 
-async def test_a_pool_without_a_free_connection_is_unavailable_and_nothing_was_sent(url, schema, driver):
+async def test_a_full_pool_that_was_handed_in_is_unavailable(url, schema, driver):
     pool = await asyncpg.create_pool(url, min_size=1, max_size=1)
     small = open_backend("postgres", client=pool, schema=schema, deadline_s=0.4).driver
     async with pool.acquire():

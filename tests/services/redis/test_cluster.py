@@ -547,7 +547,7 @@ async def test_a_read_that_the_cluster_refuses_ends_in_time_with_the_reason(frag
     await driver.append(key, b"a", initial_version="initial", ttl=None)
     for node in fragile.nodes:
         node.ask("CLUSTER", "DELSLOTS", slot)
-    with pytest.raises(Unavailable, match="fails over"):
+    with pytest.raises(Unavailable, match="moving this slot"):
         await driver.load(key)
     loading = asyncio.ensure_future(driver.load(key))
     await asyncio.sleep(0.1)
@@ -562,7 +562,7 @@ async def test_one_reachable_node_is_enough_to_find_the_others(cluster, unused_p
         key = Key(f"tenant:finder{number}:memory", "conversation")
         assert await driver.append(key, b"a", initial_version="initial", ttl=None) == 1
     await driver.close()
-    with pytest.raises(Unavailable, match="no node of a cluster"):
+    with pytest.raises(Unavailable, match="no node of"):
         await open_at(f"redis+cluster://127.0.0.1:{unused_port}")
 
 

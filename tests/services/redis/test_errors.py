@@ -12,7 +12,6 @@ from stm_backends.drivers.contract import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_redis.errors import NotConnected, meaning
-from tests.services.redis.conftest import PERMISSIONS, login
 
 KEY = Key("private scope", "private name")
 
@@ -94,7 +93,7 @@ async def test_a_full_server_refuses_a_write_and_nothing_changes(server, driver)
     assert await driver.append(KEY, b"a", initial_version="b", ttl=None) == 1
 
 
-async def test_a_replica_takes_no_writes_and_a_master_without_replicas_none_either(server, driver):
+async def test_a_replica_or_a_master_without_replicas_takes_no_writes(server, driver):
     server.ask("CONFIG", "SET", "min-replicas-to-write", 1)
     assert "too few replicas" in await refused(driver, Unavailable)
     server.ask("CONFIG", "SET", "min-replicas-to-write", 0)
@@ -102,35 +101,7 @@ async def test_a_replica_takes_no_writes_and_a_master_without_replicas_none_eith
     assert "replica" in await refused(driver, Unavailable)
 
 
-async def test_users_are_told_what_they_lack(start):
-    server = start()
-    with pytest.raises(Denied, match="user and password"):
-        await open_at(server.url, **login("nobody"))
-    server.ask("ACL", "SETUSER", "narrow", "on", ">p", "~stm:*", "+@all", "-zadd")
-    narrow = await open_at(server.url, **login("narrow"))
-    await refused(narrow, Denied)
-    assert await narrow.load(KEY) is None, "what was denied has changed nothing"
-    await narrow.close()
-    with pytest.raises(Denied, match="may not run"):
-        await open_at(server.url, **login("narrow"), key_prefix="other:")
-    server.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS)
-    enough = await open_at(server.url, **login("enough"))
-    for ttl in (60, None):
-        await enough.append(KEY, b"a", initial_version="b", ttl=ttl)
-    assert await enough.replace(KEY, b"", version="v", expect="b", drop=1, ttl=60)
-    assert (await enough.scan(KEY.scope, limit=1)).names == (KEY.name,)
-    assert await enough.delete(KEY)
-    await enough.close()
-    with pytest.raises(Denied, match="may not run"):
-        await open_at(server.url, **login("enough"), db=1)
-    server.ask("ACL", "SETUSER", "enough", "+select")
-    await (await open_at(server.url, **login("enough"), db=1)).close()
-    server.ask("CONFIG", "SET", "requirepass", "p")
-    with pytest.raises(Denied, match="user and password"):
-        await open_at(server.url)
-
-
-async def test_a_server_that_is_busy_with_a_script_says_so(start):
+async def test_a_server_busy_running_a_script_says_so(start):
     server = start("--save", "", "--lua-time-limit", "10")
     driver = await open_at(server.url, deadline_s=3.0)
     endless = Redis(port=server.port, socket_timeout=None)
@@ -168,5 +139,5 @@ async def test_a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own(start):
 async def test_a_database_that_is_not_there_is_unavailable_and_named_as_such(start):
     server = start("--databases", "2")
     await (await open_at(f"{server.url}/1")).close()
-    with pytest.raises(Unavailable, match="no database of this number"):
+    with pytest.raises(Unavailable, match="no database"):
         await open_at(f"{server.url}/2")
