@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+import pytest
 
 from stm_backends.drivers.contract import Driver
 from stm_backends.testing import DriverContract, open_at
@@ -21,8 +24,18 @@ async def opened(url: str, **options: Any) -> AsyncIterator[Driver]:
         await driver.close()
 
 
+def deadline_of(request: pytest.FixtureRequest) -> float:
+    """Return the deadline of the drivers in a check: short where it passes, else ample for a busy machine.
+
+    It passes in outages, and the lease of a killed pod lasts for some deadlines.
+    """
+    return 2.5 if re.search("outage|killed_while", request.node.name) else 30.0
+
+
 def slow_checks(reason: str, *, kept: Sequence[str] = ()) -> dict[str, str]:
     """Return the slow checks of a driver, to opt out of where another class asks the same of it."""
     checks = DriverContract.checks()
     assert set(kept) <= checks.keys()
-    return {name: reason for name, check in checks.items() if check_of(check).slow is True and name not in kept}
+    return {
+        name: reason for name, check in checks.items() if check_of(check).slow is True and name not in kept
+    }

@@ -23,10 +23,10 @@ from stm_backends.testing import (
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import Sizes
-from tests.support.contract import slow_checks
+from tests.support.contract import deadline_of, slow_checks
 from tests.support.dynamodb import open_with
 
-SMALL = {"max_entry_bytes": 50_000, "deadline_s": 2.0}
+SMALL = {"max_entry_bytes": 50_000}
 
 USUAL = Sizes(record=1024 * 1024)
 """As users have it, but that a record is full sooner."""
@@ -35,16 +35,12 @@ TINY = Sizes(large=2, loose=64, part=100_000, places=6, run=17, crowd=8, record=
 """So small that the shortest histories have everything that becomes of long ones."""
 
 
-QUICK_S = 2.0
-"""A short deadline, so that the lease of a killed pod does not stand long."""
-
-
 class TestDynamoDriver(DriverContract):
     sizes: ClassVar = USUAL
     histories: ClassVar = 6
 
     @pytest.fixture
-    def datastore(self, place, behind, proxy):
+    def datastore(self, request, place, behind, proxy):
         # From today on, because DynamoDB's own reaper has a clock of its own.
         clock, client = FakeClock(time.time()), place.client()
 
@@ -75,7 +71,13 @@ class TestDynamoDriver(DriverContract):
 
         yield Datastore(
             open=functools.partial(
-                open_with, behind.url, self.sizes, clock=clock, **SMALL, **place.credentials
+                open_with,
+                behind.url,
+                self.sizes,
+                clock=clock,
+                deadline_s=deadline_of(request),
+                **SMALL,
+                **place.credentials,
             ),
             pass_time=clock.pass_time,
             tick=60.0,
@@ -155,10 +157,11 @@ def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):
 
 class TestPodsOnDynamo(PodsContract):
     @pytest.fixture
-    def memories(self, place, behind, proxy):
-        url = f"{behind.url}&deadline_s={QUICK_S}"
+    def memories(self, request, place, behind, proxy):
+        deadline_s = deadline_of(request)
+        url = f"{behind.url}&deadline_s={deadline_s}"
         datastore = Datastore(open=functools.partial(open_at, url, **place.credentials), outage=proxy.outage)
-        return memories_on(datastore, deadline_s=QUICK_S)
+        return memories_on(datastore, deadline_s=deadline_s)
 
 
 class TestStoresOnDynamo(StoreContract):

@@ -20,17 +20,14 @@ from stm_backends.testing import (
 from stm_backends.testing.stores import stores_on
 from stm_backends_mongo import MongoDriver
 from tests.services.mongo.support import COUNTER, open_on_motor
-from tests.support.contract import slow_checks
+from tests.support.contract import deadline_of, slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
-
-QUICK_S = 2.5
-"""A short deadline, so that an outage does not take long, and long enough for a busy machine."""
 
 
 class TestMongoDriver(DriverContract):
     @pytest.fixture
-    def datastore(self, place, proxy, proxied, settings_of):
+    def datastore(self, request, place, proxy, proxied, settings_of):
         past = place.past
 
         async def handed_in():
@@ -44,7 +41,7 @@ class TestMongoDriver(DriverContract):
             return HandedIn(driver=driver, is_open=is_open, close=client.close)
 
         return Datastore(
-            open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S, **SMALL)),
+            open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request), **SMALL)),
             damage=past.damage,
             peek=past.peek,
             outage=proxy.outage,
@@ -80,18 +77,20 @@ class TestMongoDriverOnMotorAndASingleServer(DriverContract):
 
 class TestPodsOnMongo(PodsContract):
     @pytest.fixture
-    def memories(self, place, proxy, proxied):
+    def memories(self, request, proxy, proxied):
+        deadline_s = deadline_of(request)
         datastore = Datastore(
-            open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
+            open=functools.partial(open_at, proxied.options(deadline_s=deadline_s)), outage=proxy.outage
         )
-        return memories_on(datastore, deadline_s=QUICK_S)
+        return memories_on(datastore, deadline_s=deadline_s)
 
 
 class TestStoresOnMongo(StoreContract):
     @pytest.fixture
-    def stores(self, proxy, proxied):
+    def stores(self, request, proxy, proxied):
         return stores_on(
             Datastore(
-                open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
+                open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request))),
+                outage=proxy.outage,
             )
         )
