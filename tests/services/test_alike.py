@@ -1,4 +1,4 @@
-"""Knowing one driver is knowing all: what they have in common has the same names everywhere."""
+"""Whoever knows one driver knows all four: what they have in common has the same names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.support.places import EACH
 
 NAMES = {"redis": "Redis", "postgres": "Postgres", "mongo": "Mongo", "dynamo": "Dynamo"}
 FILES = ("plugin", "settings", "statements", "driver", "errors", "memory")
+TESTS = ("conformance", "errors", "settings", "statements", "faults", "access")
+"""The tests of each driver beside those of this folder, by the same names; some have more."""
 
 pytestmark = pytest.mark.parametrize("datastore", EACH)
 
@@ -42,6 +44,11 @@ def test_each_has_the_same_files_and_public_names(datastore: str) -> None:
     assert set(brought.__all__) == {*(f"{name}{kind}" for kind in kinds), "open_driver"}
     for public in brought.__all__:
         assert getattr(brought, public).__module__.startswith(brought.__name__)
+
+
+def test_each_is_tested_in_files_of_the_same_names(datastore: str) -> None:
+    folder = Path(__file__).parent / datastore
+    assert {"conftest.py", *(f"test_{name}.py" for name in TESTS)} <= {file.name for file in folder.iterdir()}
 
 
 def test_the_named_classes_are_made_in_the_same_way(datastore: str) -> None:

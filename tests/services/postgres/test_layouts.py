@@ -163,7 +163,7 @@ async def test_new_tables_and_those_brought_up_to_date_are_the_same(url, schema,
         indexes = await admin.fetch(
             "SELECT indexdef FROM pg_indexes WHERE schemaname = $1 ORDER BY 1", schema
         )
-        policies = await admin.fetch("SELECT * FROM pg_policies WHERE schemaname = $1 ORDER BY 3", schema)
+        policies = await admin.fetch("SELECT * FROM pg_policies WHERE schemaname = $1 ORDER BY 2, 3", schema)
         return columns, indexes, policies, await admin.fetch(FOREIGN_KEY.format(schema=schema))
 
     script = schema_text(url, schema=schema, row_security="role")
