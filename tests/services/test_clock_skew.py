@@ -1,4 +1,4 @@
-"""Hosts whose clocks are five minutes apart: no turn is lost, and nobody's clock ends what is another's."""
+"""Hosts whose clocks are five minutes apart: no turn is lost, and no clock ends a lease of another host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of any size on every datastore: stored, shown, folded, copied, erased, and sent again."""
+"""Turns of any size on every datastore: stored, shown, folded, copied and erased."""
 
 from __future__ import annotations
 

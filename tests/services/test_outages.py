@@ -32,7 +32,7 @@ SETTINGS = config(
 
 
 class Model:
-    """A summarizer that fails until it is told that it works, and then waits until it may answer."""
+    """A summarizer that fails until `works` is set, and then waits for `go`."""
 
     def __init__(self) -> None:
         self.works = False

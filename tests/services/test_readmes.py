@@ -34,7 +34,7 @@ def readme(datastore: str) -> str:
 
 
 def substitutes(datastore: str, place: Place) -> dict[str, str]:
-    """Return what stands in the examples, and what stands for it on the server of the tests."""
+    """Return what the examples say, and what replaces it on the server of the tests."""
     if datastore == "redis":
         client = f'Redis.from_url("{without_query(place.url)}")'
         return {"redis://localhost:6379/0": place.url, 'Redis(host="localhost")': client}

@@ -125,6 +125,6 @@ def items_of(client, place, key):
 
 
 async def assert_erased(driver, client, place, key):
-    """Assert that erasing leaves nothing, whatever was left behind before."""
+    """Assert that a delete removes everything, also what was left behind before."""
     await driver.delete(key)
     assert items_of(client, place, key) == (None, [])

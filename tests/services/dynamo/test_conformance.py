@@ -41,7 +41,7 @@ class TestDynamoDriver(DriverContract):
 
     @pytest.fixture
     def datastore(self, request, place, behind, proxy):
-        # From today on, because DynamoDB's own reaper has a clock of its own.
+        # From today on, because DynamoDB's own reaper uses the real time.
         clock, client = FakeClock(time.time()), place.client()
 
         def at(key):
@@ -93,7 +93,7 @@ class TestDynamoDriver(DriverContract):
 
 @pytest.mark.full
 class TestDynamoDriverInTinyParts(TestDynamoDriver):
-    """Nearly everything stands in parts, and moves there all the time."""
+    """Nearly everything is stored in parts, or moves there."""
 
     opted_out: ClassVar = slow_checks(
         "asked of the same driver above",

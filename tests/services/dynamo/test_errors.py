@@ -37,7 +37,7 @@ async def test_every_error_has_a_meaning_and_shows_nothing_of_the_key(old, statu
             with pytest.raises(kind) as caught:
                 await write()
             assert KEY.scope not in str(caught.value)
-        # A read is sent again, a few times.
+        # A read is retried a few times.
         old.script = [(status, code)] * 4
         with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
             await driver.load(KEY)

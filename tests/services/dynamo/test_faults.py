@@ -69,7 +69,7 @@ async def test_a_listing_goes_on_after_the_megabyte_that_a_page_ends_at(place, k
     async with opened(place) as driver:
         names = [f"{number}" for number in range(5)]
         for name in names:
-            # As earlier versions stored it; what is large stands beside the item that is listed now.
+            # As earlier versions stored it; large values are now stored beside the listed item.
             item = item_of("v", None, [b"x" * 300_000], ttl=None, now=0.0)
             client.put_item(TableName=place.table, Item={**key_of(Key(key.scope, name)), **item})
         page = await driver.scan(key.scope, limit=100)

@@ -90,7 +90,7 @@ OPERATIONS: dict[str, Work] = {
     "a save": replace(b"s", version="w3", expect=ANY, ttl=None),
     "a large save": replace(LARGE + b"?", version="w4", expect=ANY, ttl=None),
     "a large save that keeps": replace(LARGE + b".", version="w5", expect=ANY),
-    "a birth": replace(LARGE, version="w6", expect=ABSENT, ttl=None),
+    "a first replace": replace(LARGE, version="w6", expect=ABSENT, ttl=None),
     "a delete": delete,
     "a load": load,
 }
@@ -143,7 +143,7 @@ async def test_a_call_between_two_requests_of_another_comes_before_or_after(
             answers: dict[str, object] = {}
 
             def meanwhile(second=second, key=key, answers=answers):
-                # In a thread of its own, as calls of boto3 are.
+                # In another thread, as calls of boto3 are.
                 answers[second] = asyncio.run(_do(plain, second, key))
 
             stepping = Stepping(client, meanwhile_at=step, meanwhile=meanwhile)
@@ -410,7 +410,7 @@ async def test_dynamodbs_reaper_never_takes_a_part_before_its_record(place, clie
     assert len((await driver.load(key)).tail) == 8
     clock.now += 91 * 86_400
     assert await driver.load(key) is None
-    # Reborn in its place.
+    # Created again in its place.
     assert await driver.append(key, b"large 3", initial_version="v3", ttl=60) == 1
     assert len(items_of(client, place, key)[1]) == 1
     assert_kept()
@@ -523,7 +523,7 @@ async def test_names_are_listed_without_paying_for_what_they_name(client, driver
     ["REMOVE tail[0] SET tail[2] = :x, entries = :two", "SET tail[2] = :x, entries = :two REMOVE tail[0]"],
 )
 async def test_list_positions_in_an_update_mean_those_before_it(place, client, driver_on, key, expression):
-    """A promise of the engine that a seal rests on, where entries stand between references."""
+    """Moving entries into a part relies on this promise of the engine."""
     driver = driver_on(client)
     for entry in (b"a", b"b", b"c"):
         await driver.append(key, entry, initial_version="v1", ttl=None)

@@ -121,7 +121,7 @@ def test_a_client_brings_its_own_place_and_credentials():
     client.close()
 
 
-async def test_a_place_that_nobody_has_named_is_a_mistake_in_the_configuration(monkeypatch, tmp_path):
+async def test_a_missing_region_is_a_configuration_error(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))

@@ -39,7 +39,7 @@ def moto():
 
 
 def client_of_boto3(url):
-    """A client of the caller's own, which sends again what failed, as boto3 does unless told otherwise."""
+    """A client of the caller, which retries as boto3 does by default."""
     keys = {f"aws_{name}": value for name, value in PRETENDED.items()}
     return boto3.client("dynamodb", region_name="eu-west-1", endpoint_url=url, **keys)
 
@@ -84,14 +84,14 @@ async def count_all(url, lost):
         assert await count(append(ttl=60)) == 2
         assert await count(append(ttl=60)) == 1
         clock.now += 61
-        assert await count(append(ttl=60)) == 2, "reborn in the place of an expired record"
+        assert await count(append(ttl=60)) == 2, "created in place of an expired record"
         assert await count(append(ttl=None)) == 1
         assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == 1
-        assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == lost, "sent again"
+        assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == lost, "a retry"
         assert await count(replace(version="v3", expect="v1", drop=1, ttl=KEEP)) == lost
         assert await count(replace(version="v3", expect=ABSENT, ttl=60)) == lost
         assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1
-        assert await count(replace(version="v3", expect=ANY, ttl=60)) == lost, "sent again"
+        assert await count(replace(version="v3", expect=ANY, ttl=60)) == lost, "a retry"
         assert await count(replace(version="v4", expect=ANY, ttl=KEEP)) == 1
         assert await count(driver.scan(KEY.scope, limit=10)) == 1
         assert await count(driver.delete(KEY, expect="v1")) == lost, "it is another version"
@@ -116,7 +116,7 @@ async def test_records_with_parts_take_the_requests_that_the_page_says(server, m
         append = functools.partial(driver.append, KEY, initial_version="v1", ttl=None)
         look = ["GetItem"] * met
         put = ["PutItem", "UpdateItem"]
-        assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "a birth"
+        assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "the first"
         assert await asked(append(large)) == ["GetItem", *put]
         assert await asked(append(b"small")) == ["UpdateItem"]
         assert await asked(driver.load(KEY)) == ["GetItem", "Query"]
@@ -171,7 +171,7 @@ async def test_a_record_that_has_room_again_takes_the_entry_after_all(old, local
         assert (await driver.load(KEY)).version == ("v3" if room == "erased" else "v2")
 
 
-# what is sent again --------------------------------------------------------------------------------------
+# retries -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_a_record_that_has_room_again_takes_the_entry_after_all(old, local
         "TransactionConflictException",
     ],
 )
-async def test_what_was_throttled_is_sent_again_and_done_once(old, code):
+async def test_a_throttled_write_is_retried_and_done_once(old, code):
     async with opened_on(old) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()
@@ -216,7 +216,7 @@ async def test_our_client_does_not_retry_a_write_whose_outcome_is_unknown(old):
 @pytest.mark.parametrize(
     ("status", "code"), [(500, "InternalServerError"), (503, "ServiceUnavailable"), (500, DROPPED)]
 )
-async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, code):
+async def test_a_read_that_failed_at_once_is_retried(old, status, code):
     async with opened_on(old) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()

@@ -1,4 +1,4 @@
-"""What the MongoDB driver does when a server, the network or a colleague's program is against it."""
+"""Elections, writes without a majority, outages, and servers that hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def key(request):
 
 
 class Writer:
-    """Appends numbered entries one after the other, and sends again what it has had no good answer to."""
+    """Appends numbered entries one after the other, and retries what failed."""
 
     def __init__(self, driver: Driver, key: Key, label: str) -> None:
         self.driver, self.key, self.label = driver, key, label
@@ -113,7 +113,7 @@ async def test_nothing_acknowledged_is_lost_when_the_primary_is_killed(replica_s
 
 @pytest.mark.full
 async def test_a_write_without_a_majority_is_unknown_and_not_read_yet(replica_set, replica_place, key):
-    """What only the primary has may still be undone, so nobody may build on it."""
+    """A failover may still undo what only the primary has."""
     primary = await asyncio.to_thread(replica_set.primary)
     others = [member for member in replica_set.members if member is not primary]
     async with opened(replica_place.options(deadline_s=DEADLINE_S)) as driver:

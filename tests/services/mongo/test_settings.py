@@ -55,7 +55,7 @@ def test_a_url_as_mongodb_writes_it_is_taken(url, database):
     make_client(settings)
 
 
-def test_our_client_does_not_send_writes_again_unless_it_is_told_to():
+def test_our_client_retries_no_writes_by_default():
     assert make_client(MongoSettings()).options.retry_writes is False
     assert make_client(MongoSettings.from_url("mongodb://h/?retryWrites=true")).options.retry_writes is True
     assert make_client(MongoSettings.from_options(retrywrites=True)).options.retry_writes is True

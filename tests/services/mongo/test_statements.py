@@ -57,7 +57,7 @@ async def test_a_version_that_looks_like_an_expression_matches_no_other(place, t
 
 
 def test_now_is_one_instant_in_a_command_however_long_it_takes(place):
-    """The answer of an append judges expiry once more, after the update, and must judge it alike."""
+    """The answer of an append checks expiry again after the update, and must come to the same result."""
     records = place.past.records.database.slow
     waits = {"$function": {"body": "function() { sleep(50); return 1; }", "args": [], "lang": "js"}}
     records.insert_one({"_id": 1})

@@ -51,7 +51,7 @@ async def test_appends_at_once_to_a_large_record_cause_no_write_conflict(single,
 
 
 async def test_several_drivers_append_to_a_large_record_without_unknowns(place, key):
-    """Each driver has a queue of its own, as each process has."""
+    """Each driver has its own queue, as each process has."""
     place.past.records.insert_one(large(key))
     async with contextlib.AsyncExitStack() as stack:
         drivers = [await stack.enter_async_context(opened(place.options(deadline_s=60))) for _ in range(4)]

@@ -32,7 +32,7 @@ def pair(postgres_binaries, postgres_folder):
 
 @pytest.fixture
 def switch(pair):
-    """A place that leads to the primary, until it is told to lead to the standby."""
+    """A proxy to the primary, until it is switched to the standby."""
     proxy = Switch("127.0.0.1", pair[0].port)
     proxy.start()
     yield proxy
@@ -87,7 +87,7 @@ async def test_after_a_failover_connections_to_the_former_primary_are_given_up(p
         except Unavailable as error:
             return "read-only" in str(error)
 
-    # A server's process that is not told yet still writes.
+    # A server process that has not read the new setting yet still writes.
     await until(is_refused)
     # Reads on as many connections, all to the former primary.
     assert [record.tail for record in await asyncio.gather(*map(driver.load, keys))] == [(b"before",)] * 8

@@ -29,7 +29,7 @@ ADD_COLUMN = (
 
 
 class OldProcess:
-    """A process of layout 1: its statements, on a connection of its own."""
+    """A process of layout 1: its statements, on a separate connection."""
 
     def __init__(self, url, schema, **settings):
         self._url, self._schema, self._settings = url, schema, settings

@@ -1,4 +1,4 @@
-"""Behind a real PgBouncer that gives each transaction whatever connection is free."""
+"""Behind a real PgBouncer in transaction pooling."""
 
 import asyncio
 import functools
@@ -30,7 +30,7 @@ def pooled(url, postgres_folder):
     try:
         program = apt.find("pgbouncer", "pgbouncer", "libc-ares2", "libevent-2.1-7", copy_to=postgres_folder)
     except apt.NotAtHand as error:
-        # Not from the package index, so that its absence fails nobody.
+        # It is not in the package index, so its absence is never a failure.
         pytest.skip(str(error))
     port, place = free_port(), postgres_folder / "pgbouncer"
     place.mkdir()

@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def fill(driver, admin, schema):
-    """Puts a record of so many entries there, alive unless told when it expired."""
+    """Inserts a record with so many entries; `expired` says when it expired, if it has."""
 
     async def put(key, entries, *, expired=None, entry=b"old"):
         await admin.execute(FILL.format(schema=schema), key.name, expired, entries, entry)
@@ -42,7 +42,7 @@ def fill(driver, admin, schema):
 
 @pytest.fixture
 def count(admin, schema):
-    """Says how many records and entries there are, whatever they mean."""
+    """Counts the rows of records and entries."""
 
     async def counted():
         statements = [statement.format(schema=schema) for statement in (RECORDS, ENTRIES)]

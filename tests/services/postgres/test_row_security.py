@@ -1,4 +1,4 @@
-"""Row security: a tenant's backend reads and writes its own rows, whatever it asks for."""
+"""Row security: a tenant's backend reads and writes its own rows only."""
 
 import asyncpg
 import pytest

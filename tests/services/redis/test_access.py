@@ -18,7 +18,7 @@ from tests.support.servers import Proxy
 def port(redis_url, server_tls):
     """Where on the loopback the shared server is, over TLS alone."""
     parts = urlsplit(redis_url)
-    # Redis speaks TLS from the first byte, so that whoever ends it may be another program.
+    # Redis speaks TLS from the first byte, so another program can terminate it.
     front = Proxy(parts.hostname or "localhost", parts.port or 6379, tls=server_tls)
     front.start()
     yield front.port

@@ -433,7 +433,7 @@ async def test_a_dead_node_affects_its_own_slots_only(fragile):
     assert looks <= 2 + seconds < failed, "what fails does not have the topology read each time"
     assert not any("cmdstat_command" in stats for stats in used)
 
-    # It comes back, and whoever writes elsewhere does not notice.
+    # The node comes back; writers of other slots do not notice.
     back = asyncio.Event()
 
     async def write(key: Key) -> int:

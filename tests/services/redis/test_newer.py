@@ -1,4 +1,4 @@
-"""The contract on newer servers than the one that the other tests are run on, and on Valkey."""
+"""The contract on newer servers than the shared one, and on Valkey."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
     eventually(lambda: "slave0" in master.ask("INFO", "replication"))
     master.kill()
     assert replica.ask("DBSIZE") == 2
-    # Nobody confirms now that there is one server left, so what is written is unknown, but written.
+    # The only server left has no replica to confirm, so a write is done but its outcome is unknown.
     until = asyncio.get_running_loop().time() + 60
     while True:
         try:

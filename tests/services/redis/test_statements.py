@@ -112,7 +112,7 @@ async def test_an_index_expires_again_once_all_of_its_records_expire(server, dri
     for name in names[:-2]:
         await driver.append(Key(KEY.scope, name), b"", initial_version="initial", ttl=300)
     await driver.append(Key(KEY.scope, names[-2]), b"", initial_version="initial", ttl=200)
-    assert server.ask("PTTL", INDEX) == -1, "one is left that is for ever"
+    assert server.ask("PTTL", INDEX) == -1, "one record is left that does not expire"
     lasting = Key(KEY.scope, names[-1])
     if last == "erased":
         await driver.delete(lasting)
