@@ -13,6 +13,9 @@ from tests.services.redis.conftest import PERMISSIONS, login
 from tests.services.redis.test_errors import KEY, refused
 from tests.support.servers import Proxy
 
+PATIENT = "deadline_s=30&connect_timeout_s=15"
+"""So that a busy machine has time for a TLS handshake."""
+
 
 @pytest.fixture
 def port(redis_url, server_tls):
@@ -26,19 +29,19 @@ def port(redis_url, server_tls):
 
 
 async def test_a_server_is_trusted_by_its_certificate_alone(port, authority, other_authority):
-    driver = await open_at(f"rediss://localhost:{port}?tls_ca_file={authority}")
+    driver = await open_at(f"rediss://localhost:{port}?{PATIENT}&tls_ca_file={authority}")
     key = Key("scope", f"over TLS at {port}")
     assert await driver.append(key, b"a", initial_version="initial", ttl=60) == 1
     assert await driver.delete(key) is True
     await driver.close()
     for url in (
-        f"rediss://localhost:{port}",
-        f"rediss://localhost:{port}?tls_ca_file={other_authority}",
-        f"rediss://127.0.0.1:{port}?tls_ca_file={authority}",
+        f"rediss://localhost:{port}?{PATIENT}",
+        f"rediss://localhost:{port}?{PATIENT}&tls_ca_file={other_authority}",
+        f"rediss://127.0.0.1:{port}?{PATIENT}&tls_ca_file={authority}",
     ):
         with pytest.raises(Unavailable, match="no connection"):
             await open_at(url)
-    unchecked = f"rediss://127.0.0.1:{port}?tls_ca_file={authority}&tls_check_hostname=false"
+    unchecked = f"rediss://127.0.0.1:{port}?{PATIENT}&tls_ca_file={authority}&tls_check_hostname=false"
     await (await open_at(unchecked)).close()
 
 
