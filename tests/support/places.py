@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from _pytest.mark import ParameterSet
 
 SERVERS = {"redis": "redis_url", "postgres": "postgres_url", "mongo": "mongo_url", "dynamo": "dynamodb"}
 """The datastores of many hosts, and the fixtures of `tests/conftest.py` that start them."""
@@ -24,7 +23,7 @@ EACH = tuple(SERVERS)
 """For tests on each of them."""
 
 
-def quick_on(quick: str, every: Sequence[str]) -> list[ParameterSet]:
+def quick_on(quick: str, every: Sequence[str]) -> list[Any]:
     """Return parameters of which one is in every run, and the others in the full run only."""
     return [pytest.param(one, marks=() if one == quick else pytest.mark.full) for one in every]
 
