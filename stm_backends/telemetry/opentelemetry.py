@@ -7,8 +7,8 @@ async with open_backend("sqlite:///memory.db", observer=Telemetry()) as backend:
 ```
 
 It needs only the API package (extra `otel`), which does nothing until your program sets up an SDK. Names and
-attributes are in `docs/how-to/telemetry.md`; those of datastore operations follow the semantic conventions. Spans
-and metrics contain no text of a conversation, no id, no key and no message of an error, only the name of its
+attributes are in `docs/how-to/telemetry.md`; those of datastore operations follow the semantic conventions.
+Spans and metrics contain no text of a conversation, no id, no key and no message of an error, only the name of its
 class.
 """
 

@@ -1,4 +1,4 @@
-"""What tests of a driver on a place of its own have in common."""
+"""Proxies and certificates for the tests of all drivers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def proxied(place_on: Callable[[str], Place]) -> Iterator[Callable[[str], tuple[
 
 @pytest.fixture(scope="session")
 def ca() -> trustme.CA:
-    """An authority of the tests' own, which vouches for their servers."""
+    """The certificate authority of the tests."""
     return trustme.CA()
 
 
@@ -51,7 +51,7 @@ def authority(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The certificate of another authority, which has vouched for nobody."""
+    """The certificate of another authority, which has signed nothing."""
     return _written(trustme.CA(), tmp_path_factory)
 
 

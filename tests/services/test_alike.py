@@ -1,4 +1,4 @@
-"""Knowing one driver is knowing all: what they have in common has the same names everywhere."""
+"""Whoever knows one driver knows all four: what they have in common has the same names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from tests.support.places import EACH
 
 NAMES = {"redis": "Redis", "postgres": "Postgres", "mongo": "Mongo", "dynamo": "Dynamo"}
 FILES = ("plugin", "settings", "statements", "driver", "errors", "memory")
+TESTS = ("conformance", "errors", "settings", "statements", "faults", "access")
+"""The tests of each driver beside those of this folder, by the same names; some have more."""
 
 pytestmark = pytest.mark.parametrize("datastore", EACH)
 
 
 def package(datastore: str) -> ModuleType:
     return importlib.import_module(f"stm_backends_{datastore}")
+
+
+def settings_of(datastore: str) -> type:
+    return getattr(package(datastore), f"{NAMES[datastore]}Settings")
 
 
 def parameters(function: object) -> list[tuple[str, object, object]]:
@@ -40,6 +46,11 @@ def test_each_has_the_same_files_and_public_names(datastore: str) -> None:
         assert getattr(brought, public).__module__.startswith(brought.__name__)
 
 
+def test_each_is_tested_in_files_of_the_same_names(datastore: str) -> None:
+    folder = Path(__file__).parent / datastore
+    assert {"conftest.py", *(f"test_{name}.py" for name in TESTS)} <= {file.name for file in folder.iterdir()}
+
+
 def test_the_named_classes_are_made_in_the_same_way(datastore: str) -> None:
     model = importlib.import_module("stm_backends_redis")
     brought, name = package(datastore), NAMES[datastore]
@@ -49,7 +60,7 @@ def test_the_named_classes_are_made_in_the_same_way(datastore: str) -> None:
 
 
 def test_settings_of_the_same_meaning_have_the_same_name_and_default(datastore: str) -> None:
-    settings = getattr(package(datastore), f"{NAMES[datastore]}Settings")
+    settings = settings_of(datastore)
     fields = {field.name: field for field in dataclasses.fields(settings)}
     assert all(field.kw_only for field in fields.values())
     assert fields["deadline_s"].default == DEFAULT_DEADLINE_S

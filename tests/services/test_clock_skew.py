@@ -1,4 +1,4 @@
-"""Hosts whose clocks are five minutes apart: no turn is lost, and nobody's clock ends what is another's."""
+"""Hosts whose clocks are five minutes apart: no turn is lost, and no clock ends a lease of another host."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tests.services.skewed import CONFIG, KEY, summarize
 from tests.support.places import EACH, Place
 
 PlaceOn = Callable[[str], Place]
+
+pytestmark = pytest.mark.full
 
 FIVE_MINUTES = 300.0
 
@@ -60,7 +62,7 @@ async def test_pods_whose_clocks_are_apart_lose_and_double_no_turn(datastore: st
 
 
 @pytest.mark.parametrize("datastore", BY_THE_SERVER)
-async def test_by_the_servers_clock_a_lease_is_neither_stolen_nor_kept_by_a_host_whose_own_is_wrong(
+async def test_a_wrong_clock_neither_steals_nor_keeps_a_lease_of_the_server(
     datastore: str, place_on: PlaceOn
 ) -> None:
     place = place_on(datastore)
@@ -87,9 +89,7 @@ async def test_by_the_servers_clock_a_lease_is_neither_stolen_nor_kept_by_a_host
 
 
 @pytest.mark.parametrize("datastore", ["dynamo"])
-async def test_where_hosts_judge_by_their_own_clocks_a_lease_ends_by_that_of_who_asks(
-    datastore: str, place_on: PlaceOn
-) -> None:
+async def test_on_dynamodb_a_lease_ends_by_the_clock_of_the_caller(datastore: str, place_on: PlaceOn) -> None:
     """As the README of the driver says: it costs a summarizer's call too many, or a wait of five minutes."""
     place = place_on(datastore)
     await set_up(place)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import cli, generated, replay
-from tests.support.places import EACH, Place
+from tests.support.places import EACH, Place, quick_on
 from tests.support.servers import Proxy
 
 PlaceOn = Callable[[str], Place]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("datastore", EACH)
 def test_pods_that_are_killed_take_nothing_acknowledged_with_them(
     datastore: str, proxied: Callable[[str], tuple[Place, Proxy]], tmp_path: Path
@@ -37,7 +38,7 @@ def test_pods_that_are_killed_take_nothing_acknowledged_with_them(
     assert numbers["turns"] == numbers["summarized"] + numbers["in_full"] == 144
 
 
-@pytest.mark.parametrize("datastore", EACH)
+@pytest.mark.parametrize("datastore", quick_on("redis", EACH))
 def test_the_conformance_command_finds_nothing_broken(datastore: str, place_on: PlaceOn) -> None:
     """In some clauses, because all of them are a class in the driver's own directory."""
     url = place_on(datastore).url

@@ -1,4 +1,4 @@
-"""Turns of any size on every datastore: stored, shown, folded, copied, erased, and sent again."""
+"""Turns of any size on every datastore: stored, shown, folded, copied and erased."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def parts(backend: Backend) -> list[str]:
     return await names_in(backend.driver, PARTS)
 
 
-async def test_a_turn_of_4_mib_and_ten_of_300_kb_stand_and_another_process_sees_them(
+async def test_a_turn_of_4_mib_and_ten_of_300_kb_are_stored_and_shared(
     place_on: Callable[[str], Place], datastore: str
 ) -> None:
     place = place_on(datastore)
@@ -78,7 +78,7 @@ async def test_turns_of_100_kb_never_get_stuck(place_on: Callable[[str], Place],
         assert (await memory.turns())[-5:] == turns[-5:]
 
 
-async def test_a_conversation_of_large_turns_is_copied_between_datastores_and_compared(
+async def test_large_turns_are_copied_between_datastores_and_compared(
     place_on: Callable[[str], Place], datastore: str, tmp_path: Path
 ) -> None:
     turns = [turn(600_000), turn(300_000), turn(10)]

@@ -15,11 +15,11 @@ import pytest
 from stm_backends import open_backend
 from stm_backends.testing.memory_contract import config, turn, until
 from stm_backends.types import MemoryHealth, MemoryKey
-from tests.support.places import Place
+from tests.support.places import Place, quick_on
 
 KEY = MemoryKey("acme", "u1", "chat")
 
-pytestmark = pytest.mark.parametrize("datastore", ["sqlite", "redis", "postgres"])
+pytestmark = pytest.mark.parametrize("datastore", quick_on("redis", ["sqlite", "redis", "postgres"]))
 
 SETTINGS = config(
     zone=2,
@@ -32,7 +32,7 @@ SETTINGS = config(
 
 
 class Model:
-    """A summarizer that fails until it is told that it works, and then waits until it may answer."""
+    """A summarizer that fails until `works` is set, and then waits for `go`."""
 
     def __init__(self) -> None:
         self.works = False

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from stm_backends import open_backend
 from stm_backends.admin import copying
 from stm_backends.drivers.contract import Key, Record
@@ -69,6 +71,7 @@ def kill_while_copying(source: str, target: Place, original: dict[Key, Record]) 
     return arrived()
 
 
+@pytest.mark.full
 def test_what_comes_out_of_the_last_is_what_went_into_the_first(place_on: Callable[[str], Place]) -> None:
     route = ("redis", "postgres", "mongo", "dynamo", "sqlite")
     first = place_on("sqlite").url

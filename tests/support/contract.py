@@ -1,15 +1,41 @@
-"""Choices among the checks of the contract."""
+"""Drivers as tests open them, and choices among the checks of the contract."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-from stm_backends.testing import DriverContract
+import pytest
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.testing import DriverContract, open_at
 from stm_backends.testing.workbench.check import check_of
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Driver]:
+    """Yield a driver that is open for as long as the context lasts."""
+    driver = await open_at(url, **options)
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+def deadline_of(request: pytest.FixtureRequest) -> float:
+    """Return the deadline of the drivers in a check: short where it passes, else ample for a busy machine.
+
+    It passes in outages, and the lease of a killed pod lasts for some deadlines.
+    """
+    return 2.5 if re.search("outage|killed_while", request.node.name) else 30.0
 
 
 def slow_checks(reason: str, *, kept: Sequence[str] = ()) -> dict[str, str]:
     """Return the slow checks of a driver, to opt out of where another class asks the same of it."""
     checks = DriverContract.checks()
     assert set(kept) <= checks.keys()
-    return {name: reason for name, check in checks.items() if check_of(check).slow and name not in kept}
+    return {
+        name: reason for name, check in checks.items() if check_of(check).slow is True and name not in kept
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,12 @@ SERVERS = {"redis": "redis_url", "postgres": "postgres_url", "mongo": "mongo_url
 
 EACH = tuple(SERVERS)
 """For tests on each of them."""
+
+
+def quick_on(quick: str, every: Sequence[str]) -> list[Any]:
+    """Return parameters of which one is in every run, and the others in the full run only."""
+    return [pytest.param(one, marks=() if one == quick else pytest.mark.full) for one in every]
+
 
 on_each_datastore = pytest.mark.parametrize("datastore", ["sqlite", *EACH], indirect=True)
 """Marks a test that takes the URL of a `datastore`, to be run on SQLite too."""
@@ -51,6 +57,11 @@ def with_query(url: str, **more: object) -> str:
     """Return a URL with more parameters."""
     added = "&".join(f"{name}={value}" for name, value in more.items())
     return f"{url}{'&' if '?' in url else '?'}{added}"
+
+
+def without_query(url: str) -> str:
+    """Return a URL as client libraries take it that know none of our settings."""
+    return url.partition("?")[0]
 
 
 def in_file(folder: Path) -> Place:

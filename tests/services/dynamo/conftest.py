@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,7 +13,12 @@ import pytest
 pytest.importorskip("boto3")
 pytest.importorskip("aiobotocore")
 
-from tests.support.dynamodb import Place
+import boto3
+
+from stm_backends.drivers.contract import Key
+from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from tests.services.dynamo.support import TINY, noted
+from tests.support.dynamodb import PRETENDED, Place
 from tests.support.servers import Proxy
 
 
@@ -39,3 +46,42 @@ def proxy(place) -> Iterator[Proxy]:
 def behind(place, proxy) -> Place:
     """The same DynamoDB, behind the proxy."""
     return replace(place, endpoint_url=f"http://127.0.0.1:{proxy.port}")
+
+
+@pytest.fixture
+def local(place):
+    """A server of 2020, by its URL."""
+    if place.credentials != PRETENDED:
+        pytest.skip("asks DynamoDB Local")
+    return place.endpoint_url
+
+
+@pytest.fixture
+async def old(local):
+    """The same, by way of a proxy that notes the requests."""
+    async with noted(local) as requests:
+        yield requests
+
+
+@pytest.fixture
+def key() -> Key:
+    """A key that no other test uses."""
+    return Key(f"acme:{uuid.uuid4().hex}:memory", "chat")
+
+
+@pytest.fixture
+def client(place):
+    """A client of boto3, past the driver."""
+    client = boto3.client("dynamodb", **place.aws)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def driver_on(place):
+    """What makes a driver on a client, which needs no opening."""
+
+    def make(client: Any, **options: Any) -> DynamoDriver:
+        return DynamoDriver(DynamoSettings(table=place.table), client=client, **{"sizes": TINY, **options})
+
+    return make

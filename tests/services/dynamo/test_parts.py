@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
@@ -18,10 +17,8 @@ from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge
 from stm_backends.testing import FakeClock
-from stm_backends_dynamo import DynamoDriver, DynamoSettings
-from stm_backends_dynamo.items import Sizes, item_of
-
-TINY = Sizes(large=4, loose=64, part=100_000, places=6, run=17, crowd=8, record=400_000)
+from stm_backends_dynamo.items import Sizes
+from tests.services.dynamo.support import assert_erased, items_of
 
 Work = Callable[[Driver, Key], Awaitable[object]]
 
@@ -54,42 +51,6 @@ class Stepping:
             return found(**arguments)
 
         return call
-
-
-@pytest.fixture
-def client(place):
-    client = boto3.client("dynamodb", **place.aws)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def key():
-    return Key(f"acme:{uuid.uuid4().hex}:memory", "chat")
-
-
-@pytest.fixture
-def driver_on(place):
-    """What makes a driver on a client, which needs no opening."""
-
-    def make(client: Any, **options: Any) -> DynamoDriver:
-        return DynamoDriver(DynamoSettings(table=place.table), client=client, **{"sizes": TINY, **options})
-
-    return make
-
-
-def items_of(client, place, key):
-    """Return the head of a record and all its parts, past the driver."""
-    head = client.get_item(
-        TableName=place.table, Key={"pk": {"S": key.scope}, "sk": {"S": key.name}}, ConsistentRead=True
-    ).get("Item")
-    parts = client.query(
-        TableName=place.table,
-        KeyConditionExpression="pk = :pk",
-        ExpressionAttributeValues={":pk": {"S": f"{key.scope}\0{key.name}"}},
-        ConsistentRead=True,
-    )["Items"]
-    return head, parts
 
 
 def append(entry: bytes, ttl: float | None = None) -> Work:
@@ -129,7 +90,7 @@ OPERATIONS: dict[str, Work] = {
     "a save": replace(b"s", version="w3", expect=ANY, ttl=None),
     "a large save": replace(LARGE + b"?", version="w4", expect=ANY, ttl=None),
     "a large save that keeps": replace(LARGE + b".", version="w5", expect=ANY),
-    "a birth": replace(LARGE, version="w6", expect=ABSENT, ttl=None),
+    "a first replace": replace(LARGE, version="w6", expect=ABSENT, ttl=None),
     "a delete": delete,
     "a load": load,
 }
@@ -144,7 +105,13 @@ MEANWHILE = (
 )
 """What another does: one of each kind."""
 
-PLACES = list(itertools.product(SETTINGS, OPERATIONS))
+QUICK = [("a part and small entries", name) for name in ("a large append", "a fold", "a delete")]
+"""The pairs that are in every run; the others take minutes together."""
+
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.full)
+    for pair in itertools.product(SETTINGS, OPERATIONS)
+]
 
 
 async def outcomes(setting: str, *orders: tuple[str, ...]) -> list[tuple[dict[str, object], Record | None]]:
@@ -162,8 +129,8 @@ async def outcomes(setting: str, *orders: tuple[str, ...]) -> list[tuple[dict[st
 # interleavings -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("setting", "first"), PLACES)
-async def test_whatever_another_does_between_two_requests_comes_before_or_after(
+@pytest.mark.parametrize(("setting", "first"), PAIRS)
+async def test_a_call_between_two_requests_of_another_comes_before_or_after(
     place, client, driver_on, setting, first
 ):
     plain = driver_on(client)
@@ -176,7 +143,7 @@ async def test_whatever_another_does_between_two_requests_comes_before_or_after(
             answers: dict[str, object] = {}
 
             def meanwhile(second=second, key=key, answers=answers):
-                # In a thread of its own, as calls of boto3 are.
+                # In another thread, as calls of boto3 are.
                 answers[second] = asyncio.run(_do(plain, second, key))
 
             stepping = Stepping(client, meanwhile_at=step, meanwhile=meanwhile)
@@ -191,17 +158,11 @@ async def _do(driver, name, key):
     return await OPERATIONS[name](driver, key)
 
 
-async def assert_erased(driver, client, place, key):
-    """Assert that erasing leaves nothing, whatever was left behind before."""
-    await driver.delete(key)
-    assert items_of(client, place, key) == (None, [])
-
-
 # kills ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("setting", "operation"), PLACES)
-async def test_a_kill_between_two_requests_leaves_the_record_before_or_after_and_nothing_that_erasing_misses(
+@pytest.mark.parametrize(("setting", "operation"), PAIRS)
+async def test_a_kill_between_two_requests_leaves_the_old_or_the_new_record(
     place, client, driver_on, setting, operation
 ):
     plain = driver_on(client)
@@ -248,9 +209,7 @@ async def test_an_erasure_that_was_killed_is_listed_and_finished_by_the_next(pla
     assert items_of(client, place, key) == (None, [])
 
 
-async def test_parts_that_a_killed_writer_left_are_gone_after_a_load_and_the_next_fold(
-    place, client, driver_on, key
-):
+async def test_parts_of_a_killed_writer_are_removed_by_the_next_fold(place, client, driver_on, key):
     plain = driver_on(client)
     for number in range(3):
         await plain.append(key, b"large %d" % number, initial_version="v1", ttl=None)
@@ -289,9 +248,7 @@ class Resending(Stepping):
         return twice
 
 
-async def test_a_write_that_a_client_sent_twice_keeps_its_part_whatever_was_cleared_away_meanwhile(
-    place, client, driver_on, key
-):
+async def test_a_write_that_a_client_sent_twice_keeps_its_part(place, client, driver_on, key):
     plain = driver_on(client)
     await plain.append(key, b"large 1", initial_version="initial", ttl=None)
     stray = {"pk": {"S": f"{key.scope}\0{key.name}"}, "sk": {"S": "stray"}, "values": {"L": []}}
@@ -323,7 +280,7 @@ async def test_a_part_that_a_listing_does_not_show_yet_is_not_missing(client, dr
     assert await driver_on(Behind(client)).load(key) == Record("initial", None, (b"large",))
 
 
-async def test_an_erasure_that_could_not_be_finished_is_not_said_to_be_not_done(client, driver_on, key):
+async def test_a_delete_that_could_not_be_finished_is_unknown(client, driver_on, key):
     plain = driver_on(client)
     await plain.append(key, b"large", initial_version="initial", ttl=None)
 
@@ -339,9 +296,7 @@ async def test_an_erasure_that_could_not_be_finished_is_not_said_to_be_not_done(
     assert await plain.load(key) is None
 
 
-async def test_appends_of_every_size_at_once_are_all_there_and_each_was_told_its_place(
-    client, driver_on, key
-):
+async def test_appends_of_every_size_at_once_are_all_there_in_their_places(client, driver_on, key):
     driver = driver_on(client)
     entries = [b"%d" % number * (1 + number % 3) for number in range(60)]
     lengths = await asyncio.gather(
@@ -385,7 +340,7 @@ async def test_folds_go_on_while_appends_of_every_size_arrive(client, driver_on,
 # sizes ---------------------------------------------------------------------------------------------------
 
 
-async def test_ten_turns_of_300_kb_stand_and_fold(place, client, driver_on, key):
+async def test_ten_turns_of_300_kb_are_stored_and_folded(place, client, driver_on, key):
     driver = driver_on(client, sizes=Sizes())
     turns = [bytes([number]) * 300_000 for number in range(10)]
     for number, turn in enumerate(turns):
@@ -415,6 +370,7 @@ async def test_small_entries_fill_a_record_too(client, driver_on, key):
     assert await driver.delete(key)
 
 
+@pytest.mark.full
 async def test_many_small_parts_become_few(place, client, driver_on, key):
     driver = driver_on(client, sizes=Sizes(crowd=16, large=10, loose=64))
     entries = [b"%03d of two sizes" % n if n % 3 else b"%03d" % n for n in range(200)]
@@ -454,7 +410,7 @@ async def test_dynamodbs_reaper_never_takes_a_part_before_its_record(place, clie
     assert len((await driver.load(key)).tail) == 8
     clock.now += 91 * 86_400
     assert await driver.load(key) is None
-    # Reborn in its place.
+    # Created again in its place.
     assert await driver.append(key, b"large 3", initial_version="v3", ttl=60) == 1
     assert len(items_of(client, place, key)[1]) == 1
     assert_kept()
@@ -472,78 +428,6 @@ async def test_parts_are_prolonged_seldom(place, client, driver_on, key):
     # One of them seals; none has to touch the parts.
     assert stepping.steps <= 6 + 5
     await driver.delete(key)
-
-
-# layouts -------------------------------------------------------------------------------------------------
-
-
-def put_old(client, place, key, tail, body=None, **attributes):
-    """Put a record as versions before parts did."""
-    item = item_of("v1", body, tail, ttl=None, now=0.0)
-    client.put_item(
-        TableName=place.table, Item={"pk": {"S": key.scope}, "sk": {"S": key.name}, **item, **attributes}
-    )
-
-
-@pytest.mark.parametrize("entry", [b"s", b"large" * 1_000])
-@pytest.mark.parametrize(("count", "size"), [(3, 10), (1_500, 200), (39, 10_300)])
-async def test_a_record_of_one_item_is_loaded_appended_to_and_folded(
-    place, client, driver_on, key, count, size, entry
-):
-    driver = driver_on(client, sizes=Sizes())
-    tail = tuple(b"%05d" % number + b"x" * (size - 5) for number in range(count))
-    put_old(client, place, key, tail, b"summary")
-    assert await driver.load(key) == Record("v1", b"summary", tail)
-    for number in range(4):
-        assert await driver.append(key, entry, initial_version="never", ttl=None) == count + 1 + number
-    tail += (entry,) * 4
-    assert await driver.load(key) == Record("v1", b"summary", tail)
-    drop = min(count - 1, 250)
-    assert await driver.replace(key, b"more", version="v2", expect="v1", drop=drop, ttl=KEEP)
-    assert await driver.load(key) == Record("v2", b"more", tail[drop:])
-    await assert_erased(driver, client, place, key)
-
-
-async def test_a_record_of_one_item_that_is_full_takes_more(place, client, driver_on, key):
-    driver = driver_on(client, sizes=Sizes())
-    tail = tuple(b"%05d" % number + b"x" * 9_995 for number in range(40))
-    room = 409_600 - 120 - sum(map(len, tail)) - len(key.scope)
-    tail += (b"y" * room,)
-    put_old(client, place, key, tail)
-    assert await driver.append(key, b"z" * 1_000, initial_version="never", ttl=None) == 42
-    assert (await driver.load(key)).tail == (*tail, b"z" * 1_000)
-    await assert_erased(driver, client, place, key)
-
-
-async def test_a_record_without_parts_is_what_earlier_versions_wrote(place, client, driver_on, key):
-    driver = driver_on(client)
-    await driver.append(key, b"a", initial_version="v1", ttl=60)
-    await driver.append(key, b"b", initial_version="v1", ttl=None)
-    head, parts = items_of(client, place, key)
-    assert set(head) - {"grown"} == {"pk", "sk", "version", "body", "tail", "entries"}
-    assert parts == []
-    await driver.append(key, b"large", initial_version="v1", ttl=None)
-    head, _ = items_of(client, place, key)
-    # An older reader takes only bytes for an entry, and so refuses the record.
-    assert head["readable_since"] == {"N": "2"}
-    assert "B" not in head["tail"]["L"][-1]
-    await driver.delete(key)
-
-
-async def test_a_record_of_a_newer_layout_is_refused_and_left_as_it_is(place, client, driver_on, key):
-    driver = driver_on(client)
-    put_old(client, place, key, (b"a",), readable_since={"N": "3"}, life={"S": "l"}, kept={"N": "1"})
-    before = items_of(client, place, key)
-    for work in (
-        load,
-        append(b"s"),
-        append(b"large"),
-        replace(b"", version="v2", expect="v1", drop=1),
-        replace(b"", version="v2", expect=ANY, ttl=None),
-    ):
-        with pytest.raises(Corrupt, match="newer version"):
-            await work(driver, key)
-    assert items_of(client, place, key) == before
 
 
 async def test_a_part_that_is_missing_or_damaged_is_corrupt(place, client, driver_on, key):
@@ -610,7 +494,8 @@ async def test_a_turn_of_10_kb_onto_200_kb_takes_at_most_25_write_units(client, 
     await driver.delete(key)
 
 
-async def test_items_of_1_kb_take_about_what_they_weigh_however_many_stand(client, driver_on, key, units):
+@pytest.mark.full
+async def test_items_of_1_kb_cost_about_their_size_however_many_there_are(client, driver_on, key, units):
     driver = driver_on(client, sizes=Sizes())
     for _ in range(180):
         await driver.append(key, b"x" * 1_000, initial_version="v1", ttl=None)
@@ -637,10 +522,8 @@ async def test_names_are_listed_without_paying_for_what_they_name(client, driver
     "expression",
     ["REMOVE tail[0] SET tail[2] = :x, entries = :two", "SET tail[2] = :x, entries = :two REMOVE tail[0]"],
 )
-async def test_places_of_a_list_mean_what_they_did_before_the_update(
-    place, client, driver_on, key, expression
-):
-    """A promise of the engine that a seal rests on, where entries stand between references."""
+async def test_list_positions_in_an_update_mean_those_before_it(place, client, driver_on, key, expression):
+    """Moving entries into a part relies on this promise of the engine."""
     driver = driver_on(client)
     for entry in (b"a", b"b", b"c"):
         await driver.append(key, entry, initial_version="v1", ttl=None)

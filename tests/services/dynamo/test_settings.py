@@ -99,7 +99,7 @@ def test_an_option_that_cannot_work_is_refused(options, says):
     assert "hush-secret" not in str(caught.value)
 
 
-def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
+def test_a_setting_given_differently_in_url_and_option_is_refused():
     with pytest.raises(ConfigurationError, match="give table differently"):
         open_driver("dynamodb://table", table="other")
 
@@ -129,7 +129,7 @@ def test_a_client_brings_its_own_place_and_credentials():
     client.close()
 
 
-async def test_a_place_that_nobody_has_named_is_a_mistake_in_the_configuration(monkeypatch, tmp_path):
+async def test_a_missing_region_is_a_configuration_error(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))

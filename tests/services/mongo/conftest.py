@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="package", autouse=True)
 def no_socket_left_to_others():
-    """Collect such sockets here, and not in the middle of somebody else's test."""
+    """Collect such sockets here, and not during the tests of another directory."""
     yield
     gc.collect()
 

@@ -28,7 +28,7 @@ monitoring.register(COUNTER)
 
 
 class OnMotor(MongoDriver):
-    """A driver on a Motor client, which is closed with it because nobody else does."""
+    """A driver on a Motor client, which it closes because the suite does not."""
 
     async def close(self) -> None:
         await super().close()
@@ -61,6 +61,6 @@ class Past:
         self.records.update_one({"_id": key._asdict()}, {"$pop": {"tail": 1}})
 
     async def peek(self, key: Key) -> Record | None:
-        """Read a record as it stands there."""
+        """Read a record as it is stored."""
         found = self.records.find_one({"_id": key._asdict()})
         return found and Record(found["version"], found["body"], tuple(found["tail"]))

@@ -55,7 +55,7 @@ def test_a_url_as_mongodb_writes_it_is_taken(url, database):
     make_client(settings)
 
 
-def test_our_client_does_not_send_writes_again_unless_it_is_told_to():
+def test_our_client_retries_no_writes_by_default():
     assert make_client(MongoSettings()).options.retry_writes is False
     assert make_client(MongoSettings.from_url("mongodb://h/?retryWrites=true")).options.retry_writes is True
     assert make_client(MongoSettings.from_options(retrywrites=True)).options.retry_writes is True
@@ -143,7 +143,7 @@ def test_an_unknown_option_is_refused_with_a_near_miss():
         open_driver("mongodb://h", tls_ca_file="x")
 
 
-def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
+def test_a_setting_given_differently_in_url_and_option_is_refused():
     with pytest.raises(ConfigurationError, match="give database differently"):
         MongoSettings.from_url("mongodb://h/chats", database="other")
     assert MongoSettings.from_url("mongodb://h/chats", database="chats").database == "chats"
@@ -199,7 +199,7 @@ def test_the_traits_say_what_the_settings_mean():
     assert "a failover may undo" in open_driver("mongodb://h/?durability=primary").traits.durability
 
 
-def test_the_schema_is_the_command_that_create_sends_for_the_collection_that_is_meant():
+def test_the_printed_schema_is_the_command_that_create_sends():
     text = schema("mongodb://user:s3cret@h/chats?collection=turns")
     assert text.startswith('db.getSiblingDB("chats").runCommand({\n  "createIndexes": "turns"')
     assert '"expireAfterSeconds": 0' in text

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import uuid
-from asyncio import subprocess
-from urllib.parse import quote_plus
 
 import pytest
-from pymongo import MongoClient
 
 from stm_backends.drivers.contract import ANY, Key, Record
-from stm_backends.errors import ConfigurationError, Denied, Unavailable
-from stm_backends_mongo import open_driver
-from tests.services.mongo.test_faults import opened
-from tests.support.mongod import Mongod, until
-
-WORD = "p/s3cret"
+from stm_backends.errors import ConfigurationError, Unavailable
+from tests.support.contract import opened
+from tests.support.mongod import until
 
 QUICK = "deadline_s=2"
-
-NARROW = "find insert update remove listIndexes"
 
 
 @pytest.fixture
@@ -77,35 +68,6 @@ async def test_a_collection_of_another_kind_is_refused_and_left_as_it_is(place, 
     assert collection.options() == before
 
 
-async def test_ten_processes_that_set_the_collection_up_at_once_all_succeed(place, fresh):
-    script = """
-import asyncio, sys
-from stm_backends.drivers.contract import Key
-from stm_backends_mongo import open_driver
-async def main():
-    driver = open_driver(sys.argv[1], create=True)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    await driver.open()
-    await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
-    await driver.close()
-asyncio.run(main())
-"""
-    url = place.options(collection=fresh, deadline_s=30)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, **pipes) for _ in range(10)
-    ]
-    for process in processes:
-        assert await process.stdout.readline() == b"ready\n"
-    for process in processes:
-        process.stdin.write(b"go\n")
-    errors = [(await process.communicate())[1] for process in processes]
-    assert errors == [b""] * 10
-    async with opened(url) as driver:
-        assert await driver.load(Key("s", "n")) == Record("v", None, (b"a",) * 10)
-
-
 async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(single_place):
     records = single_place.past.records
     records.delete_many({})
@@ -115,70 +77,6 @@ async def test_expired_records_are_removed_by_mongodb_and_lasting_ones_stay(sing
         await driver.append(Key("s", "later"), b"a", initial_version="v", ttl=3600)
     await asyncio.to_thread(until, lambda: records.count_documents({}) == 2)
     assert sorted(record["_id"]["name"] for record in records.find()) == ["lasting", "later"]
-
-
-@pytest.fixture(scope="module")
-def guarded(mongod_program, ca, tmp_path_factory):
-    """A server with users, and with TLS for those who ask for it."""
-    both = tmp_path_factory.mktemp("certificate") / "both.pem"
-    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(both)
-    tls = "--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(both)
-    server = Mongod(mongod_program, tmp_path_factory.mktemp("guarded") / "data", "--auth", *tls)
-    server.start()
-    with MongoClient(f"mongodb://{server.address}/?directConnection=true") as client:
-        roles = [{"role": "root", "db": "admin"}]
-        client.admin.command("createUser", "root", pwd=WORD, roles=roles)
-    with MongoClient(f"mongodb://root:{quote_plus(WORD)}@{server.address}/?directConnection=true") as client:
-        privileges = [
-            {"resource": {"db": "chats", "collection": "stm_records"}, "actions": NARROW.split()},
-        ]
-        client.chats.command("createRole", "narrow", privileges=privileges, roles=[])
-        for name, role in (("writer", "readWrite"), ("reader", "read"), ("narrow", "narrow")):
-            client.chats.command("createUser", name, pwd=WORD, roles=[{"role": role, "db": "chats"}])
-    yield server
-    server.kill()
-
-
-def url_for(server: Mongod, user: str, secret: str = WORD) -> str:
-    return f"mongodb://{user}:{quote_plus(secret)}@{server.address}/chats?deadline_s=3"
-
-
-@pytest.mark.parametrize("user", ["writer", "narrow"])
-async def test_the_permissions_that_the_readme_names_are_all_that_is_needed(guarded, user):
-    async with opened(url_for(guarded, "writer"), create=True):
-        pass
-    async with opened(url_for(guarded, user)) as driver:
-        assert await driver.append(Key("s", user), b"a", initial_version="v", ttl=None) == 1
-        assert (await driver.scan("s", limit=1)).names == (user,)
-        assert await driver.replace(Key("s", user), b"b", version="w", expect=ANY, ttl=None) is True
-        assert await driver.delete(Key("s", user)) is True
-
-
-async def test_a_connection_by_tls_is_made_only_with_a_certificate_that_is_trusted(guarded, authority):
-    url = f"{url_for(guarded, 'writer')}&tls=true"
-    async with opened(f"{url}&tlsCAFile={quote_plus(str(authority))}", create=True) as driver:
-        assert await driver.load(Key("s", "tls")) is None
-    with pytest.raises(Unavailable):
-        async with opened(url):
-            pass
-
-
-async def test_whoever_may_not_is_denied_and_no_secret_shows(guarded):
-    async with opened(url_for(guarded, "writer"), create=True) as driver:
-        await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
-    async with opened(url_for(guarded, "reader")) as driver:
-        assert await driver.load(Key("s", "n")) is not None
-        with pytest.raises(Denied, match=r"mongo\.append: this user lacks permission"):
-            await driver.append(Key("s", "n"), b"a", initial_version="v", ttl=None)
-        with pytest.raises(Denied):
-            await driver.delete(Key("s", "n"))
-    driver = open_driver(url_for(guarded, "writer", "wr0ng"))
-    with pytest.raises(Denied, match=r"mongo\.open: MongoDB does not accept these credentials") as caught:
-        await driver.open()
-    assert "wr0ng" not in f"{caught.value!r} {caught.value.__cause__!r}"
-    with pytest.raises(Denied):
-        async with opened(f"mongodb://{guarded.address}/chats"):
-            pass
 
 
 async def test_a_secondary_takes_no_writes_and_says_what_it_is(replica_set, replica_place, fresh):
@@ -206,7 +104,7 @@ async def reason(url: str) -> str:
     return str(caught.value).rpartition("(")[2].rstrip(")")
 
 
-async def test_a_server_that_is_not_there_hangs_or_is_another_one_reads_differently(single, single_place):
+async def test_the_error_says_why_no_server_was_found(single, single_place):
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         assert "nothing listens there" in await reason(

@@ -10,7 +10,7 @@ import pytest
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_mongo.turns import Turns
-from tests.services.mongo.test_faults import opened
+from tests.support.contract import opened
 
 ENTRIES = 5_000
 
@@ -33,9 +33,7 @@ def large(key: Key) -> dict[str, object]:
     }
 
 
-async def test_many_appends_at_once_to_a_large_record_never_make_each_other_start_over(
-    single, single_place, key
-):
+async def test_appends_at_once_to_a_large_record_cause_no_write_conflict(single, single_place, key):
     def conflicts() -> int:
         return single.ask("serverStatus")["metrics"]["operation"]["writeConflicts"]
 
@@ -52,8 +50,8 @@ async def test_many_appends_at_once_to_a_large_record_never_make_each_other_star
         assert record.tail[ENTRIES:] == tuple(b"%d" % n for n in range(64))
 
 
-async def test_several_processes_that_append_to_a_large_record_have_no_unknown_outcome(place, key):
-    """Each driver has a queue of its own, as each process has."""
+async def test_several_drivers_append_to_a_large_record_without_unknowns(place, key):
+    """Each driver has its own queue, as each process has."""
     place.past.records.insert_one(large(key))
     async with contextlib.AsyncExitStack() as stack:
         drivers = [await stack.enter_async_context(opened(place.options(deadline_s=60))) for _ in range(4)]
@@ -63,9 +61,7 @@ async def test_several_processes_that_append_to_a_large_record_have_no_unknown_o
     assert sorted(lengths) == [ENTRIES + n for n in range(1, 33)]
 
 
-async def test_what_waits_behind_a_write_that_hangs_is_unavailable_and_was_never_sent(
-    single, single_place, key
-):
+async def test_a_write_behind_one_that_hangs_is_unavailable_and_not_sent(single, single_place, key):
     async with opened(single_place.options(deadline_s=1.0)) as driver:
         await driver.append(key, b"a", initial_version="v", ttl=None)
         single.pause()

@@ -57,7 +57,7 @@ def through_proxy(url, proxy):
 
 @pytest.fixture
 async def admin(url):
-    """A connection past the driver, of whoever the database belongs to."""
+    """A connection past the driver, as the owner of the database."""
     import asyncpg  # noqa: PLC0415 -- absent where these tests are not run
 
     connection = await asyncpg.connect(url)
@@ -75,7 +75,7 @@ async def schema(admin):
 
 @pytest.fixture
 async def driver(url, schema):
-    """An open driver on tables of its own."""
+    """An open driver on new tables."""
     driver = await open_at(url, schema=schema, create=True)
     yield driver
     await driver.close()

@@ -72,6 +72,6 @@ async def until(look, *, within_s=30):
 
 
 def as_user(url, user):
-    """Return the URL of the same database for somebody else."""
+    """Return the URL of the same database for another user."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()

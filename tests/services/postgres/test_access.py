@@ -1,4 +1,4 @@
-"""Who is let in, by password and over TLS."""
+"""Which roles may do what, by password and over TLS."""
 
 import uuid
 from urllib.parse import urlsplit
@@ -6,10 +6,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Denied, StorageError, Unavailable
 from stm_backends.testing import open_at
-from tests.services.postgres.support import run
+from tests.services.postgres.support import as_user, run
 from tests.support.postgresql import Postgres, TlsFront
 
 KEY = Key("scope", "name")
@@ -62,7 +63,7 @@ async def test_a_wrong_password_is_denied_and_shown_nowhere(primary, password):
         assert WRONG not in shown
 
 
-async def test_a_password_that_is_changed_denies_the_next_connection_and_never_finds_nothing(primary):
+async def test_a_changed_password_denies_the_next_connection(primary):
     driver = await open_at(app(primary, QUOTED), create=True, pool_size=1)
     await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None)
     admin = await asyncpg.connect(primary.url)
@@ -91,7 +92,7 @@ def over_tls(url, server_tls):
     front.stop()
 
 
-async def test_a_server_is_trusted_by_its_certificate_and_by_nothing_less(url, schema, over_tls, authority):
+async def test_a_server_is_trusted_by_its_certificate_alone(url, schema, over_tls, authority):
     user = urlsplit(url).netloc.rpartition("@")[0]
 
     def at(host, mode, trusted=authority):
@@ -108,23 +109,47 @@ async def test_a_server_is_trusted_by_its_certificate_and_by_nothing_less(url, s
         await open_at(at("localhost", "disable"))
 
 
-async def test_a_certificate_of_somebody_elses_authority_is_not_trusted(
-    url, schema, over_tls, other_authority
-):
+async def test_a_certificate_of_another_authority_is_not_trusted(url, schema, over_tls, other_authority):
     place = f"postgresql://postgres@localhost:{over_tls}/postgres?sslmode=verify-full&sslrootcert={other_authority}"
     with pytest.raises(Unavailable, match="certificate"):
         await open_at(place, schema=schema)
 
 
-async def test_tables_that_vanish_under_an_open_driver_are_unavailable_and_never_no_data(
-    schema, driver, admin
-):
-    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
-    await admin.execute(f"DROP TABLE {schema}.stm_entry, {schema}.stm_record CASCADE")
-    for work in (
-        lambda: driver.load(KEY),
-        lambda: driver.append(KEY, b"b", initial_version="initial", ttl=None),
-        lambda: driver.scan(KEY.scope, limit=1),
-    ):
-        with pytest.raises(Unavailable, match="create=True"):
-            await work()
+async def test_the_permissions_of_the_readme_are_enough(url, schema, driver, role):
+    name = await role("app")
+    async with open_backend(as_user(url, name), schema=schema, create=True) as backend:
+        mine = backend.driver
+        assert await mine.append(KEY, b"a", initial_version="initial", ttl=None) == 1
+        assert await mine.replace(KEY, b"b", version="v2", expect="initial", drop=1, ttl=None) is True
+        assert await mine.scan("scope", limit=1) == (("name",), None)
+        assert await mine.delete(KEY) is True
+
+
+@pytest.mark.parametrize("rights", ["", "SELECT"])
+async def test_a_role_without_the_rights_is_denied(url, schema, driver, role, rights):
+    name = await role("app", rights)
+    with pytest.raises(Denied):
+        async with open_backend(as_user(url, name), schema=schema) as backend:
+            await backend.driver.append(KEY, b"a", initial_version="initial", ttl=None)
+
+
+async def test_a_role_that_may_not_create_is_denied_and_creates_nothing(url, schema, role, admin):
+    name = await role("app", "")
+    with pytest.raises(Denied):
+        await open_at(as_user(url, name), schema=schema, create=True)
+    assert await admin.fetchval("SELECT to_regnamespace($1)", schema) is None
+
+
+async def test_an_unknown_role_is_denied(url):
+    with pytest.raises(Denied) as caught:
+        await open_at(as_user(url, "nobody:hunter2"))
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_read_only_role_reads_and_its_writes_are_unavailable(url, schema, driver, role, admin):
+    name = await role("app")
+    await admin.execute(f"ALTER ROLE {name} SET default_transaction_read_only = on")
+    async with open_backend(as_user(url, name), schema=schema) as backend:
+        assert await backend.driver.load(KEY) is None
+        with pytest.raises(Unavailable, match="read-only"):
+            await backend.driver.append(KEY, b"a", initial_version="initial", ttl=None)

@@ -13,6 +13,8 @@ from stm_backends.testing import open_at
 from tests.services.postgres.support import until
 from tests.support.postgresql import Postgres, Switch
 
+pytestmark = pytest.mark.full
+
 KEY = Key("scope", "name")
 
 
@@ -30,7 +32,7 @@ def pair(postgres_binaries, postgres_folder):
 
 @pytest.fixture
 def switch(pair):
-    """A place that leads to the primary, until it is told to lead to the standby."""
+    """A proxy to the primary, until it is switched to the standby."""
     proxy = Switch("127.0.0.1", pair[0].port)
     proxy.start()
     yield proxy
@@ -85,7 +87,7 @@ async def test_after_a_failover_connections_to_the_former_primary_are_given_up(p
         except Unavailable as error:
             return "read-only" in str(error)
 
-    # A server's process that is not told yet still writes.
+    # A server process that has not read the new setting yet still writes.
     await until(is_refused)
     # Reads on as many connections, all to the former primary.
     assert [record.tail for record in await asyncio.gather(*map(driver.load, keys))] == [(b"before",)] * 8
@@ -100,7 +102,7 @@ async def test_after_a_failover_connections_to_the_former_primary_are_given_up(p
         await pool.close()
 
 
-async def test_a_standby_is_refused_with_the_reason_and_the_primary_is_found_among_hosts(pair):
+async def test_a_standby_is_refused_and_the_primary_is_found_among_hosts(pair):
     primary, standby = pair
     driver = await open_at(primary.url, create=True)
     await driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None)

@@ -10,11 +10,11 @@ import pytest
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import make_client
-from tests.services.postgres.support import waiting, warm
+from tests.services.postgres.support import waiting
 from tests.support.servers import Proxy
 
 KEY = Key("scope", "name")
@@ -35,92 +35,6 @@ def line(url):
     proxy.stop()
 
 
-async def write_until(driver, count, acknowledged):
-    """Have four writers append until so many are acknowledged in all, and then until they fail."""
-    enough = asyncio.Event()
-
-    async def write(label):
-        for number in range(1_000_000):
-            await driver.append(Key("scope", label), b"%d" % number, initial_version="initial", ttl=None)
-            acknowledged.append((label, number))
-            if len(acknowledged) >= count:
-                enough.set()
-
-    writers = [asyncio.ensure_future(write(f"w{number}")) for number in range(4)]
-    await enough.wait()
-    return writers
-
-
-async def test_what_was_acknowledged_survives_the_death_of_every_process_of_the_server(server):
-    acknowledged = []
-    driver = await open_at(server.url, create=True, deadline_s=10)
-    for round_ in (1, 2):
-        writers = await write_until(driver, round_ * 150, acknowledged)
-        await asyncio.to_thread(server.kill)
-        outcomes = await asyncio.gather(*writers, return_exceptions=True)
-        assert all(isinstance(outcome, Unavailable | OutcomeUnknown) for outcome in outcomes), outcomes
-        await asyncio.to_thread(server.start)
-        for label in {label for label, _ in acknowledged}:
-            tail = (await driver.load(Key("scope", label))).tail
-            mine = [number for other, number in acknowledged if other == label]
-            # One more may have been done whose answer was lost.
-            assert len(tail) - len(mine) in (0, 1)
-            assert tail == tuple(b"%d" % number for number in range(len(tail)))
-            await driver.delete(Key("scope", label))
-        acknowledged.clear()
-    await driver.close()
-
-
-async def test_a_server_that_hangs_is_an_error_at_the_deadline_and_works_on_when_it_does(server):
-    driver = await open_at(server.url, create=True, deadline_s=1)
-    await driver.append(KEY, b"a", initial_version="initial", ttl=None)
-    server.pause()
-    for work, kind in (
-        (driver.append(KEY, b"b", initial_version="initial", ttl=None), (OutcomeUnknown, Unavailable)),
-        (driver.load(KEY), Unavailable),
-    ):
-        start = time.monotonic()
-        with pytest.raises(kind):
-            await work
-        assert time.monotonic() - start < 4
-    server.go_on()
-    tail = (await _until_answered(lambda: driver.load(KEY))).tail
-    assert tail in ((b"a",), (b"a", b"b"))
-    await driver.close()
-
-
-async def test_closing_does_not_wait_for_a_server_that_hangs(server):
-    driver = await open_at(server.url, create=True, deadline_s=0.5)
-    lost = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="initial", ttl=None))
-    await asyncio.sleep(0)
-    server.pause()
-    start = time.monotonic()
-    await driver.close()
-    with contextlib.suppress(StorageError):
-        await lost
-    assert time.monotonic() - start < 4
-    server.go_on()
-
-
-async def test_a_write_whose_answer_was_lost_is_unknown_and_sending_it_again_is_harmless(
-    line, schema, driver
-):
-    proxy, url = line
-    far = await open_at(url, schema=schema, deadline_s=1)
-    # Else the answer that is lost would be the statement's description.
-    await warm(far)
-    await far.append(KEY, b"a", initial_version="initial", ttl=None)
-    write = {"version": "v2", "expect": "initial", "drop": 1, "ttl": None}
-    proxy.silence("to client")
-    with pytest.raises(OutcomeUnknown):
-        await far.replace(KEY, b"b", **write)
-    assert (await driver.load(KEY)).version == "v2", "the server did it"
-    proxy.restore()
-    assert await _until_answered(lambda: far.replace(KEY, b"b", **write)) is True
-    assert (await driver.load(KEY)).body == b"b"
-    await far.close()
-
-
 async def test_a_write_that_never_left_is_not_done(line, schema, driver):
     proxy, url = line
     far = await open_at(url, schema=schema, deadline_s=1)
@@ -134,7 +48,7 @@ async def test_a_write_that_never_left_is_not_done(line, schema, driver):
     await far.close()
 
 
-async def test_a_pool_without_a_free_connection_is_unavailable_and_nothing_was_sent(url, schema, driver):
+async def test_a_full_pool_that_was_handed_in_is_unavailable(url, schema, driver):
     pool = await asyncpg.create_pool(url, min_size=1, max_size=1)
     small = open_backend("postgres", client=pool, schema=schema, deadline_s=0.4).driver
     async with pool.acquire():

@@ -13,6 +13,7 @@ from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
 from tests.services.postgres import layout_1
 from tests.services.postgres.support import as_user, until
+from tests.support.places import quick_on
 
 KEY = Key("scope", "name")
 OLD = Key("scope", "old")
@@ -28,7 +29,7 @@ ADD_COLUMN = (
 
 
 class OldProcess:
-    """A process of layout 1: its statements, on a connection of its own."""
+    """A process of layout 1: its statements, on a separate connection."""
 
     def __init__(self, url, schema, **settings):
         self._url, self._schema, self._settings = url, schema, settings
@@ -67,7 +68,7 @@ class OldProcess:
         return bool(await self.ask(layout_1.DELETE, *key, None))
 
 
-@pytest.fixture(params=["off", "role", "setting"])
+@pytest.fixture(params=quick_on("off", ["off", "role", "setting"]))
 async def old(request, url, schema, admin, role):
     """A store of layout 1: its options for a driver, and a process that uses it."""
     how = request.param
@@ -162,7 +163,7 @@ async def test_new_tables_and_those_brought_up_to_date_are_the_same(url, schema,
         indexes = await admin.fetch(
             "SELECT indexdef FROM pg_indexes WHERE schemaname = $1 ORDER BY 1", schema
         )
-        policies = await admin.fetch("SELECT * FROM pg_policies WHERE schemaname = $1 ORDER BY 3", schema)
+        policies = await admin.fetch("SELECT * FROM pg_policies WHERE schemaname = $1 ORDER BY 2, 3", schema)
         return columns, indexes, policies, await admin.fetch(FOREIGN_KEY.format(schema=schema))
 
     script = schema_text(url, schema=schema, row_security="role")

@@ -1,4 +1,4 @@
-"""Behind a real PgBouncer that gives each transaction whatever connection is free."""
+"""Behind a real PgBouncer in transaction pooling."""
 
 import asyncio
 import functools
@@ -11,13 +11,15 @@ import pytest
 
 from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import ConfigurationError, Unavailable
+from stm_backends.errors import Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.postgres.support import drop, fresh_schema, run
 from tests.support import apt
 from tests.support.contract import slow_checks
 from tests.support.postgresql import run_as
 from tests.support.servers import Server, free_port
+
+pytestmark = pytest.mark.full
 
 KEY = Key("scope", "name")
 
@@ -28,7 +30,7 @@ def pooled(url, postgres_folder):
     try:
         program = apt.find("pgbouncer", "pgbouncer", "libc-ares2", "libevent-2.1-7", copy_to=postgres_folder)
     except apt.NotAtHand as error:
-        # Not from the package index, so that its absence fails nobody.
+        # It is not in the package index, so its absence is never a failure.
         pytest.skip(str(error))
     port, place = free_port(), postgres_folder / "pgbouncer"
     place.mkdir()
@@ -125,8 +127,3 @@ async def test_a_pool_of_ones_own_works_too(pooled, tables):
     driver = open_backend("postgres", client=pool, schema=tables).driver
     assert await driver.load(KEY) is None
     await pool.close()
-
-
-def test_what_a_connection_would_have_to_keep_is_refused():
-    with pytest.raises(ConfigurationError, match="keeps no settings"):
-        open_backend("postgresql://host/db?pgbouncer=true", synchronous_commit="off")

@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def fill(driver, admin, schema):
-    """Puts a record of so many entries there, alive unless told when it expired."""
+    """Inserts a record with so many entries; `expired` says when it expired, if it has."""
 
     async def put(key, entries, *, expired=None, entry=b"old"):
         await admin.execute(FILL.format(schema=schema), key.name, expired, entries, entry)
@@ -42,7 +42,7 @@ def fill(driver, admin, schema):
 
 @pytest.fixture
 def count(admin, schema):
-    """Says how many records and entries there are, whatever they mean."""
+    """Counts the rows of records and entries."""
 
     async def counted():
         statements = [statement.format(schema=schema) for statement in (RECORDS, ENTRIES)]
@@ -80,7 +80,7 @@ async def test_a_step_removes_so_many_bytes_at_most_and_one_entry_at_least(fill,
     assert entries == [4, 2, 1, 0]
 
 
-async def test_a_record_that_is_half_removed_is_absent_for_good_and_can_be_born_again(
+async def test_a_half_removed_record_is_absent_and_can_be_created_again(
     driver, fill, count, step, admin, schema
 ):
     await fill(KEY, LARGE, expired=YESTERDAY)
@@ -105,9 +105,7 @@ async def test_a_record_that_is_half_removed_is_absent_for_good_and_can_be_born_
     ],
     ids=["append", "replace"],
 )
-async def test_a_write_to_an_expired_record_removes_one_step_of_it_and_the_rest_follows(
-    driver, fill, count, write, url, schema
-):
+async def test_a_write_to_an_expired_record_removes_one_step_at_once(driver, fill, count, write, url, schema):
     await fill(KEY, LARGE, expired=YESTERDAY)
     with nothing_follows_writes():
         await write(driver)
@@ -123,9 +121,7 @@ async def test_a_write_to_an_expired_record_removes_one_step_of_it_and_the_rest_
 
 
 @pytest.mark.parametrize(("expect", "drop"), [("old", LARGE - 1), (ANY, 0)], ids=["fold", "save"])
-async def test_a_replacement_of_many_entries_removes_one_step_and_the_rest_follows(
-    driver, fill, count, expect, drop
-):
+async def test_a_replace_of_many_entries_removes_one_step_at_once(driver, fill, count, expect, drop):
     await fill(KEY, LARGE)
     with nothing_follows_writes():
         assert await driver.replace(KEY, b"b", version="new", expect=expect, drop=drop, ttl=KEEP) is True
@@ -139,7 +135,7 @@ async def test_a_replacement_of_many_entries_removes_one_step_and_the_rest_follo
     assert await count() == (2, 2 * len(tail))
 
 
-async def test_a_large_record_that_is_deleted_is_absent_at_once_and_removed_in_steps(driver, fill, count):
+async def test_a_large_deleted_record_is_absent_at_once_and_goes_in_steps(driver, fill, count):
     await fill(KEY, LARGE)
     assert await driver.delete(KEY, expect="not this") is False
     assert await driver.delete(KEY, expect="old") is True
@@ -150,9 +146,7 @@ async def test_a_large_record_that_is_deleted_is_absent_at_once_and_removed_in_s
     assert await count() == (0, 0)
 
 
-async def test_what_a_deletion_of_a_process_that_died_has_left_is_purged_first(
-    driver, fill, count, url, schema
-):
+async def test_what_an_interrupted_delete_has_left_is_purged_first(driver, fill, count, url, schema):
     await fill(KEY, LARGE)
     await fill(OTHER, 1, expired=YESTERDAY)
     with nothing_follows_writes():

@@ -1,4 +1,4 @@
-"""Row security: a tenant's backend reads and writes its own rows, whatever it asks for."""
+"""Row security: a tenant's backend reads and writes its own rows only."""
 
 import asyncpg
 import pytest
@@ -10,6 +10,8 @@ from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
 from stm_backends_postgres.statements import Statements
 from tests.services.postgres.support import as_user
+
+pytestmark = pytest.mark.full
 
 KEY = Key("scope", "name")
 

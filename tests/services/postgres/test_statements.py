@@ -1,15 +1,17 @@
-"""One operation is one round trip; where it is more, how many more and why."""
+"""One operation is one round trip, exceptions are counted, and every statement uses the indexes."""
 
 import asyncpg
 import pytest
 
 from stm_backends import open_backend
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing import open_at
-from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from stm_backends_postgres import PostgresShortTermMemory, PostgresStateStore
+from tests.services.postgres.support import until
 
 KEY = Key("scope", "name")
+
+SCANS = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE schemaname = $1"
+GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE $1"
 
 
 @pytest.fixture
@@ -24,9 +26,7 @@ def count(proxy):
     return counted
 
 
-async def test_a_statement_that_a_connection_does_not_know_takes_two_and_one_ever_after(
-    through_proxy, schema, driver, count
-):
+async def test_a_new_statement_takes_two_round_trips_and_then_one(through_proxy, schema, driver, count):
     """Asyncpg asks for a statement's description first. To do so when connecting would cost more."""
     far = await open_at(through_proxy, schema=schema)
     assert [await count(far.load(KEY)) for _ in range(4)] == [2, 1, 1, 1]
@@ -40,7 +40,7 @@ async def test_behind_pgbouncer_each_operation_takes_two(through_proxy, schema, 
     await far.close()
 
 
-async def test_a_pool_handed_in_adds_a_round_trip_unless_it_is_told_not_to_reset(
+async def test_a_pool_handed_in_adds_a_round_trip_unless_it_does_not_reset(
     through_proxy, schema, driver, count
 ):
     async def leave(connection):
@@ -54,7 +54,7 @@ async def test_a_pool_handed_in_adds_a_round_trip_unless_it_is_told_not_to_reset
         await pool.close()
 
 
-async def test_the_first_operation_on_a_pool_handed_in_looks_at_the_tables_first(
+async def test_the_first_operation_on_a_pool_handed_in_looks_at_the_tables(
     through_proxy, schema, driver, count
 ):
     """Two round trips more, once for each driver: the server, role and tables; and their layout."""
@@ -69,17 +69,24 @@ async def test_the_first_operation_on_a_pool_handed_in_looks_at_the_tables_first
     await pool.close()
 
 
-async def test_the_named_classes_work_on_a_pool_of_ones_own_and_leave_it_open(url, schema, driver):
-    pool = await asyncpg.create_pool(url, min_size=1)
-    key = MemoryKey("acme", "u1", "chat")
-    config = ShortTermMemoryConfig(strategy="truncation")
-    memory = PostgresShortTermMemory(pool, config, key=key, schema=schema)
-    await memory.add_turn(ConversationTurn("hello", "hi"))
-    other = PostgresShortTermMemory(pool, config, key=key, schema=schema)
-    assert [turn.user_message for turn in await other.turns()] == ["hello"]
-    await memory.close()
-    store = PostgresStateStore(pool, schema=schema)
-    await store.save_memory_state("any key", {"a": 1})
-    assert await PostgresStateStore(pool, schema=schema).load_memory_state("any key") == {"a": 1}
-    assert await pool.fetchval("SELECT 1") == 1
-    await pool.close()
+async def test_plans_made_on_empty_tables_never_scan_a_whole_table(url, schema, driver, admin):
+    await driver.close()
+    for table in ("stm_record", "stm_entry"):
+        # As after a night in which everything expired: the server has seen that the tables are empty.
+        await admin.execute(f"ALTER TABLE {schema}.{table} SET (autovacuum_enabled = off)")
+        await admin.execute(f"VACUUM ANALYZE {schema}.{table}")
+    before = await admin.fetchval(SCANS, schema)
+    ours = await open_at(url, schema=schema, pool_size=1)
+    # A statement is planned for good at its sixth execution on a connection.
+    for number in range(12):
+        await ours.append(KEY, b"a", initial_version="v", ttl=60)
+        record = await ours.load(KEY)
+        await ours.replace(KEY, b"b", version=f"v{number}", expect=record.version, drop=1, ttl=60)
+        await ours.replace(Key("scope", "blob"), b"b", version=f"v{number}", expect=ANY, ttl=60)
+        await ours.scan("scope", limit=10)
+        await ours.delete(Key("scope", "blob"))
+        await ours.purge(1)
+    await ours.close()
+    # The server counts for good when the connection has ended.
+    await until(lambda: admin.fetchval(GONE, f"%{schema}%"))
+    assert await admin.fetchval(SCANS, schema) == before

@@ -23,10 +23,10 @@ from stm_backends.testing import (
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import Sizes
-from tests.support.contract import slow_checks
+from tests.support.contract import deadline_of, slow_checks
 from tests.support.dynamodb import open_with
 
-SMALL = {"max_entry_bytes": 50_000, "deadline_s": 2.0}
+SMALL = {"max_entry_bytes": 50_000}
 
 USUAL = Sizes(record=1024 * 1024)
 """As users have it, but that a record is full sooner."""
@@ -35,17 +35,13 @@ TINY = Sizes(large=2, loose=64, part=100_000, places=6, run=17, crowd=8, record=
 """So small that the shortest histories have everything that becomes of long ones."""
 
 
-QUICK_S = 2.0
-"""A short deadline, so that the lease of a killed pod does not stand long."""
-
-
 class TestDynamoDriver(DriverContract):
     sizes: ClassVar = USUAL
     histories: ClassVar = 6
 
     @pytest.fixture
-    def datastore(self, place, behind, proxy):
-        # From today on, because DynamoDB's own reaper has a clock of its own.
+    def datastore(self, request, place, behind, proxy):
+        # From today on, because DynamoDB's own reaper uses the real time.
         clock, client = FakeClock(time.time()), place.client()
 
         def at(key):
@@ -75,7 +71,13 @@ class TestDynamoDriver(DriverContract):
 
         yield Datastore(
             open=functools.partial(
-                open_with, behind.url, self.sizes, clock=clock, **SMALL, **place.credentials
+                open_with,
+                behind.url,
+                self.sizes,
+                clock=clock,
+                deadline_s=deadline_of(request),
+                **SMALL,
+                **place.credentials,
             ),
             pass_time=clock.pass_time,
             tick=60.0,
@@ -89,8 +91,9 @@ class TestDynamoDriver(DriverContract):
         client.close()
 
 
+@pytest.mark.full
 class TestDynamoDriverInTinyParts(TestDynamoDriver):
-    """Nearly everything stands in parts, and moves there all the time."""
+    """Nearly everything is stored in parts, or moves there."""
 
     opted_out: ClassVar = slow_checks(
         "asked of the same driver above",
@@ -105,6 +108,7 @@ class TestDynamoDriverInTinyParts(TestDynamoDriver):
     histories = 25
 
 
+@pytest.mark.full
 class TestDynamoDriverAsUsersHaveIt(DriverContract):
     """The real clock and the default settings."""
 
@@ -134,6 +138,7 @@ async def open_on_boto3(table, **aws):
     return driver
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "check",
     [
@@ -150,15 +155,16 @@ def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):
     getattr(DriverContract(), check)(Bench(Datastore(open=opening, histories=5)))
 
 
-class TestDistributedMemoryInATable(PodsContract):
+class TestPodsOnDynamo(PodsContract):
     @pytest.fixture
-    def memories(self, place, behind, proxy):
-        url = f"{behind.url}&deadline_s={QUICK_S}"
+    def memories(self, request, place, behind, proxy):
+        deadline_s = deadline_of(request)
+        url = f"{behind.url}&deadline_s={deadline_s}"
         datastore = Datastore(open=functools.partial(open_at, url, **place.credentials), outage=proxy.outage)
-        return memories_on(datastore, deadline_s=QUICK_S)
+        return memories_on(datastore, deadline_s=deadline_s)
 
 
-class TestStateStoreInATable(StoreContract):
+class TestStoresOnDynamo(StoreContract):
     @pytest.fixture
     def stores(self, place):
         return stores_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))

@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 from pymongo import AsyncMongoClient
 
-from stm_backends.drivers.contract import Key
 from stm_backends.testing import (
     Datastore,
     DriverContract,
@@ -21,17 +20,14 @@ from stm_backends.testing import (
 from stm_backends.testing.stores import stores_on
 from stm_backends_mongo import MongoDriver
 from tests.services.mongo.support import COUNTER, open_on_motor
-from tests.support.contract import slow_checks
+from tests.support.contract import deadline_of, slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
-
-QUICK_S = 2.5
-"""A short deadline, so that an outage does not take long, and long enough for a busy machine."""
 
 
 class TestMongoDriver(DriverContract):
     @pytest.fixture
-    def datastore(self, place, proxy, proxied, settings_of):
+    def datastore(self, request, place, proxy, proxied, settings_of):
         past = place.past
 
         async def handed_in():
@@ -45,7 +41,7 @@ class TestMongoDriver(DriverContract):
             return HandedIn(driver=driver, is_open=is_open, close=client.close)
 
         return Datastore(
-            open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S, **SMALL)),
+            open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request), **SMALL)),
             damage=past.damage,
             peek=past.peek,
             outage=proxy.outage,
@@ -56,6 +52,7 @@ class TestMongoDriver(DriverContract):
         )
 
 
+@pytest.mark.full
 class TestMongoDriverAsUsersHaveIt(DriverContract):
     """The whole replica set and the default settings."""
 
@@ -64,6 +61,7 @@ class TestMongoDriverAsUsersHaveIt(DriverContract):
         return Datastore(open=functools.partial(open_at, place.url), tick=0.3, histories=3)
 
 
+@pytest.mark.full
 class TestMongoDriverOnMotorAndASingleServer(DriverContract):
     opted_out: ClassVar = slow_checks("asked of the same driver on PyMongo above")
 
@@ -77,38 +75,22 @@ class TestMongoDriverOnMotorAndASingleServer(DriverContract):
         )
 
 
-class TestDistributedMemoryOnMongo(PodsContract):
+class TestPodsOnMongo(PodsContract):
     @pytest.fixture
-    def memories(self, place, proxy, proxied):
+    def memories(self, request, proxy, proxied):
+        deadline_s = deadline_of(request)
         datastore = Datastore(
-            open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
+            open=functools.partial(open_at, proxied.options(deadline_s=deadline_s)), outage=proxy.outage
         )
-        return memories_on(datastore, deadline_s=QUICK_S)
+        return memories_on(datastore, deadline_s=deadline_s)
 
 
-class TestStateStoreOnMongo(StoreContract):
+class TestStoresOnMongo(StoreContract):
     @pytest.fixture
-    def stores(self, proxy, proxied):
+    def stores(self, request, proxy, proxied):
         return stores_on(
             Datastore(
-                open=functools.partial(open_at, proxied.options(deadline_s=QUICK_S)), outage=proxy.outage
+                open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request))),
+                outage=proxy.outage,
             )
         )
-
-
-async def test_turns_of_many_kilobytes_and_of_megabytes_stand_side_by_side_in_one_record(place):
-    """What the sizes of the traits say, far beyond what conversations hold."""
-    key, large = Key("acme:large:memory", "chat"), bytes(4 * 1024 * 1024)
-    turns = [bytes(300_000)] * 10
-    driver = await open_at(place.url)
-    try:
-        assert driver.traits.max_record > len(large) * 2 + sum(map(len, turns))
-        for turn in (*turns, large):
-            await driver.append(key, turn, initial_version="v", ttl=None)
-        assert await driver.replace(key, large, version="w", expect="v", drop=3, ttl=None) is True
-        record = await driver.load(key)
-        assert record is not None
-        assert (record.body, record.tail) == (large, (*turns[3:], large))
-    finally:
-        await driver.delete(key)
-        await driver.close()

@@ -1,90 +1,29 @@
-"""How many requests an operation takes, what is sent again and what is not, and what errors mean."""
+"""How many requests an operation takes, and which are retried."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import json
 import threading
 import time
-from collections.abc import Awaitable, Callable
 
 import boto3
 import pytest
-from aiohttp import ClientSession, web
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
-from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Record
+from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import Bench, Datastore, DriverContract, FakeClock
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import Sizes
+from tests.services.dynamo.support import DROPPED, KEY, Requests, noted, opened_on
 from tests.support.dynamodb import PRETENDED
-
-KEY = Key("acme:u1:memory", "chat")
-
-
-DROPPED = "the connection is closed before an answer"
-
-
-class Requests:
-    """A DynamoDB that notes what it is asked, and first gives the answers that it was told to give.
-
-    `meanwhile` says what somebody else does just before a request of that name is carried out, once.
-    """
-
-    def __init__(self, upstream: str) -> None:
-        self._upstream = upstream
-        self.asked: list[str] = []
-        self.script: list[tuple[int, str]] = []
-        self.meanwhile: dict[str, Callable[[], Awaitable[object]]] = {}
-        self.url = ""
-
-    async def answer(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        self.asked.append(request.headers["X-Amz-Target"].partition(".")[2])
-        if meanwhile := self.meanwhile.pop(self.asked[-1], None):
-            await meanwhile()
-        if self.script:
-            status, code = self.script.pop(0)
-            if code == DROPPED:
-                request.transport.close()
-            text = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"})
-            return web.Response(status=status, text=text, content_type="application/x-amz-json-1.0")
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
-        async with (
-            ClientSession(auto_decompress=False) as session,
-            session.post(self._upstream, data=body, headers=headers) as response,
-        ):
-            passed = {"Content-Type", "x-amz-crc32", "x-amzn-RequestId"}
-            return web.Response(
-                status=response.status,
-                body=await response.read(),
-                headers={name: value for name, value in response.headers.items() if name in passed},
-            )
 
 
 async def fail_next(requests: Requests, status: int, code: str) -> None:
     """Let the request that is being asked fail."""
     requests.script = [(status, code)]
-
-
-@contextlib.asynccontextmanager
-async def noted(upstream):
-    requests = Requests(upstream)
-    application = web.Application()
-    application.router.add_post("/", requests.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    requests.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield requests
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture(scope="module")
@@ -99,37 +38,8 @@ def moto():
     server.server_close()
 
 
-@contextlib.asynccontextmanager
-async def opened(requests, *, clock=time.time, sizes=Sizes(), **settings):  # noqa: B008 -- it cannot be changed
-    options = {"table": "stm_requests", "region": "eu-west-1", **PRETENDED, **settings}
-    driver = DynamoDriver(
-        DynamoSettings(endpoint_url=requests.url, **options), create=True, clock=clock, sizes=sizes
-    )
-    await driver.open()
-    requests.asked.clear()
-    try:
-        yield driver
-    finally:
-        await driver.delete(KEY)
-        await driver.close()
-
-
-@pytest.fixture
-def local(place):
-    """A server of 2020, by its URL."""
-    if place.credentials != PRETENDED:
-        pytest.skip("asks DynamoDB Local")
-    return place.endpoint_url
-
-
-@pytest.fixture
-async def old(local):
-    async with noted(local) as requests:
-        yield requests
-
-
 def client_of_boto3(url):
-    """A client of the caller's own, which sends again what failed, as boto3 does unless told otherwise."""
+    """A client of the caller, which retries as boto3 does by default."""
     keys = {f"aws_{name}": value for name, value in PRETENDED.items()}
     return boto3.client("dynamodb", region_name="eu-west-1", endpoint_url=url, **keys)
 
@@ -137,6 +47,7 @@ def client_of_boto3(url):
 # how many ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_operation_is_one_request_to_a_server_of_today(moto):
     client = client_of_boto3(moto)
     counted = []
@@ -153,14 +64,14 @@ def test_one_operation_is_one_request_to_a_server_of_today(moto):
     client.close()
 
 
-@pytest.mark.parametrize(("server", "lost"), [("moto", 1), ("local", 2)])
-def test_only_a_birth_takes_two_requests_and_on_old_servers_a_lost_replace(server, lost, request):
+@pytest.mark.parametrize(("server", "lost"), [pytest.param("moto", 1, marks=pytest.mark.full), ("local", 2)])
+def test_only_a_first_append_and_on_old_servers_a_lost_race_take_two(server, lost, request):
     asyncio.run(count_all(request.getfixturevalue(server), lost))
 
 
 async def count_all(url, lost):
     clock = FakeClock(time.time())
-    async with noted(url) as requests, opened(requests, clock=clock) as driver:
+    async with noted(url) as requests, opened_on(requests, clock=clock) as driver:
 
         async def count(work):
             requests.asked.clear()
@@ -173,14 +84,14 @@ async def count_all(url, lost):
         assert await count(append(ttl=60)) == 2
         assert await count(append(ttl=60)) == 1
         clock.now += 61
-        assert await count(append(ttl=60)) == 2, "reborn in the place of an expired record"
+        assert await count(append(ttl=60)) == 2, "created in place of an expired record"
         assert await count(append(ttl=None)) == 1
         assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == 1
-        assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == lost, "sent again"
+        assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == lost, "a retry"
         assert await count(replace(version="v3", expect="v1", drop=1, ttl=KEEP)) == lost
         assert await count(replace(version="v3", expect=ABSENT, ttl=60)) == lost
         assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1
-        assert await count(replace(version="v3", expect=ANY, ttl=60)) == lost, "sent again"
+        assert await count(replace(version="v3", expect=ANY, ttl=60)) == lost, "a retry"
         assert await count(replace(version="v4", expect=ANY, ttl=KEEP)) == 1
         assert await count(driver.scan(KEY.scope, limit=10)) == 1
         assert await count(driver.delete(KEY, expect="v1")) == lost, "it is another version"
@@ -191,11 +102,11 @@ async def count_all(url, lost):
         assert await count(replace(version="v6", expect=ANY, ttl=KEEP)) == 2
 
 
-@pytest.mark.parametrize(("server", "met"), [("moto", 0), ("local", 1)])
-async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met, request):
+@pytest.mark.parametrize(("server", "met"), [pytest.param("moto", 0, marks=pytest.mark.full), ("local", 1)])
+async def test_records_with_parts_take_the_requests_that_the_page_says(server, met, request):
     """`met` is the look at what refused a write, where the server does not say."""
     large, url = b"x" * 3_000, request.getfixturevalue(server)
-    async with noted(url) as requests, opened(requests) as driver:
+    async with noted(url) as requests, opened_on(requests) as driver:
 
         async def asked(work):
             requests.asked.clear()
@@ -205,7 +116,7 @@ async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met,
         append = functools.partial(driver.append, KEY, initial_version="v1", ttl=None)
         look = ["GetItem"] * met
         put = ["PutItem", "UpdateItem"]
-        assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "a birth"
+        assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "the first"
         assert await asked(append(large)) == ["GetItem", *put]
         assert await asked(append(b"small")) == ["UpdateItem"]
         assert await asked(driver.load(KEY)) == ["GetItem", "Query"]
@@ -228,7 +139,7 @@ async def test_what_has_parts_takes_the_requests_that_the_page_says(server, met,
 
 @pytest.mark.parametrize("small", [True, False])
 async def test_a_full_record_says_so_before_anything_is_written(old, small):
-    async with opened(old, sizes=Sizes(record=500_000)) as driver:
+    async with opened_on(old, sizes=Sizes(record=500_000)) as driver:
         for _ in range(2):
             await driver.append(KEY, b"x" * 249_500, initial_version="v1", ttl=None)
         old.asked.clear()
@@ -240,11 +151,11 @@ async def test_a_full_record_says_so_before_anything_is_written(old, small):
 
 
 @pytest.mark.parametrize("room", ["folded", "erased"])
-async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry_after_all(old, local, room):
+async def test_a_record_that_has_room_again_takes_the_entry_after_all(old, local, room):
     async with (
-        opened(old, sizes=Sizes(record=500_000)) as driver,
+        opened_on(old, sizes=Sizes(record=500_000)) as driver,
         noted(local) as theirs,
-        opened(theirs) as another,
+        opened_on(theirs) as another,
     ):
         for _ in range(2):
             await driver.append(KEY, b"x" * 249_500, initial_version="v1", ttl=None)
@@ -260,7 +171,7 @@ async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry
         assert (await driver.load(KEY)).version == ("v3" if room == "erased" else "v2")
 
 
-# what is sent again --------------------------------------------------------------------------------------
+# retries -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,8 +183,8 @@ async def test_a_record_that_has_room_again_when_it_is_looked_at_takes_the_entry
         "TransactionConflictException",
     ],
 )
-async def test_what_was_throttled_is_sent_again_and_done_once(old, code):
-    async with opened(old) as driver:
+async def test_a_throttled_write_is_retried_and_done_once(old, code):
+    async with opened_on(old) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()
         old.script = [(400, code)] * 3
@@ -283,7 +194,7 @@ async def test_what_was_throttled_is_sent_again_and_done_once(old, code):
 
 
 async def test_what_is_throttled_until_the_deadline_was_not_done(old):
-    async with opened(old, deadline_s=0.6) as driver:
+    async with opened_on(old, deadline_s=0.6) as driver:
         old.script = [(400, "ThrottlingException")] * 1000
         start = time.monotonic()
         with pytest.raises(Unavailable, match="throttled"):
@@ -294,8 +205,8 @@ async def test_what_is_throttled_until_the_deadline_was_not_done(old):
         assert await driver.load(KEY) is None
 
 
-async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ours(old):
-    async with opened(old) as driver:
+async def test_our_client_does_not_retry_a_write_whose_outcome_is_unknown(old):
+    async with opened_on(old) as driver:
         old.script = [(500, "InternalServerError")]
         with pytest.raises(OutcomeUnknown, match="the server failed"):
             await driver.append(KEY, b"a", initial_version="v1", ttl=None)
@@ -305,8 +216,8 @@ async def test_a_write_that_perhaps_was_done_is_not_sent_again_by_a_client_of_ou
 @pytest.mark.parametrize(
     ("status", "code"), [(500, "InternalServerError"), (503, "ServiceUnavailable"), (500, DROPPED)]
 )
-async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, code):
-    async with opened(old) as driver:
+async def test_a_read_that_failed_at_once_is_retried(old, status, code):
+    async with opened_on(old) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()
         old.script = [(status, code)]
@@ -326,7 +237,7 @@ async def test_a_read_that_the_server_failed_at_once_is_sent_again(old, status, 
 
 async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
     client = client_of_boto3(old.url)
-    async with opened(old):
+    async with opened_on(old):
         driver = DynamoDriver(DynamoSettings(table="stm_requests"), client=client)
         old.script = [(500, "InternalServerError")]
         assert await driver.append(KEY, b"0", initial_version="v0", ttl=None) == 1
@@ -339,89 +250,3 @@ async def test_a_handed_in_client_may_send_again_and_works_without_opening(old):
         with pytest.raises(Unavailable, match="not open"):
             await driver.load(KEY)
     client.close()
-
-
-# opening -------------------------------------------------------------------------------------------------
-
-
-async def test_a_table_that_another_creates_is_asked_for_with_pauses_until_it_is_known(old):
-    async with opened(old):
-        driver = DynamoDriver(
-            DynamoSettings(endpoint_url=old.url, table="stm_requests", region="eu-west-1", **PRETENDED),
-            create=True,
-        )
-        unknown = (400, "ResourceNotFoundException")
-        old.script = [unknown, (400, "ResourceInUseException"), unknown, unknown]
-        start = time.monotonic()
-        await driver.open()
-        assert time.monotonic() - start > 0.9
-        assert old.asked[:5] == ["DescribeTable", "CreateTable", *["DescribeTable"] * 3]
-        await driver.close()
-
-
-# what errors mean ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (400, "AccessDeniedException", Denied),
-        (400, "UnrecognizedClientException", Denied),
-        (400, "ExpiredTokenException", Denied),
-        (400, "InvalidSignatureException", Denied),
-        (400, "ResourceNotFoundException", Unavailable),
-        (400, "ReplicatedWriteConflictException", Unavailable),
-        (400, "ValidationException", Corrupt),
-        (500, "InternalServerError", OutcomeUnknown),
-        (503, "ServiceUnavailable", OutcomeUnknown),
-        (400, "SomethingNewException", OutcomeUnknown),
-    ],
-)
-async def test_an_error_of_dynamodb_is_one_of_ours_and_shows_nothing_of_the_key(old, status, code, kind):
-    async with opened(old) as driver:
-        for write in (
-            lambda: driver.append(KEY, b"a", initial_version="v1", ttl=None),
-            lambda: driver.replace(KEY, b"a", version="v1", expect=ANY, ttl=None),
-            lambda: driver.delete(KEY),
-        ):
-            # What is refused as invalid is looked at, and that is refused here, too.
-            old.script = [(status, code)] * (2 if code == "ValidationException" else 1)
-            with pytest.raises(kind) as caught:
-                await write()
-            assert KEY.scope not in str(caught.value)
-        # A read is sent again, a few times.
-        old.script = [(status, code)] * 4
-        with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
-            await driver.load(KEY)
-        old.script = []
-
-
-async def test_a_table_that_is_not_there_is_unavailable_and_says_how_to_have_it(place):
-    driver = DynamoDriver(
-        DynamoSettings(
-            table="stm_not_there", region=place.region, endpoint_url=place.endpoint_url, **place.credentials
-        )
-    )
-    await driver.open()
-    try:
-        with pytest.raises(Unavailable, match="open once with create=True"):
-            await driver.load(KEY)
-    finally:
-        await driver.close()
-
-
-async def test_nobodys_credentials_are_denied(place, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    driver = DynamoDriver(
-        DynamoSettings(table=place.table, region=place.region, endpoint_url=place.endpoint_url)
-    )
-    await driver.open()
-    try:
-        with pytest.raises(Denied, match="no credentials"):
-            await driver.append(KEY, b"a", initial_version="v1", ttl=None)
-    finally:
-        await driver.close()

@@ -16,6 +16,8 @@ from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Denied
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 
+pytestmark = pytest.mark.full
+
 KEY = Key("acme:u1:memory", "chat")
 REGION = "eu-west-1"
 TABLE = "stm_credentials"
@@ -34,8 +36,8 @@ def guarded():
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
-    nobody = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": REGION}
-    iam = boto3.client("iam", endpoint_url=url, **nobody)
+    anybody = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": REGION}
+    iam = boto3.client("iam", endpoint_url=url, **anybody)
     users = {}
     for name, actions in (("writer", ("dynamodb:*",)), ("reader", READ)):
         iam.create_user(UserName=name)

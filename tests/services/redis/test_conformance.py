@@ -22,11 +22,9 @@ from stm_backends.testing import (
     stores_on,
 )
 from stm_backends_redis import RedisDriver
+from tests.support.contract import deadline_of
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
-
-QUICK_S = 1.0
-"""A short deadline, so that the lease of a killed pod does not stand long."""
 
 
 def reads_of(server: redis.Redis) -> Callable[[], int]:
@@ -41,7 +39,7 @@ def place_of(key: Key) -> str:
 
 class TestRedisDriver(DriverContract):
     @pytest.fixture
-    def datastore(self, redis_url, proxied_url, proxy):
+    def datastore(self, request, redis_url, proxied_url, proxy):
         server = redis.Redis.from_url(redis_url)
 
         async def damage(key):
@@ -57,7 +55,7 @@ class TestRedisDriver(DriverContract):
             return HandedIn(driver=RedisDriver(client=client), is_open=client.ping, close=client.aclose)
 
         yield Datastore(
-            open=functools.partial(open_at, proxied_url, deadline_s=2.0, **SMALL),
+            open=functools.partial(open_at, proxied_url, deadline_s=deadline_of(request), **SMALL),
             histories=12,
             damage=damage,
             peek=peek,
@@ -69,6 +67,7 @@ class TestRedisDriver(DriverContract):
         server.close()
 
 
+@pytest.mark.full
 class TestRedisDriverAsUsersHaveIt(DriverContract):
     """The default settings."""
 
@@ -79,13 +78,14 @@ class TestRedisDriverAsUsersHaveIt(DriverContract):
 
 class TestPodsOnRedis(PodsContract):
     @pytest.fixture
-    def memories(self, redis_url):
-        opening = functools.partial(open_at, redis_url, deadline_s=QUICK_S)
-        return memories_on(Datastore(open=opening), deadline_s=QUICK_S)
+    def memories(self, request, proxied_url, proxy):
+        deadline_s = deadline_of(request)
+        opening = functools.partial(open_at, proxied_url, deadline_s=deadline_s)
+        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=deadline_s)
 
 
 class TestStoresOnRedis(StoreContract):
     @pytest.fixture
-    def stores(self, proxied_url, proxy):
-        opening = functools.partial(open_at, proxied_url, deadline_s=2.0)
+    def stores(self, request, proxied_url, proxy):
+        opening = functools.partial(open_at, proxied_url, deadline_s=deadline_of(request))
         return stores_on(Datastore(open=opening, outage=proxy.outage))

@@ -12,7 +12,7 @@ from stm_backends.drivers.contract import KEEP, Key, Record
 from stm_backends.drivers.layouts import Layout
 from stm_backends.errors import ConfigurationError
 from stm_backends_mongo import statements
-from tests.services.mongo.test_faults import opened
+from tests.support.contract import opened
 
 KEY = Key("acme:u1:memory", "chat")
 
@@ -38,7 +38,7 @@ def noted(collection):
     return found and Layout(found["version"], found["readable_since"])
 
 
-async def test_a_collection_that_says_nothing_is_used_as_it_is_and_labelled_by_create(url, collection):
+async def test_a_collection_without_a_layout_works_and_create_labels_it(url, collection):
     async with opened(url) as driver:
         assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == 1
     assert noted(collection) is None
@@ -100,7 +100,7 @@ async def test_a_layout_too_old_to_be_used_as_it_is_needs_create(url, collection
     assert noted(collection) == statements.LAYOUT
 
 
-async def test_what_a_collection_says_of_itself_is_no_record(url, collection):
+async def test_the_document_that_holds_the_layout_is_no_record(url, collection):
     odd = (Key("stm_layout", "stm_layout"), Key("_id", "stm_layout"), Key("version", "readable_since"))
     async with opened(url, create=True) as driver:
         for key in odd:
