@@ -194,16 +194,11 @@ class Copy:
         raise first
 
     async def _copy(self, item: Item) -> None:
-        def bring() -> Awaitable[Fate]:
-            return self._bring(item.key)
-
+        owner = (item.tenant, item.user) if item.tenant else None
         try:
-            if item.tenant:
-                fate = await self._directory.write_for(
-                    (item.tenant, item.user), bring, is_birth=lambda fate: fate in get_args(Written)
-                )
-            else:
-                fate = await bring()
+            async with self._directory.listed(owner) as listing:
+                fate = await self._bring(item.key)
+                listing.created = fate in get_args(Written)
         except (Corrupt, TooLarge) as error:
             self._note(item, "failed", error)
         else:
@@ -230,7 +225,7 @@ class Copy:
                 if not self._replace:
                     return "left"
                 fate, version = "replaced", target.version
-                if not await operations.resent(
+                if not await operations.retried(
                     lambda version=version: self._target.delete(key, expect=version)
                 ):
                     continue
@@ -253,7 +248,7 @@ class Copy:
         version, body = source.version, source.body
         try:
             if target is None and body is not None:
-                created = await operations.resent(
+                created = await operations.retried(
                     lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=self._ttl)
                 )
                 if not created:
@@ -265,7 +260,7 @@ class Copy:
         except TooLarge:
             # The target counts otherwise than it says. A part of a conversation is not left for a whole.
             if target is None:
-                await operations.resent(lambda: self._target.delete(key, expect=version))
+                await operations.retried(lambda: self._target.delete(key, expect=version))
             raise
         return True
 

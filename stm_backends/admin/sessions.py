@@ -16,7 +16,7 @@ Fields of a newer version of this library, in the body and in a turn, are carrie
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
@@ -121,26 +121,15 @@ class Sessions:
         session = _parse(document)
         entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
-        target = await self._directory.write_for(
-            owner, lambda: self._prepare(session, on_conflict, ttl), is_birth=lambda _: True
-        )
+        async with self._directory.listed(owner) as listing:
+            target = await self._prepare(session, on_conflict, ttl)
+            listing.created = True
         for turn_id in _missing(session, target):
-            entry = entries[turn_id]
-            await self._directory.write_for(
-                owner, lambda entry=entry: self._append(where, entry, ttl), is_birth=bool
-            )
+            async with self._directory.listed(owner) as listing:
+                # A turn creates the record if the conversation was just erased.
+                appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
+                listing.created = appended.created
         return session.key
-
-    async def _append(self, where: keys.Key, entry: bytes, ttl: float | None) -> bool:
-        """Add a turn; returns whether this may have been a birth: the conversation was just erased."""
-        sent = 0
-
-        def send() -> Awaitable[int]:
-            nonlocal sent
-            sent += 1
-            return self._driver.append(where, entry, initial_version=new_version(), ttl=ttl)
-
-        return await operations.resent(send) <= sent
 
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
         """Store the body unless another stays; returns what then stands there."""
@@ -155,7 +144,7 @@ class Sessions:
             with suppress(Corrupt):
                 await self._driver.load(where)
         while True:
-            if await operations.resent(
+            if await operations.retried(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
             ):
                 return Snapshot(version, session.body)
@@ -169,7 +158,7 @@ class Sessions:
             if _has_left(found.body) or not _has_left(session.body):
                 return found
             expect = found.version
-            if await operations.resent(
+            if await operations.retried(
                 lambda expect=expect: self._driver.replace(
                     where, body, version=version, expect=expect, ttl=KEEP
                 )

@@ -12,7 +12,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -114,7 +114,7 @@ class ItemLog:
 
     async def clear(self) -> None:
         """Erase the log and what was removed from it; `OutcomeUnknown` says that it was perhaps erased."""
-        await operations.resent(lambda: operations.erase(self._driver, self._where))
+        await operations.retried(lambda: operations.erase(self._driver, self._where))
 
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
@@ -170,18 +170,9 @@ class ItemLog:
             await asyncio.sleep(random.uniform(0, 0.01 * attempt))
 
     async def _send(self, data: bytes) -> None:
-        sent = 0
-
-        def send() -> Awaitable[int]:
-            nonlocal sent
-            sent += 1
-            return self._driver.append(self._where, data, initial_version=new_version(), ttl=self._ttl_s)
-
-        async def write() -> bool:
-            """Append; returns whether this may have been the record's birth."""
-            return await operations.resent(send) <= sent
-
-        await self._directory.write_for(self._owner, write, is_birth=bool)
+        async with self._directory.listed(self._owner) as listing:
+            appended = await operations.append(self._driver, self._where, data, ttl=self._ttl_s)
+            listing.created = appended.created
 
     async def _tidy(self, log: Log) -> None:
         """Fold what was read; whoever removes an item does not fail because of it."""
@@ -209,7 +200,7 @@ class ItemLog:
             folded = log.fold(count, now=self._clock(), keep_for=10 * traits.deadline, removals=removals)
             body, version = items.seal_folded(folded, self._codec), new_version()
             with suppress(TooLarge):
-                return await operations.resent(
+                return await operations.retried(
                     lambda body=body, version=version: self._driver.replace(
                         self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
                     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
@@ -72,12 +72,17 @@ class Recover:
 Step: TypeAlias = Fold | Trim | Wait | Recover | None
 
 
-def split(
-    turns: Sequence[StoredTurn], config: ShortTermMemoryConfig
-) -> tuple[Sequence[StoredTurn], Sequence[StoredTurn]]:
-    """Divide a conversation into what is pending and what is recent."""
+class Split(NamedTuple):
+    """The turns of a conversation, each part oldest first."""
+
+    pending: Sequence[StoredTurn]
+    recent: Sequence[StoredTurn]
+
+
+def split(turns: Sequence[StoredTurn], config: ShortTermMemoryConfig) -> Split:
+    """Divide the turns of a conversation into pending and recent ones."""
     boundary = max(0, len(turns) - config.budget.full_zone_turns)
-    return turns[:boundary], turns[boundary:]
+    return Split(turns[:boundary], turns[boundary:])
 
 
 def next_step(

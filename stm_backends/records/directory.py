@@ -11,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, Driver, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError
@@ -26,7 +27,15 @@ REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
 """How many users, and for how long, a process takes for listed without asking."""
 
-_T = TypeVar("_T")
+
+@dataclass(slots=True)
+class Listing:
+    """A user who is listed while something is written for them.
+
+    Set `created` once the write may have created a record.
+    """
+
+    created: bool = False
 
 
 class Directory:
@@ -50,45 +59,37 @@ class Directory:
         # Whatever becomes of the write, cancelled or failed: only one that was answered is remembered.
         self._noted.pop(owner, None)
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
-        await operations.resent(
+        await operations.retried(
             lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
         )
         self._noted[owner] = now
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
 
-    async def write_for(
-        self, owner: tuple[str, str], write: Callable[[], Awaitable[_T]], *, is_birth: Callable[[_T], bool]
-    ) -> _T:
-        """Carry out a write that may create a record of a tenant's user, and keep that user listed.
-
-        Listed before, so that whoever erases the tenant finds what is written even if we die here; and,
-        if what `write` answered may have been a record's birth, asked for once more after it, because
-        an erasure may have come in between. A write that is no birth needs no more: whoever erases finds
-        the record itself. After a write whose outcome nobody knows the next one asks again.
-        """
-        async with self.listed(owner):
-            answer = await write()
-        if is_birth(answer):
-            await self.note_creation(owner)
-        return answer
-
     @asynccontextmanager
-    async def listed(self, owner: tuple[str, str]) -> AsyncGenerator[None]:
-        """List a user before what may create a record of theirs; the first half of `write_for`.
+    async def listed(self, owner: tuple[str, str] | None) -> AsyncGenerator[Listing]:
+        """Keep a user listed around a write that may create a record of theirs; `None` is no user.
 
-        Call `note_creation` after a write that may have created a record. A write whose outcome is unknown
-        may have created one, too: the next write asks again.
+        The user is listed before the write, so that an erasure of the tenant finds the record even if this
+        process dies after writing it. If `created` is set, the user is listed once more, because an erasure
+        may have come in between; a write that creates nothing needs no more, because the erasure finds the
+        record itself. After a write whose outcome is unknown, the next write asks the datastore again.
         """
+        listing = Listing()
+        if owner is None:
+            yield listing
+            return
         await self.note(*owner)
         try:
-            yield
+            yield listing
         except (OutcomeUnknown, asyncio.CancelledError):
             self._noted.pop(owner, None)
             raise
+        if listing.created:
+            await self.note_creation(owner)
 
     async def note_creation(self, owner: tuple[str, str]) -> None:
-        """List a user again after a record of theirs was born; what was written stands even if this fails."""
+        """List a user again after a record of theirs was created. Only logs a failure: the write was done."""
         try:
             await self.note(*owner, fresh=True)
         except StorageError as error:

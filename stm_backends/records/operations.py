@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import Driver, Key, new_version
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
 from stm_backends.records import keys
 
 PAGE: Final = 200
 """How many names one `scan` asks for."""
 
-SENDS: Final = 3
-"""How often a write whose outcome is unknown is sent: both kinds of write bear repetition."""
+ATTEMPTS: Final = 3
+"""How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
 
 _T = TypeVar("_T")
 
@@ -67,21 +67,42 @@ async def erase_parts(driver: Driver, key: Key) -> int:
     return erased
 
 
-async def resent(send: Callable[[], Awaitable[_T]]) -> _T:
-    """Send a write that bears repetition, again if its outcome is unknown, `SENDS` times in all.
+class Appended(NamedTuple):
+    """The new length of the tail, and whether the append may have created the record."""
 
-    Once one outcome is unknown it stays unknown until an attempt succeeds: raises `OutcomeUnknown`
-    whatever a later attempt says of itself.
+    length: int
+    created: bool
+
+
+async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -> Appended:
+    """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once."""
+    attempts = 0
+
+    def attempt() -> Awaitable[int]:
+        nonlocal attempts
+        attempts += 1
+        return driver.append(key, entry, initial_version=new_version(), ttl=ttl)
+
+    length = await retried(attempt)
+    # An attempt whose answer was lost may have created the record and stand before this one.
+    return Appended(length, length <= attempts)
+
+
+async def retried(write: Callable[[], Awaitable[_T]]) -> _T:
+    """Carry out a write that may be repeated, again while its outcome is unknown, at most `ATTEMPTS` times.
+
+    Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
+    attempt raises `OutcomeUnknown`, too.
     """
     unknown: OutcomeUnknown | None = None
     attempt = 0
     while True:
         attempt += 1
         try:
-            return await send()
+            return await write()
         except OutcomeUnknown as error:
             unknown = error
-            if attempt == SENDS:
+            if attempt == ATTEMPTS:
                 raise
         except StorageError as error:
             if unknown is None:

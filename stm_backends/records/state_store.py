@@ -51,17 +51,13 @@ class StateStore:
         send = await self._writer(keys.blob_key(key), state, ttl=ttl)
         owner, version = keys.blob_owner(key), new_version()
 
-        async def write(known: str | None) -> bool:
-            """Save; returns whether this may have been a birth."""
-            if known is not None and await operations.resent(lambda: send(version, known)):
-                return False
-            return await operations.resent(lambda: send(version, ANY))
-
-        if owner is None:
-            await write(None)
-        else:
-            known = self._versions.get(key)
-            await self._directory.write_for(owner, lambda: write(known), is_birth=bool)
+        # What belongs to no user is never listed, so it does not matter whether the save creates it.
+        known = None if owner is None else self._versions.get(key)
+        async with self._directory.listed(owner) as listing:
+            if known is None or not await operations.retried(lambda: send(version, known)):
+                await operations.retried(lambda: send(version, ANY))
+                listing.created = True
+        if owner is not None:
             self._remember(key, version)
 
     async def load_memory_state(self, key: str) -> dict[str, Any] | None:
@@ -88,15 +84,11 @@ class StateStore:
         """
         send = await self._writer(keys.blob_key(key), state, ttl=ttl)
         owner, version = keys.blob_owner(key), new_version()
-
-        async def write() -> bool:
-            condition = ABSENT if expect is None else expect
-            return await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
-
-        if owner is None:
-            return await write()
-        saved = await self._directory.write_for(owner, write, is_birth=lambda saved: saved and expect is None)
-        if saved:
+        condition = ABSENT if expect is None else expect
+        async with self._directory.listed(owner) as listing:
+            saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
+            listing.created = saved and expect is None
+        if saved and owner is not None:
             self._remember(key, version)
         return saved
 
@@ -131,19 +123,14 @@ class StateStore:
         """
         send = await self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S)
         owner = _owner(payload)
-
-        async def write() -> None:
-            version = new_version()
-            await operations.resent(lambda: send(version, ANY))
+        version = new_version()
+        async with self._directory.listed(owner) as listing:
+            await operations.retried(lambda: send(version, ANY))
             if owner is not None:
-                # After the run itself: whoever erases the user later finds both.
+                # After the run itself: an erasure of the user that comes later finds both.
                 note = await self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
-                await operations.resent(lambda: note(version, ANY))
-
-        if owner is None:
-            await write()
-        else:
-            await self._directory.write_for(owner, write, is_birth=lambda _: True)
+                await operations.retried(lambda: note(version, ANY))
+            listing.created = True
 
     async def load_planner_state(self, token: str) -> dict[str, Any] | None:
         """Hand out a paused run and forget it: to one caller, however many ask, and to nobody again.

@@ -347,7 +347,7 @@ async def resent(kind: type[LargeEntries]) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    await operations.resent(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
+    await operations.retried(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
     assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
     assert len(await world.parts()) == 3
 

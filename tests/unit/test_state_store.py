@@ -22,7 +22,7 @@ from stm_backends.protocols import SupportsMemoryState
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.records.operations import SENDS
+from stm_backends.records.operations import ATTEMPTS
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig
 
@@ -415,7 +415,7 @@ async def test_a_save_whose_answer_was_lost_is_sent_again(
 
 
 async def test_a_save_whose_every_answer_is_lost_says_so(store: StateStore, lose: Any) -> None:
-    lose("replace", done=True, times=SENDS)
+    lose("replace", done=True, times=ATTEMPTS)
     with pytest.raises(OutcomeUnknown):
         await store.save_memory_state("k", {"a": 1})
 

@@ -19,9 +19,12 @@ from weakref import WeakSet
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory import log, policy
-from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
+from stm_backends.memory.policy import Fold, Recover, Trim, Wait
+from stm_backends.memory.shared import due
 from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.shared.due import Compact, Due
 from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.room import Room, RoomRequest
 from stm_backends.memory.shared.schedule import TICK_S, Plan, Planned, Waiting, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
@@ -42,9 +45,6 @@ FAULTS_BEFORE_REST: Final = 3
 RACES: Final = 10
 """How often a failure is stored on yet another version before it is left to the next attempt."""
 
-REPEATS_KEPT: Final = 16
-"""So many repeats at the head of a record are worth a write that removes them."""
-
 
 @dataclass(slots=True)
 class Stats:
@@ -62,16 +62,6 @@ class Stats:
     def since(self, before: Stats) -> Stats:
         """Return what was done after `before`."""
         return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__match_args__})
-
-
-@dataclass(frozen=True, slots=True)
-class Compact:
-    """Let the oldest `entries` go, whose turns stand in the record a second time or have left it."""
-
-    entries: int
-
-
-Due: TypeAlias = Step | Compact
 
 
 class Maintenance(Planned):
@@ -104,8 +94,8 @@ class Maintenance(Planned):
         self._attempt: tuple[_Attempt, float] | None = None
         self._unstored: tuple[_Attempt, Exception] | None = None
         self._polls = self._faults = 0
-        self._wants: dict[object, int] = {}
-        self._relieved, self._held = 0, False
+        self.room = Room()
+        self._held = False
         self.flush_waiters = 0
         self.failures = 0
         self.stats = Stats()
@@ -137,32 +127,15 @@ class Maintenance(Planned):
 
     def next_step(self, snapshot: Snapshot) -> Due:
         """Say what is due, in portions that this datastore takes."""
-        config, most = self.config, self.shared.driver.traits.max_drop
-        pending, _ = policy.split(snapshot.turns, config)
-        if self._needed and not pending and snapshot.repeats:
-            # Entries go from the oldest end only: these are in the way of the repeats.
-            pending = snapshot.turns
-        step = policy.next_step(
-            config,
-            snapshot.body,
-            pending,
+        return due.next_step(
+            self.config,
+            snapshot,
             now=self.shared.clock(),
-            batch=1 if self.flush_waiters or self._needed else None,
+            max_drop=self.shared.driver.traits.max_drop,
+            room=self.room.needed,
+            batch=1 if self.flush_waiters else None,
             known_for=self._known_for(snapshot.body),
         )
-        if self._needed:
-            count = max(1, snapshot.turns_of(self._needed))
-            step = policy.room_step(config, step, pending, count=count)
-        worthwhile = 1 if self._needed else REPEATS_KEPT
-        if snapshot.repeats >= worthwhile and (self._needed or step is None or isinstance(step, Wait)):
-            count = min(snapshot.leading_repeats(), most)
-            if count >= worthwhile:
-                return Compact(count)
-        if isinstance(step, Fold):
-            return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, most))])
-        if isinstance(step, Trim):
-            return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], most)))
-        return step
 
     def _known_for(self, body: Body) -> float:
         """Return for how many seconds this process has known of the attempt that a body tells of."""
@@ -184,14 +157,14 @@ class Maintenance(Planned):
         # Of a tail that was folded since the last load, nobody knows the repeats.
         count = length - zone - (seen.repeats if length > len(seen.entries) else 0)
         if config.strategy == "truncation":
-            due = count > zone
+            is_due = count > zone
         elif health is MemoryHealth.HEALTHY:
-            due = count >= (1 if self.flush_waiters else config.fold_batch_turns)
+            is_due = count >= (1 if self.flush_waiters else config.fold_batch_turns)
         elif self._plan is None and not self._running:
-            due = count > 0
+            is_due = count > 0
         else:
-            due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
-        if due:
+            is_due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
+        if is_due:
             calls = self._summarizes and health is MemoryHealth.HEALTHY
             self._want(Plan(now(), look=not calls, calls=calls))
 
@@ -201,29 +174,19 @@ class Maintenance(Planned):
         if plan is not None:
             self._want(plan)
 
-    @property
-    def _needed(self) -> int:
-        """How many bytes of room in a full record somebody waits for."""
-        return max(self._wants.values(), default=0)
+    async def make_room(self, request: RoomRequest, *, within: float) -> bool:
+        """Make room in a full record; returns whether a retry of the append may succeed.
 
-    async def make_room(self, want: object, size: int, *, within: float) -> bool:
-        """Make room for `size` bytes in a full record; say whether it may help to send them again.
-
-        Returns after one step of the background, or `within` seconds. The room is wanted until it is made, or
-        until `unwant` says that it is not any more.
+        Waits for one step of the background, at most `within` seconds.
         """
         if self.closing:
             return False
-        relieved, self._wants[want] = self._relieved, size
+        asked = self.room.ask(request)
         with self.change() as change:
             self._want(Plan(now()))
             if self._plan is not None or self._running:
                 await asyncio.wait({change}, timeout=within)
-        return self._relieved > relieved or want in self._wants
-
-    def unwant(self, want: object) -> None:
-        """Make no more room for this: its turn is stored, or was given up."""
-        self._wants.pop(want, None)
+        return self.room.may_help(request, since=asked)
 
     async def _carry_out(self, plan: Plan) -> Plan | None:
         """Take one step. Returns the plan for the next, `None` if there is none in sight."""
@@ -244,12 +207,12 @@ class Maintenance(Planned):
             logger.debug("the background's traceback", exc_info=True)
             self.failures += 1
         self._plan, self._faults = None, 0
-        self._wants.clear()
+        self.room.refuse()
         return None
 
     async def _advance_unless_held(self, plan: Plan) -> Plan | None:
         """Take one step, or plan to ask again if another process holds the lease, which is no error."""
-        if self._held and self._needed:
+        if self._held and self.room.needed:
             # The holder may have made room meanwhile, so whoever needs it tries that first.
             self._held = False
             return Plan(now() + FIRST_POLL_S)
@@ -289,7 +252,7 @@ class Maintenance(Planned):
                     return self._nothing_to_do(step)
 
     def _nothing_to_do(self, step: Wait | None) -> Plan | None:
-        self._wants.clear()
+        self.room.refuse()
         return _plan_for(step)
 
     @contextlib.asynccontextmanager
@@ -326,13 +289,12 @@ class Maintenance(Planned):
             self.stats.lost_races += 1
             self._observer.race_lost()
         elif drop:
-            self._wants.clear()
-            self._relieved += 1
+            self.room.made()
         return version
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         gone = snapshot.turns[: trim.count]
-        drop, full = snapshot.entries_of(len(gone)), self._needed > 0
+        drop, full = snapshot.entries_of(len(gone)), self.room.needed > 0
         body = policy.after_trim(
             snapshot.body,
             trim,
@@ -379,10 +341,9 @@ class Maintenance(Planned):
         else:
             if not await self._store_summary(snapshot, fold, summary):
                 return Plan(now())
-            pending, _ = policy.split(snapshot.turns, self.config)
-            left = len(pending) - len(fold.turns)
-            due = left >= (1 if self.flush_waiters else self.config.fold_batch_turns)
-            return Plan(now(), look=False, calls=True) if due else None
+            left = len(snapshot.split(self.config).pending) - len(fold.turns)
+            another = left >= (1 if self.flush_waiters else self.config.fold_batch_turns)
+            return Plan(now(), look=False, calls=True) if another else None
         finally:
             if self.shared.recovering:
                 # The conversation has become another one, or was erased.

@@ -19,11 +19,10 @@ from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.maintenance import Stats
-from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.view import render
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.operations import Appended
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -115,13 +114,16 @@ class DistributedShortTermMemory:
                     self._appended(turn)
                 return
             if refuses:
-                self._require_room(snapshot, stored)
+                self._shared.view(snapshot.plus(stored), self._config).require_room()
         # Costs a round trip once in a while: see Directory. Written first, so that whoever erases the
         # tenant finds this user; again after a birth, because an erasure may have come in between.
-        known = self._shared.knows(stored.id)
+        known = turn_id is not None and self._shared.knows(stored.id)
         try:
             async with self._directory.listed(self._owner):
-                length, created = await self._append(entry)
+                try:
+                    length, created = await self._shared.append(entry, ttl=self._config.session_ttl_s)
+                except TooLarge as error:
+                    length, created = await self._append_to_full(entry, error)
         except (OutcomeUnknown, asyncio.CancelledError):
             if turn_id is not None and not known:
                 self._shared.note_unsure(stored.id)
@@ -217,25 +219,16 @@ class DistributedShortTermMemory:
         """Whether work for this conversation is under way or planned in this process."""
         return self._maintenance.busy
 
-    def _require_room(self, snapshot: Snapshot, stored: StoredTurn) -> None:
-        pending, recent = policy.split((*snapshot.turns, stored), self._config)
-        body = snapshot.body
-        view = render(self._config, health=body.health, summary=body.summary, pending=pending, recent=recent)
-        view.require_room()
-
-    async def _append(self, entry: bytes) -> tuple[int, bool]:
-        """Append, making room in a full record if need be; see `SharedConversation.append`."""
-        loop, want = asyncio.get_running_loop(), object()
+    async def _append_to_full(self, entry: bytes, full: TooLarge) -> Appended:
+        """Append to a record that was `full`, as the background makes room in it."""
+        loop, size = asyncio.get_running_loop(), len(entry) + OVERHEAD
         give_up_at = loop.time() + self._maintenance.lease_ttl
-        try:
-            while True:
+        with self._maintenance.room.request(size) as request:
+            while full.what == "record" and (remaining := give_up_at - loop.time()) > 0:
+                if not await self._maintenance.make_room(request, within=remaining):
+                    break
                 try:
                     return await self._shared.append(entry, ttl=self._config.session_ttl_s)
                 except TooLarge as error:
-                    size, remaining = len(entry) + OVERHEAD, give_up_at - loop.time()
-                    if error.what == "entry" or remaining <= 0:
-                        raise
-                    if not await self._maintenance.make_room(want, size, within=remaining):
-                        raise
-        finally:
-            self._maintenance.unwant(want)
+                    full = error
+        raise full

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, KEEP, Driver, new_version
 from stm_backends.errors import located
-from stm_backends.memory import policy
 from stm_backends.memory.policy import Fold
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View, render
 from stm_backends.records import keys, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
+from stm_backends.records.operations import Appended
 from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
 
 UNSURE_IDS: Final = 256
@@ -49,26 +49,18 @@ class SharedConversation:
     @property
     def health(self) -> MemoryHealth:
         """How summarization is doing, as of the last load; `RECOVERING` only while this process tries."""
-        return self.health_of(self.seen)
-
-    def health_of(self, snapshot: Snapshot) -> MemoryHealth:
-        """Return the health that is shown with a snapshot."""
-        return MemoryHealth.RECOVERING if self.recovering else snapshot.body.health
+        return MemoryHealth.RECOVERING if self.recovering else self.seen.body.health
 
     def view(self, snapshot: Snapshot, config: ShortTermMemoryConfig) -> View:
         """Return what the model may see of a snapshot."""
-        pending, recent = policy.split(snapshot.turns, config)
-        return render(
-            config,
-            health=self.health_of(snapshot),
-            summary=snapshot.body.summary,
-            pending=pending,
-            recent=recent,
-        )
+        pending, recent = snapshot.split(config)
+        body = snapshot.body
+        health = MemoryHealth.RECOVERING if self.recovering else body.health
+        return render(config, health=health, summary=body.summary, pending=pending, recent=recent)
 
     def known(self) -> Snapshot:
-        """Return what this process knows without asking: the last load and its own turns since."""
-        return replace(self.seen, turns=(*self.seen.turns, *self.added.values()))
+        """Return what this process knows without a load: the last snapshot and its own turns since."""
+        return self.seen.plus(*self.added.values())
 
     def knows(self, turn_id: str) -> bool:
         """Say whether a turn is known to stand there, or to have stood there lately."""
@@ -100,17 +92,9 @@ class SharedConversation:
         if len(self.unsure) > UNSURE_IDS:
             del self.unsure[next(iter(self.unsure))]
 
-    async def append(self, entry: bytes, *, ttl: float | None) -> tuple[int, bool]:
-        """Add an entry; returns the new length of the tail, and whether this may have been its birth."""
-        sent = 0
-
-        async def send() -> int:
-            nonlocal sent
-            sent += 1
-            return await self.driver.append(self._key, entry, initial_version=new_version(), ttl=ttl)
-
-        length = await operations.resent(send)
-        return length, length <= sent
+    def append(self, entry: bytes, *, ttl: float | None) -> Awaitable[Appended]:
+        """Add an entry; see `operations.append`."""
+        return operations.append(self.driver, self._key, entry, ttl=ttl)
 
     def note_added(self, stored: StoredTurn, length: int) -> None:
         """Remember an own turn that was acknowledged with this length of the tail."""
@@ -126,7 +110,7 @@ class SharedConversation:
         """
         data, version, expect = self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
         # Sent again under the same token it answers whether the body is there, and that is all we ask.
-        stored = await operations.resent(
+        stored = await operations.retried(
             lambda: self.driver.replace(self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
         )
         return version if stored else None

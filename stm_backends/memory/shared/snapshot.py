@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stm_backends.drivers.contract import Record
+from stm_backends.memory import policy
+from stm_backends.memory.policy import Split
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
-from stm_backends.types import StoredTurn
+from stm_backends.types import ShortTermMemoryConfig, StoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Snapshot:
     entries: tuple[tuple[str, int], ...] = ()
     ids: Set[str] = frozenset[str]()
     opened: Mapping[bytes, StoredTurn | str] = field(default_factory=dict[bytes, StoredTurn | str])
+    _splits: dict[int, Split] = field(default_factory=dict[int, Split], init=False, repr=False, compare=False)
 
     @staticmethod
     def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
@@ -71,6 +74,18 @@ class Snapshot:
             ids=turns.keys(),
             opened=opened,
         )
+
+    def split(self, config: ShortTermMemoryConfig) -> Split:
+        """Return the pending and the recent turns, computed once for each `full_zone_turns`."""
+        zone = config.budget.full_zone_turns
+        found = self._splits.get(zone)
+        if found is None:
+            found = self._splits[zone] = policy.split(self.turns, config)
+        return found
+
+    def plus(self, *turns: StoredTurn) -> Snapshot:
+        """Return the snapshot with more turns at the end, which have no entries."""
+        return replace(self, turns=(*self.turns, *turns))
 
     @property
     def repeats(self) -> int:

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 from stm_backends.drivers.checks import require_drop, require_fits, require_ttl
@@ -154,44 +155,42 @@ class LargeEntries:
         """
         missing: set[str] = set()
         for _ in range(_ROUNDS):
-            with located(self.name, "load"):
-                record, pointers = await self._look(key)
-                if record is None or not pointers:
-                    return record
-                if missing & pointers.keys():
-                    raise Corrupt("what is kept beside the record is missing")
-                values: dict[str, bytes] = {}
-                for pointer in pointers.values():
+            record, pointers = await self._look(key)
+            if record is None or not pointers:
+                return record
+            if missing & pointers.keys():
+                raise Corrupt("parts beside the record are missing", backend=self.name, operation="load")
+            values: dict[str, bytes] = {}
+            for pointer in pointers.values():
+                with located(self.name, "load"):
                     value = await self._parts.read(key, pointer)
-                    if value is None:
-                        missing.add(pointer.id)
-                        break
-                    values[pointer.id] = value
-                else:
-                    return _resolved(record, values)
+                if value is None:
+                    missing.add(pointer.id)
+                    break
+                values[pointer.id] = value
+            else:
+                return _resolved(record, values)
         raise Unavailable(
             "the record changed each time that it was read", backend=self.name, operation="load"
         )
 
     async def _look(self, key: Key) -> tuple[Record | None, Mapping[str, Pointer]]:
         """Return a record as it is stored, and its pointers by id, and remember what stands there."""
-        found = _Seen(self._steady())
+        found, pointers = _Seen(self._steady()), dict[str, Pointer]()
         record = await self.inner.load(key)
         if record is not None:
-            body = None if record.body is None else open_pointer(record.body)
-            tail = [open_pointer(entry) for entry in record.tail if entry.startswith(MARK)]
-            found.version, found.body = record.version, body and body.id
-            if tail:
-                of = iter(tail)
-                ids = (next(of) if entry.startswith(MARK) else None for entry in record.tail)
-                found.order = [pointer and pointer.id for pointer in ids]
-            found.pointers = tuple({one.id: one for one in (body, *tail) if one is not None}.values())
+            found.version = record.version
+            if any(value.startswith(MARK) for value in (record.body or b"", *record.tail)):
+                with located(self.name, "load"):
+                    body, *tail = [open_pointer(value or b"") for value in (record.body, *record.tail)]
+                found.body, found.order = body and body.id, [one and one.id for one in tail]
+                pointers = {one.id: one for one in (body, *tail) if one is not None}
+                found.pointers = tuple(pointers.values())
         before = self._seen.get(key)
         if before is not None:
-            found.left = before.left - found.ids
-            found.ttl = before.ttl
+            found.left, found.ttl = before.left.difference(pointers), before.ttl
         keep(self._seen, key, found, REMEMBERED)
-        return record, {pointer.id: pointer for pointer in found.pointers}
+        return record, pointers
 
     # Writing
 
@@ -201,10 +200,7 @@ class LargeEntries:
         The time to live starts anew, and with it that of what is kept beside the record. So an append with a
         time to live by a process that has not looked at the record lately takes one load more.
         """
-
-        def send(data: bytes) -> Awaitable[int]:
-            return self.inner.append(key, data, initial_version=initial_version, ttl=ttl)
-
+        send = partial(self.inner.append, key, initial_version=initial_version, ttl=ttl)
         if self._fits(entry):
             length = await send(entry)
         else:

@@ -92,7 +92,7 @@ class Parts:
         chunk = value[index * self._size : (index + 1) * self._size]
         where, version = part_key(key, pointer.id, index), new_version()
         data, ttl = pointers.seal_part(chunk, pointer.life), pointer.life.given
-        await operations.resent(
+        await operations.retried(
             lambda: self._driver.replace(where, data, version=version, expect=ABSENT, ttl=ttl)
         )
         return chunk
@@ -158,7 +158,7 @@ class Parts:
             if index == 0:
                 await at_once([partial(renew, other) for other in range(1, pointer.parts)])
             data, expect = pointers.seal_part(chunk, life), record.version
-            await operations.resent(
+            await operations.retried(
                 lambda: self._driver.replace(where, data, version=version, expect=expect, ttl=life.given)
             )
 
