@@ -266,7 +266,7 @@ async def lacking_a_part(kind: type[LargeEntries]) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     first, *_ = await world.parts()
     await (await world.raw()).delete(Key(PARTS, first))
-    with pytest.raises(Corrupt, match=r"memory\.load: what is kept beside the record is missing"):
+    with pytest.raises(Corrupt, match=r"memory\.load: parts beside the record are missing"):
         await (await world.process()).load(KEY)
 
 

@@ -26,7 +26,7 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
     "open": [((), {})],
     "close": [((), {})],
     "load": [((_KEY,), {})],
-    "append": [((_KEY, b""), {"initial": "v", "ttl": None})],
+    "append": [((_KEY, b""), {"initial_version": "v", "ttl": None})],
     "replace": [
         ((_KEY, b""), {**_WRITE, "expect": ABSENT}),
         ((_KEY, b""), {**_WRITE, "expect": "v", "drop": 1, "ttl": KEEP}),
