@@ -32,7 +32,7 @@ from stm_backends.types import MemoryKey, as_config
 
 logger = logging.getLogger("stm_backends")
 
-NOWHERE: Final = Key("::ping", "ping")
+PING_KEY: Final = Key("::ping", "ping")
 """A key that nothing is ever stored under: no tenant is empty, so its scope is nobody's."""
 
 
@@ -152,7 +152,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     async def ping(self) -> float:
         """Ask the datastore for a record that is not there; returns how many seconds that took."""
         start = time.perf_counter()
-        await self.driver.load(NOWHERE)
+        await self.driver.load(PING_KEY)
         return time.perf_counter() - start
 
     async def open(self) -> None:

@@ -34,7 +34,7 @@ AT_ONCE: Final = 8
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("lease", "part"))
 """What is copied of a user. Parts are made by whoever writes at the target."""
 
-_NOBODYS: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
+_UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
 _ROUNDS: Final = 5
 """How often one record is looked at and added to while others write it or answers are lost."""
@@ -47,7 +47,7 @@ class Owner(NamedTuple):
     user: str | None = None
 
 
-NOBODY: Final = Owner("", "")
+UNOWNED: Final = Owner("", "")
 """The owner of the states that were saved under keys which name no tenant and user."""
 
 
@@ -65,7 +65,7 @@ class Item(NamedTuple):
         return keys.unname(self.key.name)
 
 
-class Standing(Enum):
+class Comparison(Enum):
     """How a record at the target stands to that at the source."""
 
     ABSENT = "absent"
@@ -74,22 +74,22 @@ class Standing(Enum):
     DIFFERENT = "different"
 
 
-def standing(source: Record, target: Record | None) -> Standing:
+def compare(source: Record, target: Record | None) -> Comparison:
     """Compare two records under one key; `BEGUN` is one whose tail only lacks entries at its end."""
     if target is None:
-        return Standing.ABSENT
+        return Comparison.ABSENT
     if target == source:
-        return Standing.EQUAL
+        return Comparison.EQUAL
     same = (target.version, target.body) == (source.version, source.body)
     if same and target.tail == source.tail[: len(target.tail)]:
-        return Standing.BEGUN
-    return Standing.DIFFERENT
+        return Comparison.BEGUN
+    return Comparison.DIFFERENT
 
 
 Written: TypeAlias = Literal["copied", "completed", "replaced"]
 """What was written: a record that was absent, the rest of one that was begun, one in place of another."""
 
-Trouble: TypeAlias = Literal["left", "behind", "changed", "failed"]
+Problem: TypeAlias = Literal["left", "behind", "changed", "failed"]
 """Why a record is not the same at both ends.
 
 - `"left"`: the target had another one, which was left as it is.
@@ -98,7 +98,7 @@ Trouble: TypeAlias = Literal["left", "behind", "changed", "failed"]
 - `"failed"`: it cannot be read, or is too large for the target; an error says which.
 """
 
-Fate: TypeAlias = Written | Trouble | Literal["unchanged", "verified", "extra", "gone"]
+Outcome: TypeAlias = Written | Problem | Literal["unchanged", "verified", "extra", "gone"]
 """What became of a record, in copying it and in reading it back.
 
 `"unchanged"` was right already; `"verified"` is the same at both ends, byte for byte; `"extra"` is at the
@@ -111,7 +111,7 @@ class Copy:
 
     Both drivers are open and stay so. `replace` says what becomes of records of the target that differ.
     `ttl` is how many seconds every record that is written lives from then on; `None` is for ever.
-    `on_trouble` is told, once, of each record that is not the same at both ends. The memory used depends
+    `on_problem` is told, once, of each record that is not the same at both ends. The memory used depends
     on how many those are, not on how many records there are.
     """
 
@@ -123,7 +123,7 @@ class Copy:
         *,
         replace: bool = False,
         ttl: float | None = None,
-        on_trouble: Callable[[Item, Trouble, StorageError | None], None] = lambda item, trouble, error: None,
+        on_problem: Callable[[Item, Problem, StorageError | None], None] = lambda item, trouble, error: None,
     ) -> None:
         if ttl is not None:
             require_seconds("ttl", ttl)
@@ -135,14 +135,14 @@ class Copy:
         self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
         self._replace = replace
         self._ttl = ttl
-        self._on_trouble = on_trouble
-        self._troubled: set[Key] = set()
-        self.tally: Counter[Fate] = Counter()
+        self._on_trouble = on_problem
+        self._problems: set[Key] = set()
+        self.tally: Counter[Outcome] = Counter()
 
     @property
     def ok(self) -> bool:
         """Whether all that was read back is at the target as it is at the source."""
-        return not any(self.tally[trouble] for trouble in get_args(Trouble))
+        return not any(self.tally[trouble] for trouble in get_args(Problem))
 
     async def count(self) -> Mapping[Owner, int]:
         """Return how many records there are to copy, for each of the owners that were given."""
@@ -197,14 +197,14 @@ class Copy:
         owner = (item.tenant, item.user) if item.tenant else None
         try:
             async with self._directory.listed(owner) as listing:
-                fate = await self._bring(item.key)
-                listing.created = fate in get_args(Written)
+                outcome = await self._bring(item.key)
+                listing.created = outcome in get_args(Written)
         except (Corrupt, TooLarge) as error:
             self._note(item, "failed", error)
         else:
-            self._note(item, fate)
+            self._note(item, outcome)
 
-    async def _bring(self, key: Key) -> Fate:
+    async def _bring(self, key: Key) -> Outcome:
         """Make the target's record what the source's is now.
 
         Each round looks at the target and goes on from there, so that a lost answer needs no more care
@@ -213,29 +213,29 @@ class Copy:
         source = await self._source.load(key)
         if source is None:
             return "gone"
-        fate: Fate = "unchanged"
+        outcome: Outcome = "unchanged"
         unknown: OutcomeUnknown | None = None
         for attempt in range(_ROUNDS):
             target = await self._target.load(key)
-            found = standing(source, target)
-            if found is Standing.EQUAL:
-                return fate
+            found = compare(source, target)
+            if found is Comparison.EQUAL:
+                return outcome
             self._require_fits(source)
-            if target is not None and found is Standing.DIFFERENT:
+            if target is not None and found is Comparison.DIFFERENT:
                 if not self._replace:
                     return "left"
-                fate, version = "replaced", target.version
+                outcome, version = "replaced", target.version
                 if not await operations.retried(
                     lambda version=version: self._target.delete(key, expect=version)
                 ):
                     continue
                 await operations.erase_parts(self._target, key)
                 target = None
-            elif fate == "unchanged":
-                fate = "completed" if target else "copied"
+            elif outcome == "unchanged":
+                outcome = "completed" if target else "copied"
             try:
                 if await self._write(key, source, target):
-                    return fate
+                    return outcome
             except OutcomeUnknown as error:
                 unknown = error
                 await asyncio.sleep(random.uniform(0, 0.1 * 2**attempt))
@@ -272,7 +272,7 @@ class Copy:
         require_fits("record", sum(sizes), traits.max_record, **where)
 
     async def _verify(self, item: Item) -> None:
-        if item.key not in self._troubled:
+        if item.key not in self._problems:
             try:
                 source, target = await self._source.load(item.key), await self._target.load(item.key)
             except Corrupt as error:
@@ -280,30 +280,30 @@ class Copy:
             else:
                 self._note(item, _judged(source, target))
 
-    def _note(self, item: Item, fate: Fate, error: StorageError | None = None) -> None:
-        self.tally[fate] += 1
-        if fate in ("left", "behind", "changed", "failed"):
-            self._troubled.add(item.key)
-            self._on_trouble(item, fate, error)
+    def _note(self, item: Item, outcome: Outcome, error: StorageError | None = None) -> None:
+        self.tally[outcome] += 1
+        if outcome in ("left", "behind", "changed", "failed"):
+            self._problems.add(item.key)
+            self._on_trouble(item, outcome, error)
 
 
-def _judged(source: Record | None, target: Record | None) -> Fate:
+def _judged(source: Record | None, target: Record | None) -> Outcome:
     """Say what reading a record back at both ends has shown."""
     if source is None:
         return "gone" if target is None else "extra"
-    match standing(source, target):
-        case Standing.EQUAL:
+    match compare(source, target):
+        case Comparison.EQUAL:
             return "verified"
-        case Standing.ABSENT | Standing.BEGUN:
+        case Comparison.ABSENT | Comparison.BEGUN:
             return "behind"
-        case Standing.DIFFERENT:
+        case Comparison.DIFFERENT:
             return "changed"
 
 
 async def _items(owner: Owner, *ends: Driver) -> AsyncIterator[Item]:
     """Yield the records of an owner that any of the ends has, each once."""
     async for user in _users(owner, *ends):
-        scopes = _scopes(owner.tenant, user) if user else _NOBODYS
+        scopes = _scopes(owner.tenant, user) if user else _UNOWNED_SCOPES
         for kind, scope in scopes.items():
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))

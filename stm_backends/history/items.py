@@ -89,7 +89,7 @@ class Log:
         self.length = len(entries)
         self.waste = self.length - len({position for _, position in standing if position >= 0})
 
-    def saying(self, entry: Entry) -> Log:
+    def with_entry(self, entry: Entry) -> Log:
         """Return the log as it is with one more entry."""
         return Log(self.version, self._folded, [*self._entries, entry])
 

@@ -140,7 +140,7 @@ class ItemLog:
             if self._covered(log) < log.length:
                 await self._fold(log)
                 continue
-            after = log.saying(pop)
+            after = log.with_entry(pop)
             done = await self._replaced(after, count=after.length, drop=log.length)
             if done is None:
                 raise full

@@ -1,8 +1,8 @@
 """Which users a tenant has, so that a tenant's conversations can be listed and erased.
 
-A tenant's users have a record each, without a time to live, in a scope of the tenant's own. It is
-written before a user's first conversation and, because an erasure may come in between, again after one
-was born: whatever is stored belongs to somebody who is listed.
+Each user of a tenant has a record without a time to live, in a scope of the tenant. It is written before the
+user's first conversation and, because an erasure may come in between, again after a conversation was
+created: every stored record belongs to a listed user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("stm_backends")
 
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
-"""How many users, and for how long, a process takes for listed without asking."""
+"""How many users a process remembers as listed, and for how many seconds."""
 
 
 @dataclass(slots=True)
@@ -48,15 +48,15 @@ class Directory:
         self._noted: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def note(self, tenant: str, user: str, *, fresh: bool = False) -> None:
-        """Make sure that a tenant's user is listed; costs nothing for one noted within a minute.
+        """List a user of a tenant; without a round trip if this process did so within the last minute.
 
-        `fresh=True` asks the datastore whatever this process remembers.
+        `fresh=True` always takes a round trip.
         """
         owner = (tenant, user)
         now = self._clock()
         if not fresh and now - self._noted.get(owner, -REMEMBERED_FOR_S) < REMEMBERED_FOR_S:
             return
-        # Whatever becomes of the write, cancelled or failed: only one that was answered is remembered.
+        # Removed first, so that only a write that was acknowledged is remembered.
         self._noted.pop(owner, None)
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
         await operations.retried(
@@ -101,9 +101,9 @@ class Directory:
             yield keys.unname(name)
 
     async def forget(self, tenant: str, user: str) -> bool:
-        """Take a user off the list; returns whether they stood there."""
+        """Remove a user from the list; returns whether the user was listed."""
         try:
             return await self._driver.delete(keys.directory_key(tenant, user))
         finally:
-            # Last, so that a note which was answered meanwhile is not remembered either.
+            # Last, so that a concurrent note is not remembered either.
             self._noted.pop((tenant, user), None)

@@ -1,4 +1,4 @@
-"""What the core asks of a driver that takes more than one operation."""
+"""What the core does with a driver that takes more than one operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
 from stm_backends.records import keys
 
 PAGE: Final = 200
-"""How many names one `scan` asks for."""
+"""How many names one `scan` requests."""
 
 ATTEMPTS: Final = 3
 """How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:
-    """Yield the names of one scope past `after`, in order; those there throughout exactly once."""
+    """Yield the names of one scope after `after`, in order; a name that exists throughout comes exactly once."""
     position: str | None = after
     while position is not None:
         page = await driver.scan(scope, after=position, limit=PAGE)
@@ -31,7 +31,7 @@ async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator
 
 
 async def names_of(driver: Driver, scope: str, prefix: str) -> AsyncIterator[str]:
-    """Yield the names of one scope that begin with `prefix` and go on, in order."""
+    """Yield the names of one scope that are longer than `prefix` and begin with it, in order."""
     async for name in names(driver, scope, after=prefix):
         if not name.startswith(prefix):
             return
@@ -39,9 +39,9 @@ async def names_of(driver: Driver, scope: str, prefix: str) -> AsyncIterator[str
 
 
 async def erase(driver: Driver, key: Key) -> bool:
-    """Remove a record and all that is kept beside it, garbage included; returns whether it was there.
+    """Remove a record and all of its parts, garbage included; returns whether the record existed.
 
-    One `scan` more than a `delete`, for records without parts.
+    For a record without parts, this takes one `scan` more than a `delete`.
     """
     erased = await driver.delete(key)
     while await erase_parts(driver, key) and await erase_dangling(driver, key):
@@ -50,7 +50,7 @@ async def erase(driver: Driver, key: Key) -> bool:
 
 
 async def erase_dangling(driver: Driver, key: Key) -> bool:
-    """Remove a record that points to parts which were erased meanwhile; returns whether it did."""
+    """Remove a record that points to parts which no longer exist; returns whether it did."""
     try:
         await driver.load(key)
     except Corrupt:
@@ -59,7 +59,7 @@ async def erase_dangling(driver: Driver, key: Key) -> bool:
 
 
 async def erase_parts(driver: Driver, key: Key) -> int:
-    """Remove all that is kept beside a record; returns how many parts that were."""
+    """Remove all parts of a record; returns how many."""
     scope, prefix = keys.parts_of(key)
     erased = 0
     async for name in names_of(driver, scope, prefix):

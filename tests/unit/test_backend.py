@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stm_backends
-from stm_backends.backend import NOWHERE, Backend, open_backend
+from stm_backends.backend import PING_KEY, Backend, open_backend
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavailable, UnknownBackend
@@ -158,7 +158,7 @@ async def test_an_error_in_the_body_is_shown_and_the_driver_closed() -> None:
         async with Backend(driver):
             raise KeyError
     with pytest.raises(Unavailable):
-        await driver.load(NOWHERE)
+        await driver.load(PING_KEY)
 
 
 async def test_a_sqlite_file_that_is_none_is_a_typed_error(tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ async def test_a_ping_is_one_load_of_what_nobody_has(backend: Backend, calls: li
     seconds = await backend.ping()
     assert 0 < seconds <= time.perf_counter() - start
     assert calls == ["load"]
-    assert await backend.driver.load(NOWHERE) is None
-    assert NOWHERE.scope != keys.OTHER_BLOBS
+    assert await backend.driver.load(PING_KEY) is None
+    assert PING_KEY.scope != keys.OTHER_BLOBS
 
 
 async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend, calls: list[str]) -> None:
@@ -387,7 +387,7 @@ async def test_a_background_that_does_not_close_holds_up_nobody(
     cancelled = asyncio.Event()
 
     async def close(maintenance: Maintenance, *, timeout: float) -> None:
-        if maintenance.shared.knows("raises"):
+        if maintenance.shared.remembers("raises"):
             raise OSError("words of a conversation")
         try:
             await asyncio.Event().wait()
@@ -404,7 +404,7 @@ async def test_a_background_that_does_not_close_holds_up_nobody(
     assert "OSError" in caplog.text
     assert "words" not in caplog.text
     with pytest.raises(Unavailable):
-        await driver.load(NOWHERE)
+        await driver.load(PING_KEY)
 
 
 async def test_a_cancelled_closing_still_closes_the_driver() -> None:
@@ -444,7 +444,7 @@ async def test_a_cancelled_closing_ends_the_background_and_gives_leases_back(
         await asyncio.wait_for(backend.close(), 0.2)
     assert gate.running == 0
     with pytest.raises(Unavailable, match="the driver is not open"):
-        await ours.load(NOWHERE)
+        await ours.load(PING_KEY)
     assert await lease_is_free(theirs)
 
 
@@ -464,7 +464,7 @@ async def test_who_closes_while_another_does_waits_for_it_and_may_give_up_alone(
     gate.go.set()
     await second
     with pytest.raises(Unavailable):
-        await driver.load(NOWHERE)
+        await driver.load(PING_KEY)
     await first
     await backend.open()
     await backend.ping()

@@ -18,9 +18,9 @@ from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
-from stm_backends.memory.shared.schedule import WAITING_KEPT, Waiting
+from stm_backends.memory.shared.schedule import MAX_TIMERS, Timers
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
@@ -454,13 +454,13 @@ async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_
 
 @virtually
 async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> None:
-    waiting, rested, woken = Waiting(most=3), list[int](), list[int]()
+    waiting, rested, woken = Timers(most=3), list[int](), list[int]()
 
     class Maintenance:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def rest(self) -> None:
+        def cancel_plan(self) -> None:
             waiting.end(self)  # type: ignore[arg-type]
             rested.append(self.number)
 
@@ -474,7 +474,7 @@ async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> N
     assert (rested, len(waiting)) == ([1, 2], 3)
     await asyncio.sleep(60)
     assert (woken, len(waiting)) == ([0, 3, 4], 0)
-    assert WAITING_KEPT >= 3_000
+    assert MAX_TIMERS >= 3_000
 
 
 @virtually
@@ -513,14 +513,14 @@ async def test_closing_one_memory_object_leaves_the_background_to_the_others() -
 # Turns
 
 
-async def slots_in(order: list[str], slots: Slots, tenant: str, go: asyncio.Event) -> None:
+async def slots_in(order: list[str], slots: FairConcurrencyLimit, tenant: str, go: asyncio.Event) -> None:
     async with slots.slot(tenant):
         order.append(tenant)
         await go.wait()
 
 
 async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others() -> None:
-    slots, order, hang, go = Slots(8), list[str](), asyncio.Event(), asyncio.Event()
+    slots, order, hang, go = FairConcurrencyLimit(8), list[str](), asyncio.Event(), asyncio.Event()
     waiting = [asyncio.create_task(slots_in(order, slots, "bad", hang)) for _ in range(20)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -538,7 +538,7 @@ async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others
 
 
 async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None:
-    slots, order, go = Slots(1), list[str](), asyncio.Event()
+    slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in "aaabbc"]
     await asyncio.sleep(0.01)
     tasks[3].cancel()
@@ -551,7 +551,7 @@ async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None
 
 
 async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
-    slots, order, go = Slots(1), list[str](), asyncio.Event()
+    slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
     first, second = (asyncio.create_task(slots_in(order, slots, "a", go)) for _ in range(2))
     await asyncio.sleep(0.01)
     go.set()
@@ -563,7 +563,7 @@ async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lo
 
 
 def test_slots_of_an_event_loop_that_was_closed_are_free_again() -> None:
-    slots, order = Slots(1), list[str]()
+    slots, order = FairConcurrencyLimit(1), list[str]()
     loop = asyncio.new_event_loop()
     left = [loop.create_task(slots_in(order, slots, "a", asyncio.Event())) for _ in range(2)]
     loop.run_until_complete(asyncio.sleep(0.01))

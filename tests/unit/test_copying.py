@@ -19,7 +19,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
     open_backend,
 )
-from stm_backends.admin.copying import AT_ONCE, NOBODY, Copy, Item, Owner, Standing, Trouble, standing
+from stm_backends.admin.copying import AT_ONCE, UNOWNED, Comparison, Copy, Item, Owner, Problem, compare
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
 from stm_backends.drivers.plugins import open_driver
@@ -37,7 +37,7 @@ ACME = Owner("acme")
 TRIP = MemoryKey("acme", "u1", "trip")
 CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=3))
 
-Troubles = list[tuple[str, Trouble]]
+Troubles = list[tuple[str, Problem]]
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ async def copied(source: Driver, target: Driver, *owners: Owner, **options: Any)
     """Copy and verify; returns what came of it, and which records were in trouble."""
     troubles: Troubles = []
 
-    def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
+    def trouble(item: Item, trouble: Problem, error: StorageError | None) -> None:
         troubles.append((item.name, trouble))
 
-    copy = Copy(source, target, owners or [ACME], on_trouble=trouble, **options)
+    copy = Copy(source, target, owners or [ACME], on_problem=trouble, **options)
     await copy.copy()
     await copy.verify()
     return copy, troubles
@@ -179,7 +179,7 @@ async def test_a_user_of_a_tenant_that_is_given_too_is_copied_once(source: Backe
 
 
 async def test_states_that_are_nobodys_are_copied_when_asked_for(source: Backend, target: Driver) -> None:
-    copy, _ = await copied(source.driver, target, NOBODY)
+    copy, _ = await copied(source.driver, target, UNOWNED)
 
     assert copy.tally == {"copied": 1, "verified": 1}
     assert await Backend(target).state_store.load_memory_state("nobody's") == {"state": "nobody's"}
@@ -344,10 +344,10 @@ async def test_a_record_of_the_same_version_that_has_moved_on_is_left_unless_tol
 
 def test_only_a_beginning_under_the_same_version_and_body_has_been_begun() -> None:
     source = Record("v", b"body", (b"1", b"2"))
-    assert standing(source, None) is Standing.ABSENT
-    assert standing(source, Record("v", b"body", (b"1", b"2"))) is Standing.EQUAL
-    assert standing(source, Record("v", b"body", (b"1",))) is Standing.BEGUN
-    assert standing(source, Record("v", b"body", ())) is Standing.BEGUN
+    assert compare(source, None) is Comparison.ABSENT
+    assert compare(source, Record("v", b"body", (b"1", b"2"))) is Comparison.EQUAL
+    assert compare(source, Record("v", b"body", (b"1",))) is Comparison.BEGUN
+    assert compare(source, Record("v", b"body", ())) is Comparison.BEGUN
     for other in (
         Record("w", b"body", (b"1",)),
         Record("v", b"bodx", (b"1",)),
@@ -355,7 +355,7 @@ def test_only_a_beginning_under_the_same_version_and_body_has_been_begun() -> No
         Record("v", b"body", (b"2",)),
         Record("v", b"body", (b"1", b"2", b"3")),
     ):
-        assert standing(source, other) is Standing.DIFFERENT
+        assert compare(source, other) is Comparison.DIFFERENT
 
 
 # While the source is in use
@@ -400,12 +400,12 @@ async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_b
 async def test_what_the_source_did_between_copying_and_verifying_is_told_apart(
     source: Backend, target: Driver
 ) -> None:
-    troubles: dict[str, Trouble] = {}
+    troubles: dict[str, Problem] = {}
 
-    def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
+    def trouble(item: Item, trouble: Problem, error: StorageError | None) -> None:
         troubles[item.name] = trouble
 
-    copy = Copy(source.driver, target, [ACME], on_trouble=trouble)
+    copy = Copy(source.driver, target, [ACME], on_problem=trouble)
     await copy.copy()
     record = await source.driver.load(keys.memory_key(TRIP))
     assert record is not None

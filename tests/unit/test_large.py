@@ -161,7 +161,7 @@ class RemovesWhatStillStands(LargeEntries):
 class NeverRenews(LargeEntries):
     """Gives parts a time to live once and for all."""
 
-    async def _outlive(self, key: Key, ttl: float | None, *, created: bool) -> None:
+    async def _extend_life(self, key: Key, ttl: float | None, *, created: bool) -> None:
         del key, ttl, created
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from stm_backends.memory import policy
-from stm_backends.memory.local.merge import is_another, merge
+from stm_backends.memory.local.merge import is_unrelated, merge
 from stm_backends.memory.local.state import FORGET_BY_COUNT, State
 from stm_backends.memory.policy import Fold, Step, Trim
 from stm_backends.memory.view import View, render, summary_within_budget
@@ -84,7 +84,7 @@ class Conversation:
         """How many turns were never seen in a store."""
         return len(self._ids.difference(stored.id for stored in self.agreed.turns))
 
-    def knows(self, turn_id: str) -> bool:
+    def remembers(self, turn_id: str) -> bool:
         """Say whether a turn stands here, or did within the remembered past."""
         return turn_id in self._ids or turn_id in self.body.forgotten
 
@@ -201,13 +201,13 @@ class Conversation:
             return sides.local
         return merge(self._config, stored, *sides, now=now)
 
-    def let_go_if_erased(self, stored: State | None, by: object | None, *, now: float) -> bool:
+    def discard_if_erased(self, stored: State | None, by: object | None, *, now: float) -> bool:
         """Keep only what was never confirmed saved if a store that confirmed the rest holds it no longer.
 
         Only a store that says so for certain is believed; from another, everything is kept and saved
         again. Returns whether it was so: the conversation was erased there, or has expired.
         """
-        if by is None or by is not self.confirmed_by or not is_another(stored, self.agreed, self._config):
+        if by is None or by is not self.confirmed_by or not is_unrelated(stored, self.agreed, self._config):
             return False
         confirmed, remembered = {turn.id for turn in self.agreed.turns}, self.agreed.body.forgotten
         turns = (*self._covered, *self._pending, *self._recent)

@@ -31,7 +31,7 @@ from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.tasks import Background
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import Body
-from stm_backends.records.steps import unhurried
+from stm_backends.records.steps import run_in_slices
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -131,7 +131,7 @@ class DefaultShortTermMemory:
             log.keeps_nothing()
             return
         identity = as_turn_id(turn_id)
-        if turn_id is not None and self._conversation.knows(identity):
+        if turn_id is not None and self._conversation.remembers(identity):
             return
         stored = own_turn(StoredTurn(identity, as_turn(turn)))
         self._conversation.require_room(stored)
@@ -259,49 +259,49 @@ class DefaultShortTermMemory:
         await self._save(slot)
         self._wake()
 
-    async def _save(self, slot: StateSlot, *, unasked_for: Conversation | None = None) -> None:
+    async def _save(self, slot: StateSlot, *, summary_only_of: Conversation | None = None) -> None:
         """Save a conversation on a shelf.
 
-        `unasked_for` is one of which a new summary alone is saved, and only over what stands there: one that
+        `summary_only_of` is one of which a new summary alone is saved, and only over what stands there: one that
         was erased is not begun again, and no turn is saved that was never persisted.
         """
         binding, conversation = self._binding, self._conversation
-        async with self._one_at_a_time():
+        async with self._save_lock():
             for attempt in range(SAVES):
                 stored, version = await self._read(slot)
                 # If another key was bound meanwhile, what was to be persisted still is.
                 if self._binding is binding:
                     conversation = self._conversation
-                erased = self._let_go_if_erased(conversation, stored, slot)
-                sides = conversation.sides() if unasked_for is None else conversation.summarized_sides()
-                gone = erased or stored is None or conversation is not unasked_for
-                if sides is None or (unasked_for is not None and gone):
+                erased = self._discard_if_erased(conversation, stored, slot)
+                sides = conversation.sides() if summary_only_of is None else conversation.summarized_sides()
+                gone = erased or stored is None or conversation is not summary_only_of
+                if sides is None or (summary_only_of is not None and gone):
                     return
                 merged = conversation.merged(stored, sides, now=self._clock())
-                if await slot.save(await unhurried(dump_steps(merged, self._config)), version):
+                if await slot.save(await run_in_slices(dump_steps(merged, self._config)), version):
                     break
                 await asyncio.sleep(random.uniform(0, 0.001 * attempt))
             else:
                 raise Unavailable("another process came first every time", operation="persist")
             if self._conversation is conversation:
                 shown = self.health
-                conversation.take_saved(merged, sides, slot.certain, now=self._clock())
+                conversation.take_saved(merged, sides, slot.authoritative, now=self._clock())
                 self._saved_in = (conversation, slot)
-                self._taken(shown)
+                self._after_merge(shown)
 
-    def _write_back(self, conversation: Conversation) -> None:
+    def _schedule_summary_save(self, conversation: Conversation) -> None:
         """Have a summary that is finished saved by itself, where its conversation was last persisted."""
         if self._write_back_summaries and self._saved_in is not None and self._saved_in[0] is conversation:
-            write = self._background.start(self._written_back(*self._saved_in), name="stm-write-back")
+            write = self._background.start(self._save_summary(*self._saved_in), name="stm-write-back")
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 
-    async def _written_back(self, conversation: Conversation, slot: StateSlot) -> None:
+    async def _save_summary(self, conversation: Conversation, slot: StateSlot) -> None:
         try:
             # Before this began, another key may have been bound: nothing of that one is on this shelf.
             if self._conversation is conversation and conversation.summarized_sides() is not None:
                 with self.observer.background():
-                    await self._save(slot, unasked_for=conversation)
+                    await self._save(slot, summary_only_of=conversation)
         except Exception as error:
             # Any store's error; its message may quote the conversation.
             logger.warning(
@@ -328,14 +328,14 @@ class DefaultShortTermMemory:
         slot, binding = StateSlot(store, key), self._binding
         if not slot.readable:
             return
-        async with self._one_at_a_time():
+        async with self._save_lock():
             stored, _ = await self._read(slot)
             if self._binding is binding:
                 shown = self.health
-                self._let_go_if_erased(self._conversation, stored, slot)
+                self._discard_if_erased(self._conversation, stored, slot)
                 if stored is not None:
-                    self._conversation.take_stored(stored, slot.certain, now=self._clock())
-                self._taken(shown)
+                    self._conversation.take_stored(stored, slot.authoritative, now=self._clock())
+                self._after_merge(shown)
         self._wake()
 
     async def _read(self, slot: StateSlot) -> tuple[State | None, str | None]:
@@ -346,25 +346,25 @@ class DefaultShortTermMemory:
         steps = load_steps(content, self._config, self._conversation.state)
         # The steps let go of it as they go on.
         del content
-        return await unhurried(steps), version
+        return await run_in_slices(steps), version
 
-    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, slot: StateSlot) -> bool:
+    def _discard_if_erased(self, conversation: Conversation, stored: State | None, slot: StateSlot) -> bool:
         """Keep no more of a conversation than was never saved, if what was saved has been erased.
 
         A plain store may also answer `None` because it is out of order: there, all that is held is kept.
         """
-        erased = conversation.let_go_if_erased(stored, slot.certain, now=self._clock())
+        erased = conversation.discard_if_erased(stored, slot.authoritative, now=self._clock())
         if erased:
             logger.info("a conversation that had been saved was erased or has expired, and is let go")
         return erased
 
-    def _taken(self, shown: MemoryHealth) -> None:
+    def _after_merge(self, shown: MemoryHealth) -> None:
         """After a state from a store: call back if it has ended a recovery that we had told of."""
         if self._worker is not None and self._worker.recovering:
             self._announce(shown)
         self._changed()
 
-    def _one_at_a_time(self) -> asyncio.Lock:
+    def _save_lock(self) -> asyncio.Lock:
         """Return the lock of this event loop: one that a closed loop left locked would stay so."""
         loop = asyncio.get_running_loop()
         if self._persist_lock is None or self._persist_lock[0] is not loop:
@@ -483,7 +483,7 @@ class DefaultShortTermMemory:
             self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
             if before.health is not MemoryHealth.HEALTHY:
                 log.recovered()
-            self._write_back(conversation)
+            self._schedule_summary_save(conversation)
         else:
             # Another summary, or other turns, have come from the store; they are looked at next.
             conversation.recovering = False

@@ -36,7 +36,7 @@ def merge(
     remembers it; otherwise it was lost to a writer that had not seen it, and is put back. `exact` says
     that there was no such writer: `stored` is itself a merge of `base`.
     """
-    ours_stands = (
+    keep_ours = (
         stored.body.summary in (base.body.summary, local.body.summary)
         # A state that was loaded by itself meets a store that has no summary yet.
         or not (stored.body.summary or base.turns)
@@ -44,7 +44,7 @@ def merge(
     )
     kept, candidates = stored.turns, (*covered, *local.turns)
     base_ids = _ids(base.turns)
-    if ours_stands:
+    if keep_ours:
         here = _ids(local.turns)
         # Whether an id is remembered is asked of few: it takes a hash.
         kept = tuple(
@@ -52,7 +52,7 @@ def merge(
         )
         candidates = local.turns
 
-    def is_let_go(turn: StoredTurn) -> bool:
+    def was_removed(turn: StoredTurn) -> bool:
         if turn.id in stored.body.forgotten:
             return True
         if turn.id not in base_ids and turn.id not in base.body.forgotten:
@@ -61,20 +61,20 @@ def merge(
         return exact or not stored.ours or since >= REMEMBERED_IDS
 
     held = _ids(kept)
-    turns = _woven(kept, held, [t for t in candidates if t.id in held or not is_let_go(t)])
+    turns = _woven(kept, held, [t for t in candidates if t.id in held or not was_removed(t)])
     pending = _ids(stored.pending)
     boundary = 0
     if pending:
         boundary = max((index + 1 for index, turn in enumerate(turns) if turn.id in pending), default=0)
     merged = replace(
-        _body_of(stored, local, base, ours_stands=ours_stands, now=now),
+        _body_of(stored, local, base, keep_ours=keep_ours, now=now),
         pending=turns[:boundary],
         recent=turns[boundary:],
     )
     return merged.divided(config, now=now)
 
 
-def is_another(stored: State | None, base: State, config: ShortTermMemoryConfig) -> bool:
+def is_unrelated(stored: State | None, base: State, config: ShortTermMemoryConfig) -> bool:
     """Say whether what is stored did not grow from `base`, which stood there: it was erased meanwhile.
 
     For a store where nobody saves without having seen what stands there; `None` is nothing there.
@@ -102,11 +102,11 @@ def _lost_our_summary(stored: State, local: State, base: State) -> bool:
     return went_back and set(stored.body.forgotten.each()) <= set(local.body.forgotten.each())
 
 
-def _body_of(stored: State, local: State, base: State, *, ours_stands: bool, now: float) -> State:
+def _body_of(stored: State, local: State, base: State, *, keep_ours: bool, now: float) -> State:
     """Return the merged state without its turns."""
     theirs, mine, before = stored.body, local.body, base.body
     body, gone = theirs, stored.gone
-    if ours_stands:
+    if keep_ours:
         tried_here = _attempts(mine) != _attempts(before) or mine.summary != theirs.summary
         body = replace(
             mine if tried_here else theirs,

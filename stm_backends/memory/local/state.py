@@ -28,7 +28,7 @@ from stm_backends.records.codec import (
     load_turn,
     require_json,
 )
-from stm_backends.records.steps import STEP, Steps, at_once
+from stm_backends.records.steps import STEP, Steps, run_now
 from stm_backends.types import (
     ConversationTurn,
     MemoryHealth,
@@ -136,7 +136,7 @@ def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
 
     Under `truncation` it holds only the turns that the token budget shows, as PenguiFlow's does.
     """
-    return at_once(dump_steps(state, config))
+    return run_now(dump_steps(state, config))
 
 
 def dump_steps(state: State, config: ShortTermMemoryConfig) -> Steps[dict[str, Any]]:
@@ -170,7 +170,7 @@ def load_state(content: object, config: ShortTermMemoryConfig) -> State:
     Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. What else is in it is
     kept.
     """
-    return at_once(load_steps(content, config))
+    return run_now(load_steps(content, config))
 
 
 def load_steps(content: object, config: ShortTermMemoryConfig, known: State | None = None) -> Steps[State]:

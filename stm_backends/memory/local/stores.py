@@ -34,7 +34,7 @@ class StateSlot:
         self._conditional = hasattr(store, "load_versioned") and hasattr(store, "save_if")
         # The store, if what it does not hold is erased or expired for certain: others may answer so when
         # they are out of order, and anybody may overwrite what they hold.
-        self.certain: object | None = store if self._conditional else None
+        self.authoritative: object | None = store if self._conditional else None
         self.readable = self._conditional or hasattr(store, "load_memory_state")
         self.writable = self._conditional or hasattr(store, "save_memory_state")
 

@@ -23,14 +23,17 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.errors import InvalidKey
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite, as_config
+
+if TYPE_CHECKING:
+    from types import CoroutineType
 
 logger = logging.getLogger("stm_backends")
 
@@ -93,7 +96,7 @@ class MemoryRouter:
         self._memories: OrderedDict[str, DistributedShortTermMemory] = OrderedDict()
         self._stack: ContextVar[tuple[_Binding, ...]] = ContextVar("stm_bindings", default=())
 
-    def hydrate(self, store: object, key: str | MemoryKey) -> Coroutine[Any, Any, None]:
+    def hydrate(self, store: object, key: str | MemoryKey) -> CoroutineType[Any, Any, None]:
         """Bind a conversation for the current task until `persist`; `key` is its composite, or its key.
 
         Whatever was bound is hidden from this very call on. Raises `InvalidKey`, when awaited, for
@@ -107,7 +110,7 @@ class MemoryRouter:
             return _raise(error)
         return self._fill(self._push(composite), composite)
 
-    def persist(self, store: object, key: str | MemoryKey) -> Coroutine[Any, Any, None]:
+    def persist(self, store: object, key: str | MemoryKey) -> CoroutineType[Any, Any, None]:
         """End the binding of `key`, and those stacked on it.
 
         The turns are stored already, but for those that had to be kept back: they are stored now.
