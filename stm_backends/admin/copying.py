@@ -1,15 +1,15 @@
-"""All that tenants and users have stored, copied from one datastore to another, record by record.
+"""Copies all records of tenants and users from one datastore to another.
 
-The bytes stay as they are: body, tail and version. Nothing is opened, so what a newer version of this
-library wrote arrives, too, and what went through a transform needs that transform at the target. Leases
-are not copied: nobody holds one at the target. A time to live cannot be read, so it is not copied.
+Body, tail and version are copied byte for byte. Nothing is decoded, so records of a newer version of this
+library are copied, too, and records written with a transform need that transform at the target. Leases are
+not copied. A time to live cannot be read, so it is not copied.
 
-A record takes several writes: its body, then its tail, entry by entry. What an interruption leaves is the
-beginning of the record under its own version, which the next copy knows for what it is and completes. Any
-other record that is found under the same key differs, and is left alone unless one is told to replace it.
+Copying a record takes several writes: its body, then its tail, entry by entry. An interruption leaves the
+beginning of the record under its own version, which the next copy recognizes and completes. Any other record
+under the same key is different, and is left alone unless `replace` is set.
 
-The source may be in use, and what changes there meanwhile is found when all is read back. The target's
-records of these owners are not to be in use yet: a memory that folds half a copy makes it differ.
+The source may be in use; verifying finds what has changed since. The records of these owners at the target
+must not be in use yet: a memory that folds half a copy makes it different.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 
 AT_ONCE: Final = 8
-"""How many records are held in memory, and worked on, at one time."""
+"""How many records are processed concurrently."""
 
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("lease", "part"))
-"""What is copied of a user. Parts are made by whoever writes at the target."""
+"""The kinds that are copied. Parts are created by the writes at the target."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
 _ROUNDS: Final = 5
-"""How often one record is looked at and added to while others write it or answers are lost."""
+"""How many attempts are made on one record while others write it or answers are lost."""
 
 
 class Owner(NamedTuple):
-    """Whose records: those of a user or, with `user=None`, of all users of a tenant."""
+    """The owner of records: a user or, with `user=None`, all users of a tenant."""
 
     tenant: str
     user: str | None = None
 
 
 UNOWNED: Final = Owner("", "")
-"""The owner of the states that were saved under keys which name no tenant and user."""
+"""The owner of states whose keys name no tenant and user."""
 
 
 class Item(NamedTuple):
-    """One record: whose it is, of which kind, and where at both ends. What is nobody's has blank owners."""
+    """One record: its owner, kind and key. Tenant and user are empty if it has no owner."""
 
     tenant: str
     user: str
@@ -61,12 +61,12 @@ class Item(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it was stored under: a conversation's session id, a saved state's whole key."""
+        """The session id of a conversation, or the key of a saved state."""
         return keys.unname(self.key.name)
 
 
 class Comparison(Enum):
-    """How a record at the target stands to that at the source."""
+    """How a record at the target compares to the one at the source."""
 
     ABSENT = "absent"
     BEGUN = "begun"
@@ -75,7 +75,7 @@ class Comparison(Enum):
 
 
 def compare(source: Record, target: Record | None) -> Comparison:
-    """Compare two records under one key; `BEGUN` is one whose tail only lacks entries at its end."""
+    """Compare two records under one key; `BEGUN` means that the tail only lacks entries at its end."""
     if target is None:
         return Comparison.ABSENT
     if target == source:
@@ -87,32 +87,33 @@ def compare(source: Record, target: Record | None) -> Comparison:
 
 
 Written: TypeAlias = Literal["copied", "completed", "replaced"]
-"""What was written: a record that was absent, the rest of one that was begun, one in place of another."""
+"""What was written: an absent record, the rest of a begun one, or a replacement."""
 
 Problem: TypeAlias = Literal["left", "behind", "changed", "failed"]
 """Why a record is not the same at both ends.
 
-- `"left"`: the target had another one, which was left as it is.
-- `"behind"`: the source has grown since it was copied; copying again adds what is missing.
-- `"changed"`: the source or the target has changed otherwise since; copying again has to replace it.
-- `"failed"`: it cannot be read, or is too large for the target; an error says which.
+- `"left"`: the target had a different record, which was not changed.
+- `"behind"`: the source has grown since the copy; copying again adds the rest.
+- `"changed"`: the source or the target has changed otherwise since; copying again must replace it.
+- `"failed"`: the record cannot be read, or is too large for the target; the error says which.
 """
 
 Outcome: TypeAlias = Written | Problem | Literal["unchanged", "verified", "extra", "gone"]
-"""What became of a record, in copying it and in reading it back.
+"""The result of copying or verifying a record.
 
-`"unchanged"` was right already; `"verified"` is the same at both ends, byte for byte; `"extra"` is at the
-target alone: erased or expired at the source since, or never there; `"gone"` went before it was copied.
+`"unchanged"`: was equal already; `"verified"`: is equal at both ends, byte for byte; `"extra"`: exists only
+at the target, because it was erased or expired at the source, or never existed there; `"gone"`: disappeared
+before it was copied.
 """
 
 
 class Copy:
-    """One copy of what some owners have; to be counted, carried out and verified, in that order.
+    """One copy of the records of some owners: call `count`, `copy` and `verify`, in that order.
 
-    Both drivers are open and stay so. `replace` says what becomes of records of the target that differ.
-    `ttl` is how many seconds every record that is written lives from then on; `None` is for ever.
-    `on_problem` is told, once, of each record that is not the same at both ends. The memory used depends
-    on how many those are, not on how many records there are.
+    Both drivers must be open and are not closed. With `replace`, different records of the target are
+    replaced. `ttl` is the time to live in seconds of every record that is written; `None` is for ever.
+    `on_problem` is called once for each record that is not equal at both ends. Memory use depends on the
+    number of those records, not of all records.
     """
 
     def __init__(
@@ -141,24 +142,23 @@ class Copy:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was read back is at the target as it is at the source."""
+        """Whether every record that was verified is equal at both ends."""
         return not any(self.tally[trouble] for trouble in get_args(Problem))
 
     async def count(self) -> Mapping[Owner, int]:
-        """Return how many records there are to copy, for each of the owners that were given."""
+        """Return how many records there are to copy, for each owner."""
         return {owner: await _length(_items(owner, self._source)) for owner in self._owners}
 
     async def copy(self, on_record: Callable[[int], None] = lambda done: None) -> None:
-        """Bring every record to the target that is not there yet, in full.
+        """Copy every record that the target does not have completely.
 
-        A record that cannot be read or is too large is passed over. Any other `StorageError` ends the
-        copy, to be begun again: what has been copied is not copied twice. `on_record` is told how many
-        records are done.
+        A record that cannot be read or is too large is skipped. Any other `StorageError` ends the copy; a new
+        one does not repeat what was copied. `on_record` is called with the number of processed records.
         """
         await self._each((self._source,), self._copy, on_record)
 
     async def verify(self, on_record: Callable[[int], None] = lambda done: None) -> None:
-        """Read all records of both ends back and compare them, except for those known to be in trouble."""
+        """Load all records of both ends and compare them, except for those with a known problem."""
         await self._each((self._source, self._target), self._verify, on_record)
 
     async def _each(
@@ -167,7 +167,7 @@ class Copy:
         work: Callable[[Item], Awaitable[None]],
         on_record: Callable[[int], None],
     ) -> None:
-        """Do some work on each record that any of the ends has, `AT_ONCE` at one time."""
+        """Process each record that any of the ends has, `AT_ONCE` at a time."""
         turn, done = asyncio.Lock(), 0
 
         async def worker(items: AsyncIterator[Item]) -> None:
@@ -205,10 +205,10 @@ class Copy:
             self._note(item, outcome)
 
     async def _bring(self, key: Key) -> Outcome:
-        """Make the target's record what the source's is now.
+        """Make the target's record equal to the source's.
 
-        Each round looks at the target and goes on from there, so that a lost answer needs no more care
-        than an interruption does.
+        Each round loads the target and continues from there, so a lost answer is handled like an
+        interruption.
         """
         source = await self._source.load(key)
         if source is None:
@@ -244,7 +244,7 @@ class Copy:
         return "left"
 
     async def _write(self, key: Key, source: Record, target: Record | None) -> bool:
-        """Write what is missing; returns whether nobody else wrote the same record meanwhile."""
+        """Write what is missing; returns `False` if another process wrote the same record."""
         version, body = source.version, source.body
         try:
             if target is None and body is not None:
@@ -258,14 +258,14 @@ class Copy:
                 if await self._target.append(key, entry, initial_version=version, ttl=self._ttl) != length:
                     return False
         except TooLarge:
-            # The target counts otherwise than it says. A part of a conversation is not left for a whole.
+            # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
                 await operations.retried(lambda: self._target.delete(key, expect=version))
             raise
         return True
 
     def _require_fits(self, record: Record) -> None:
-        """Raise `TooLarge`, before anything is written, for what the target says that it cannot hold."""
+        """Raise `TooLarge`, before anything is written, for a record that exceeds the target's limits."""
         traits, sizes = self._target.traits, [len(record.body or b""), *map(len, record.tail)]
         where = {"backend": self._target.name, "operation": "copy"}
         require_fits("entry", max(sizes), traits.max_entry, **where)
@@ -288,7 +288,7 @@ class Copy:
 
 
 def _judged(source: Record | None, target: Record | None) -> Outcome:
-    """Say what reading a record back at both ends has shown."""
+    """Return the result of comparing a record at both ends."""
     if source is None:
         return "gone" if target is None else "extra"
     match compare(source, target):
@@ -323,7 +323,7 @@ def _scopes(tenant: str, user: str) -> Mapping[keys.Kind, str]:
 
 
 async def _union(*listings: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield what any of several listings has, each once, in the order of UTF-8 bytes that all are in."""
+    """Merge listings in the order of their UTF-8 bytes, without duplicates."""
     heads = [await anext(listing, None) for listing in listings]
     while (
         first := min((head for head in heads if head is not None), key=str.encode, default=None)

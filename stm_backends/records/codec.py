@@ -156,7 +156,8 @@ def _by_name(transforms: object) -> dict[str, Transform]:
     """Return transforms by name, in order. Raises `ConfigurationError` for invalid transforms."""
     if not isinstance(transforms, (list, tuple)):
         raise ConfigurationError(
-            f"transforms must be a list of objects with name, encode and decode; not {type(transforms).__name__}"
+            "transforms must be a list of objects with name, encode and decode; "
+            f"not {type(transforms).__name__}"
         )
     found: dict[str, Transform] = {}
     for transform in cast("Sequence[object]", transforms):

@@ -29,8 +29,8 @@ LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
 Kind: TypeAlias = Literal["memory", "lease", "blob", "planner", "part"] | LogKind
-"""What a record of a user holds: a conversation, a lease on one, a saved state, a note of a paused run, a log,
-or a part of a value that is too large for any of these."""
+"""What a record of a user holds: a conversation, a lease on one, a saved state, a note of a paused run, a
+log, or a part of a value that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
 KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS, "part")

@@ -21,7 +21,8 @@ class Lease:
 
     async def acquire(self) -> bool:
         """Take the lease; `False` if another process holds it."""
-        # Set before the first await: a cancelled acquire, or one with an unknown outcome, may have taken effect.
+        # Set before the first await: a cancelled acquire, or one with an unknown outcome, may have taken
+        # effect.
         self._token = token = new_version()
         acquired = await self._driver.replace(
             self._key, self._content, version=token, expect=ABSENT, ttl=self._ttl

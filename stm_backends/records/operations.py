@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:
-    """Yield the names of one scope after `after`, in order; a name that exists throughout comes exactly once."""
+    """Yield the names of one scope after `after`, in order; one that exists throughout comes exactly once."""
     position: str | None = after
     while position is not None:
         page = await driver.scan(scope, after=position, limit=PAGE)
@@ -84,7 +84,7 @@ async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -
         return driver.append(key, entry, initial_version=new_version(), ttl=ttl)
 
     length = await retried(attempt)
-    # An attempt whose answer was lost may have created the record and stand before this one.
+    # An attempt whose answer was lost may have created the record and precede this one.
     return Appended(length, length <= attempts)
 
 

@@ -24,8 +24,8 @@ PLANNER_STATE_TTL_S: Final = 3600.0
 class StateStore:
     """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
 
-    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and
-    tuples become lists. Large states are saved and loaded in steps, so that other tasks run in between; do not
+    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
+    become lists. Large states are saved and loaded in steps, so that other tasks run in between; do not
     change a state before its save has returned. A state under a key that names a tenant and a user
     (`MemoryKey.composite()`, or `kv:v1:tenant:user:...`) is erased with the user.
     """
@@ -149,7 +149,8 @@ class StateStore:
         try:
             return await self._driver.delete(where, expect=version)
         except OutcomeUnknown:
-            # If it is still there, the first attempt did nothing. If not, this or another caller has deleted it.
+            # If it is still there, the first attempt did nothing. If not, this or another caller has deleted
+            # it.
             with suppress(StorageError):
                 if await self._driver.delete(where, expect=version):
                     return True

@@ -41,7 +41,7 @@ def next_step(
     """
     pending = snapshot.split(config).pending
     if room and not pending and snapshot.repeats:
-        # Entries are removed from the oldest end only, and these turns stand before the repeats.
+        # Entries are removed from the oldest end only, and these turns come before the repeats.
         pending = snapshot.turns
     step = policy.next_step(
         config, snapshot.body, pending, now=now, batch=1 if room else batch, known_for=known_for

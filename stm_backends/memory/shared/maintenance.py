@@ -67,7 +67,8 @@ class Maintenance(PlannedWork):
     """The background of one conversation in one process, shared by its memory objects there.
 
     `flush_waiters` counts the callers that wait in `flush`: while there are any, fewer turns than
-    `fold_batch_turns` are folded, too. `slots` limits the summarizer calls of all conversations that share it.
+    `fold_batch_turns` are folded, too. `slots` limits the summarizer calls of all conversations that share
+    it.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Maintenance(PlannedWork):
         self.stats = Stats()
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
-        """Use these settings from now on, unless they store nothing: those of the newest memory object win."""
+        """Use these settings from now on, unless they store nothing; the newest memory object wins."""
         if config.strategy != "none":
             self.config, self._summarizer = config, summarizer
 
@@ -188,7 +189,7 @@ class Maintenance(PlannedWork):
         return self.room.may_help(request, since=asked)
 
     async def _carry_out(self, plan: Plan) -> Plan | None:
-        """Take one step. Returns the plan for the next, `None` if there is none in sight."""
+        """Take one step. Returns the plan for the next step, or `None`."""
         try:
             with self._observer.background():
                 return await self._advance_unless_held(plan)
@@ -375,7 +376,7 @@ class Maintenance(PlannedWork):
             return policy.summary_of(answer)
 
     async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> bool:
-        """Store a finished summary, retrying lost races while it still applies. Returns whether it was stored."""
+        """Store a finished summary, retrying lost races while it applies; returns whether it was stored."""
         while True:
             before = snapshot.body
             body = self._body_after(snapshot, fold, summary)

@@ -116,7 +116,7 @@ class Snapshot:
         return len(self.turns)
 
     def copies(self, drop: int) -> frozenset[str]:
-        """Return the ids of the entries that become late copies when the oldest `drop` entries are dropped."""
+        """Return the ids of entries that become late copies when the oldest `drop` entries go."""
         going = {identity for identity, _ in self.entries[:drop]} | {
             stored for stored in self.opened.values() if isinstance(stored, str)
         }

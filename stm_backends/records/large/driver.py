@@ -196,8 +196,8 @@ class LargeEntries:
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; for a large one, store the parts and then the pointer to them.
 
-        Restarts the time to live of the record and of its parts. An append with a time to live therefore takes
-        an additional load if this process has not loaded the record recently.
+        Restarts the time to live of the record and of its parts. An append with a time to live therefore
+        takes an additional load if this process has not loaded the record recently.
         """
         send = partial(self.inner.append, key, initial_version=initial_version, ttl=ttl)
         if self._fits(entry):

@@ -98,7 +98,7 @@ class Parts:
         return chunk
 
     async def read(self, key: Key, pointer: Pointer) -> bytes | None:
-        """Return a value; `None` if a part is missing. Raises `Corrupt` if it is not the value that was stored."""
+        """Return a value; `None` if a part is missing. Raises `Corrupt` if the value is damaged."""
         value = self._cache.get(pointer.id)
         if value is not None:
             self._cache.move_to_end(pointer.id)
