@@ -218,8 +218,8 @@ def as_config(config: object | None) -> ShortTermMemoryConfig:
         return ShortTermMemoryConfig()
     if isinstance(config, type) or not (hasattr(config, "strategy") and hasattr(config, "budget")):
         raise ConfigurationError(
-            "a memory's configuration must be a ShortTermMemoryConfig(strategy=..., budget=MemoryBudget(...)) "
-            f"or an object with its fields; not {_kind(config)}"
+            "a memory's configuration must be a ShortTermMemoryConfig(strategy=..., "
+            f"budget=MemoryBudget(...)) or an object with its fields; not {_kind(config)}"
         )
     copy = _copy(ShortTermMemoryConfig, config)
     return dataclasses.replace(

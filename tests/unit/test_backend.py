@@ -181,7 +181,7 @@ async def test_it_says_what_it_is(backend: Backend) -> None:
     assert isinstance(backend.router(), ShortTermMemory)
 
 
-async def test_a_ping_is_one_load_of_what_nobody_has(backend: Backend, calls: list[str]) -> None:
+async def test_a_ping_is_one_load_of_a_missing_record(backend: Backend, calls: list[str]) -> None:
     start = time.perf_counter()
     seconds = await backend.ping()
     assert 0 < seconds <= time.perf_counter() - start
@@ -254,7 +254,7 @@ async def test_a_router_and_a_memory_share_the_conversation(backend: Backend) ->
     assert [item.user_message for item in await backend.memory(KEY, config).turns()] == ["one"]
 
 
-async def test_a_memory_that_nobody_holds_is_let_go(backend: Backend) -> None:
+async def test_an_unreferenced_memory_is_freed(backend: Backend) -> None:
     for number in range(50):
         memory = backend.memory(MemoryKey("acme", "u", str(number)), ROLLING, summarizer=Gate())
         await memory.add_turn(turn("one"))
@@ -377,7 +377,7 @@ async def test_closing_gives_up_on_a_summary_that_hangs_and_gives_its_lease_back
         assert len((await again.sessions.export(KEY))["turns"]) == 2
 
 
-async def test_a_background_that_does_not_close_holds_up_nobody(
+async def test_a_background_that_does_not_close_delays_no_other(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = MemoryDriver(deadline_s=0.1)

@@ -133,7 +133,7 @@ async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> Non
 
 
 @pytest.mark.parametrize("pods", [1, 2])
-def test_a_hot_conversation_recovers_when_the_model_does_and_loses_nothing_from_then_on(pods: int) -> None:
+def test_a_busy_conversation_recovers_and_loses_nothing_afterwards(pods: int) -> None:
     async def main() -> None:
         model = Model(down=4)
         settings = config(
@@ -166,7 +166,7 @@ def test_a_hot_conversation_recovers_when_the_model_does_and_loses_nothing_from_
 
 
 @pytest.mark.parametrize(("pods", "objects"), [(1, 1), (1, 3), (2, 2)])
-def test_a_model_that_fails_is_asked_once_an_interval_whoever_asks(pods: int, objects: int) -> None:
+def test_a_failing_model_is_called_once_an_interval_by_all_pods(pods: int, objects: int) -> None:
     async def main() -> None:
         model = Model(down=1e9)
         settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=2.0, recovery_backlog_limit=2)
@@ -271,7 +271,7 @@ async def test_a_flush_does_not_start_a_background_again_that_cannot_work() -> N
 
 
 @virtually
-async def test_a_degraded_conversation_with_nothing_pending_recovers_without_a_call() -> None:
+async def test_a_degraded_memory_with_nothing_pending_recovers_without_a_call() -> None:
     async with opened(1) as (backend,):
         model = Model(down=0, works_in=0.0)
         memory = backend.memory(KEY, config(zone=1, degraded_retry_interval_s=1e6), summarizer=model)
@@ -292,7 +292,7 @@ async def test_a_degraded_conversation_with_nothing_pending_recovers_without_a_c
 
 
 @virtually
-async def test_what_is_pending_beyond_one_call_follows_in_others_and_nothing_is_lost() -> None:
+async def test_pending_turns_beyond_one_call_follow_in_later_calls() -> None:
     sizes: list[int] = []
 
     async def small(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -381,7 +381,7 @@ async def test_nothing_is_dropped_for_a_turn_that_was_given_up() -> None:
 
 
 @virtually
-async def test_nothing_is_dropped_for_a_turn_that_another_process_has_made_room_for() -> None:
+async def test_nothing_is_dropped_if_another_process_has_made_room() -> None:
     async with opened(2, max_record_bytes=12_000) as (backend, other):
         memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
         adding = await waiting_for_room(backend, memory)
@@ -433,7 +433,7 @@ async def test_many_memory_objects_leave_one_timer_and_no_task() -> None:
 
 
 @virtually
-async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_time() -> None:
+async def test_waiting_conversations_have_no_task_and_resume_in_time() -> None:
     async with opened(1) as (backend,):
         settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=100.0)
         model = Model(down=50.0, works_in=0.0)
@@ -453,7 +453,7 @@ async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_
 
 
 @virtually
-async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> None:
+async def test_beyond_the_limit_the_least_recently_used_timers_are_dropped() -> None:
     waiting, rested, woken = Timers(most=3), list[int](), list[int]()
 
     class Maintenance:
@@ -537,7 +537,7 @@ async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others
     assert order.count("bad") == 20
 
 
-async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None:
+async def test_tenants_are_served_round_robin_and_cancelled_waiters_are_skipped() -> None:
     slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in "aaabbc"]
     await asyncio.sleep(0.01)
@@ -550,7 +550,7 @@ async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None
         pass
 
 
-async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
+async def test_a_slot_given_at_the_moment_of_a_cancellation_is_not_lost() -> None:
     slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
     first, second = (asyncio.create_task(slots_in(order, slots, "a", go)) for _ in range(2))
     await asyncio.sleep(0.01)

@@ -267,7 +267,7 @@ def test_a_transform_that_is_not_here_is_named() -> None:
         CODEC.open("state", Codec([Deflate()]).seal("state", {}))
 
 
-def test_bytes_that_a_transform_cannot_read_are_refused_with_its_own_reason() -> None:
+def test_bytes_that_a_transform_cannot_read_raise_with_its_reason() -> None:
     with pytest.raises(Corrupt, match="'zlib'") as caught:
         Codec([Deflate()]).open("state", b"stm/1 state zlib\nnot compressed")
     assert isinstance(caught.value.__cause__, zlib.error)

@@ -178,7 +178,7 @@ async def test_a_user_of_a_tenant_that_is_given_too_is_copied_once(source: Backe
     assert copy.tally == {"copied": 6, "verified": 6}
 
 
-async def test_states_that_are_nobodys_are_copied_when_asked_for(source: Backend, target: Driver) -> None:
+async def test_states_without_an_owner_are_copied_on_request(source: Backend, target: Driver) -> None:
     copy, _ = await copied(source.driver, target, UNOWNED)
 
     assert copy.tally == {"copied": 1, "verified": 1}
@@ -219,7 +219,7 @@ async def test_bytes_that_this_version_cannot_read_arrive_as_they_are(
     assert await target.load(key) == Record("later", None, (b"stm/9 turn\nnot ours",))
 
 
-async def test_copies_live_for_ever_unless_told(source: Backend, target: Driver) -> None:
+async def test_copies_have_no_time_to_live_by_default(source: Backend, target: Driver) -> None:
     ttls: list[object] = []
     for operation in ("append", "replace"):
         call = getattr(target, operation)
@@ -319,7 +319,7 @@ async def test_a_record_that_differs_is_left_alone_and_named(source: Backend, ta
     assert await target.load(keys.memory_key(TRIP)) == other
 
 
-async def test_a_record_that_differs_is_replaced_when_told(source: Backend, target: Driver) -> None:
+async def test_a_different_record_is_replaced_on_request(source: Backend, target: Driver) -> None:
     await differ(target)
 
     copy, troubles = await copied(source.driver, target, replace=True)
@@ -329,7 +329,7 @@ async def test_a_record_that_differs_is_replaced_when_told(source: Backend, targ
     assert await target.load(keys.memory_key(TRIP)) == await source.driver.load(keys.memory_key(TRIP))
 
 
-async def test_a_record_of_the_same_version_that_has_moved_on_is_left_unless_told(
+async def test_a_changed_record_of_the_same_version_is_left_by_default(
     source: Backend, target: Driver
 ) -> None:
     await copied(source.driver, target)
@@ -361,7 +361,7 @@ def test_only_a_beginning_under_the_same_version_and_body_has_been_begun() -> No
 # While the source is in use
 
 
-async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_brings_it(
+async def test_a_turn_added_during_the_copy_is_copied_by_the_next_copy(
     source: Backend, target: Driver
 ) -> None:
     memory = source.memory(TRIP, ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=10**6)))
@@ -397,7 +397,7 @@ async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_b
     ]
 
 
-async def test_what_the_source_did_between_copying_and_verifying_is_told_apart(
+async def test_changes_between_copying_and_verifying_are_distinguished(
     source: Backend, target: Driver
 ) -> None:
     troubles: dict[str, Problem] = {}
@@ -514,7 +514,7 @@ async def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_copied(
 
 
 @pytest.mark.parametrize("limit", [{"max_entry_bytes": 300}, {"max_record_bytes": 300}])
-async def test_what_is_too_large_for_the_target_is_named_and_what_stands_there_stays(
+async def test_a_record_too_large_for_the_target_is_reported_and_skipped(
     source: Backend, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     target = open_driver("memory", **limit)
@@ -553,7 +553,7 @@ async def test_a_target_that_holds_less_than_it_says_keeps_no_part_of_a_record(
     assert await target.load(keys.memory_key(TRIP)) is None
 
 
-async def test_a_target_that_somebody_else_writes_to_is_found_to_differ(
+async def test_a_target_that_is_written_to_is_found_to_differ(
     source: Backend, target: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, call = keys.memory_key(TRIP), target.append

@@ -88,7 +88,7 @@ async def test_noting_afresh_puts_back_what_another_process_took_away(
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_forgotten_user_is_noted_anew(directory: Directory) -> None:
+async def test_a_forgotten_user_is_noted_again(directory: Directory) -> None:
     await directory.note("acme", "u")
     assert await directory.forget("acme", "u")
     assert not await directory.forget("acme", "u")
@@ -215,7 +215,7 @@ async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_note_that_is_answered_while_its_user_is_forgotten_is_not_remembered(
+async def test_a_note_answered_during_a_forget_is_not_remembered(
     driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = driver.delete

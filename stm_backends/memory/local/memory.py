@@ -345,9 +345,9 @@ class DefaultShortTermMemory:
         return await run_in_slices(steps), version
 
     def _discard_if_erased(self, conversation: Conversation, stored: State | None, slot: StateSlot) -> bool:
-        """Keep no more of a conversation than was never saved, if what was saved has been erased.
+        """Discard the saved part of a conversation if it was erased; returns whether it was.
 
-        A plain store may also answer `None` because it is out of order: there, all that is held is kept.
+        A store without conditional saves may return `None` during an outage, so nothing is discarded for it.
         """
         erased = conversation.discard_if_erased(stored, slot.authoritative, now=self._clock())
         if erased:
