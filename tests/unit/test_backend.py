@@ -238,7 +238,7 @@ async def test_a_user_is_listed_once_for_all_memories_of_a_process(
     memory = backend.memory(KEY, config)
     await memory.add_turn(turn("one"))
     await backend.state_store.save_memory_state(KEY.composite(), {})
-    # What may have been a birth asks once more, after it.
+    # A write that may have created the record lists the user again.
     await settled(memory)
     calls.clear()
     await backend.memory(KEY, config).add_turn(turn("two"))
@@ -335,7 +335,7 @@ def shared_driver(tmp_path: Path, kind: str) -> tuple[Driver, Driver]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("through", ["memory", "router", "a memory that is let go"])
+@pytest.mark.parametrize("through", ["memory", "router", "a memory that is freed"])
 async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kind: str, through: str) -> None:
     ours, theirs = shared_driver(tmp_path, kind)
     gate = Gate()
@@ -343,7 +343,7 @@ async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kin
         if through == "memory":
             memory = backend.memory(KEY, ROLLING, summarizer=gate)
             await fill(memory)
-        elif through == "a memory that is let go":
+        elif through == "a memory that is freed":
             await fill(backend.memory(KEY, ROLLING, summarizer=gate))
             gc.collect()
         else:

@@ -224,7 +224,7 @@ async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
     async with Backend(driver, close_timeout_s=0) as backend:
 
         async def down(_: Key | str) -> None:
-            raise Unavailable("nobody answers")
+            raise Unavailable("no answer")
 
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=1000.0), summarizer=model)
@@ -445,7 +445,7 @@ async def test_waiting_conversations_have_no_task_and_resume_in_time() -> None:
         await asyncio.sleep(20)
         gc.collect()
         assert len(asyncio.all_tasks()) == 1
-        assert len(backend._backgrounds) == 300  # noqa: SLF001 -- as below: that nobody is forgotten
+        assert len(backend._backgrounds) == 300  # noqa: SLF001 -- as below: every one is remembered
         await asyncio.sleep(200)
         gc.collect()
         assert len(model.calls) == 600
@@ -594,7 +594,7 @@ async def test_a_repeat_that_is_known_is_read_and_not_written() -> None:
         record = await driver.load(RECORD)
         assert record is not None
         assert len(record.tail) == 1
-        # What was erased meanwhile by another process is a new turn.
+        # A turn that another process erased in between is a new turn.
         await driver.delete(RECORD)
         await memory.add_turn(turn("one"), turn_id="one")
         assert (await shown(memory))["recent"] == ["uone"]

@@ -203,7 +203,7 @@ async def test_a_user_is_listed_before_anything_of_theirs_is_written(
         mine = {keys.directory_key("acme", user), *await held(target, *scopes_of("acme", user))}
         first, *rest = [key for _, key in writes if key in mine]
         assert first == keys.directory_key("acme", user)
-        # And once more after a birth, because whoever erases the tenant may have come in between.
+        # And again after a creation, because an erasure of the tenant may have come in between.
         assert rest[-1] == keys.directory_key("acme", user)
 
 

@@ -831,7 +831,7 @@ async def test_a_store_that_can_only_be_written_to_is_written_to() -> None:
 
 
 async def _erased(erase: Callable[[ConditionalStore], None], *, summarized: bool) -> list[str]:
-    """Save u1 to u3 and add u4; return what is saved in the end if the first three are erased meanwhile."""
+    """Save u1 to u3 and add u4; return the final state if the first three are erased in between."""
     plain = ConditionalStore()
     one = await added(memory() if summarized else never(), 1, 2, 3)
     await one.flush(timeout=5 if summarized else 0)

@@ -104,7 +104,7 @@ async def test_no_turn_is_saved_that_was_never_persisted(store: PlainStore) -> N
     await added(one, 5, 6)
     await one.flush()
     assert covered(one.to_dict()["summary"]) == ["u1", "u2", "u3", "u4"]
-    assert store.state(KEY) == state, "this one covers u4, which nobody has asked to be saved"
+    assert store.state(KEY) == state, "this summary covers u4, which was never persisted"
     await one.persist(store, KEY)
     state = store.state(KEY)
     assert (covered(state["summary"]), users(state)) == (["u1", "u2", "u3", "u4"], ["u5", "u6"])

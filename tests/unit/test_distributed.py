@@ -342,7 +342,7 @@ async def test_an_unknown_outcome_stays_unknown_when_a_retry_is_refused(pods: Po
         raise OutcomeUnknown("the connection was cut", backend="memory", operation="append")
 
     async def down(_: Key | str) -> None:
-        raise Unavailable("nobody answers", backend="memory", operation="append")
+        raise Unavailable("no answer", backend="memory", operation="append")
 
     async def fine(_: Key | str) -> None:
         pass
@@ -365,7 +365,7 @@ async def test_a_directory_failure_after_an_add_does_not_fail_the_add(
         nonlocal calls
         calls += 1
         if calls > 1:
-            raise Unavailable("nobody answers")
+            raise Unavailable("no answer")
         return await replace(key, *args, **options)
 
     monkeypatch.setattr(driver, "replace", second_fails)
@@ -473,7 +473,7 @@ async def test_an_outage_is_raised_and_never_an_empty_memory(pods: Pods) -> None
     await memory.add_turn(turn(0))
 
     async def down(_: Key | str) -> None:
-        raise Unavailable("nobody answers", backend="memory", operation="any")
+        raise Unavailable("no answer", backend="memory", operation="any")
 
     for operation in ("load", "append"):
         driver.before[operation] = [down] * 10  # pyright: ignore[reportArgumentType]
@@ -491,7 +491,7 @@ async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: p
     memory, driver = await pods.pod()
 
     async def down(_: Key | str) -> None:
-        raise Unavailable("nobody answers")
+        raise Unavailable("no answer")
 
     for number in range(2):
         await memory.add_turn(turn(number))

@@ -243,12 +243,12 @@ async def test_a_full_record_without_waste_is_folded_too() -> None:
 class Between(SpyDriver):
     """Runs what a test gives it once, before the first fold of a log or after it."""
 
-    meanwhile: Callable[[], Awaitable[object]] | None = None
+    in_between: Callable[[], Awaitable[object]] | None = None
     after_fold: Callable[[], Awaitable[object]] | None = None
 
     async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
-        if self.meanwhile is not None and key == WHERE:
-            step, self.meanwhile = self.meanwhile, None
+        if self.in_between is not None and key == WHERE:
+            step, self.in_between = self.in_between, None
             await step()
         done = await super().replace(key, body, **options)
         if self.after_fold is not None and key == WHERE:
@@ -277,7 +277,7 @@ async def filled(limit: int) -> tuple[Between, MemoryDriver, int]:
 
 async def test_a_fold_that_another_process_forestalls_is_no_refusal() -> None:
     driver, other, count = await filled(8_000)
-    driver.meanwhile = lambda: fold(other)
+    driver.in_between = lambda: fold(other)
     await log_on(driver).add(numbered(count))
     assert numbers(await log_on(other).items()) == list(range(count + 1))
 
@@ -292,7 +292,7 @@ async def test_a_log_that_is_full_again_is_folded_again() -> None:
                 entry = items.seal_entry(Add(new_version(), numbered(-1)), CODEC)
                 await other.append(WHERE, entry, initial_version="v", ttl=None)
 
-    driver.meanwhile = fold_and_fill
+    driver.in_between = fold_and_fill
     await log_on(driver).add(numbered(count))
     assert numbers(await log_on(other).items())[-1] == count
 
@@ -311,7 +311,7 @@ async def test_of_two_that_remove_from_a_full_log_each_gets_another_item() -> No
     async def pop() -> None:
         first.append(await log_on(other).pop())
 
-    driver.meanwhile = pop
+    driver.in_between = pop
     assert await log_on(driver).pop() == {"n": count - 2}
     assert first == [{"n": count - 1}]
     assert numbers(await log_on(other).items()) == list(range(count - 2))
@@ -595,7 +595,7 @@ async def test_concurrent_calls_have_the_results_of_some_sequential_order(
 ) -> None:
     monkeypatch.setattr(item_log, "TOLERATED_WASTE", waste)
     one: Action = (name, 100)
-    meanwhile = [(other, 200 + 10 * index) for index, other in enumerate(others)]
+    others_actions = [(other, 200 + 10 * index) for index, other in enumerate(others)]
     for length in range(4):
         moment = 0
         while True:
@@ -607,14 +607,14 @@ async def test_concurrent_calls_have_the_results_of_some_sequential_order(
             answers: list[object] = []
 
             async def interfere(driver: Driver = driver, answers: list[object] = answers) -> None:
-                answers.extend([await on_log(driver, action) for action in meanwhile])
+                answers.extend([await on_log(driver, action) for action in others_actions])
 
             interrupted = Interrupted(driver, moment, interfere)
             own = await on_log(interrupted, one)  # pyright: ignore[reportArgumentType]
             if moment >= interrupted.moments:
                 break
             left = numbers(await log_on(driver).items())
-            assert (own, answers, left) in list(possible(state, one, meanwhile)), (length, moment)
+            assert (own, answers, left) in list(possible(state, one, others_actions)), (length, moment)
             moment += 1
         assert moment, "nothing was interrupted"
 

@@ -1,4 +1,4 @@
-"""Large values: whatever is killed, lost or doubled, an entry is whole or not there, and garbage is found."""
+"""Large values: after kills, lost answers and repeats, an entry is complete or absent. Garbage is found."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
 
 
 async def one_of_two_dropped(kind: type[LargeEntries]) -> None:
-    """Drop an entry whose repeat stands further on: the same pointer, sent twice."""
+    """Drop an entry with a later repeat: the same pointer, appended twice."""
     world = World(kind)
     driver, raw = await world.process(), await world.raw()
     await driver.append(KEY, LARGE, initial_version="v", ttl=None)

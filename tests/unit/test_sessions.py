@@ -372,7 +372,7 @@ async def test_merging_an_identical_conversation_writes_nothing(
 
 
 def left(numbers: range, *, counted: bool = True) -> Body:
-    """The body of a conversation that these turns have left: summarized, or let go by truncation."""
+    """The body of a conversation that these turns have left: summarized, or dropped by truncation."""
     forgotten = Forgotten().adding([f"t{number}" for number in numbers], now=0.0, keep_for=0.0)
     return Body(summary="S" if counted else "", folded=len(numbers) if counted else 0, forgotten=forgotten)
 
@@ -902,7 +902,7 @@ async def test_a_creation_with_a_lost_answer_during_an_import_lists_its_user(
 async def test_a_creation_with_unknown_outcome_is_found_by_an_erasure(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tenant is erased while a birth is under way, whose answer is lost; then the user goes on."""
+    """The tenant is erased during a creation whose answer is lost; then the user continues."""
     memory = backend.memory(KEY, ShortTermMemoryConfig(strategy="truncation"))
     append, lost = backend.driver.append, 0
 

@@ -38,7 +38,7 @@ async def test_others_go_on_after_each_slice(monkeypatch: pytest.MonkeyPatch) ->
     assert await run_in_slices(counting(3, done)) == "done"
     ended.append(True)
     await looking
-    assert seen == [1, 2, 3, 3], "whoever goes on with the result begins a slice of its own"
+    assert seen == [1, 2, 3, 3], "the code that continues with the result begins a new slice"
 
 
 async def test_what_is_done_within_a_slice_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
