@@ -1,4 +1,4 @@
-"""A backend that is open: everything that a program does with one datastore starts here."""
+"""The entry point of the library: `open_backend` and the objects of one datastore."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from stm_backends.types import MemoryKey, as_config
 
 logger = logging.getLogger("stm_backends")
 
-NOWHERE: Final = Key("::ping", "ping")
-"""A key that nothing is ever stored under: no tenant is empty, so its scope is nobody's."""
+PING_KEY: Final = Key("::ping", "ping")
+"""A key under which nothing is stored: no tenant is empty, so no user owns its scope."""
 
 
 def open_backend(
@@ -47,14 +47,13 @@ def open_backend(
     observer: Observer = SILENT,
     **options: Any,
 ) -> Backend:
-    """Return a backend by its entry-point name or by URL, to be used as `async with`.
+    """Return a backend by its entry-point name or its URL; use it with `async with`.
 
-    `create=True` sets up what the datastore needs beforehand, such as tables. `transforms` change what
-    is stored, in order: compression, encryption. `max_summaries` bounds the summarizer calls in flight; a
-    tenant that has some leaves a quarter of them to the others. `close_timeout_s` is how long closing waits
-    for summaries under way. `observer` hears what is done, such as `telemetry.Telemetry()`. `options` are the
-    driver's own.
-    A name, a URL or an option that is wrong raises a `ConfigurationError` right here.
+    `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data in
+    order, for example compression and encryption. `max_summaries` limits the summarizer calls in flight; a
+    quarter of them is reserved for tenants without a call in flight. `close_timeout_s` is how long closing
+    waits for running summaries. `observer` receives events, for example `telemetry.Telemetry()`. `options`
+    are passed to the driver. Raises `ConfigurationError` for an invalid name, URL or option.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
@@ -67,9 +66,9 @@ def open_backend(
 
 
 class Backend(AbstractAsyncContextManager["Backend"]):
-    """One driver and what is built on it: saved states, conversations, and the care for both.
+    """One driver and the objects that use it: memories, saved states, sessions and item logs.
 
-    `open_backend` makes one by name; a driver made by hand, with a client of one's own, goes in here.
+    `open_backend` creates a backend by name. Pass a driver to this class to use a client of your own.
     Closing a backend closes its driver.
     """
 
@@ -110,12 +109,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     def memory(
         self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
     ) -> DistributedShortTermMemory:
-        """Return the memory of one conversation, shared with every process that asks for the same key.
+        """Return the memory of one conversation, shared with every process that uses the same key.
 
-        Nothing is read or written by this. All memory objects of a conversation have one background, which
-        works with the settings and the summarizer of the newest, and ends when the backend is closed. Raises
-        `InvalidKey` for what is no key, and `ConfigurationError` for a configuration or a summarizer that
-        cannot work.
+        Reads and writes nothing. The memory objects of a conversation share one background, which uses the
+        configuration and the summarizer of the newest object and ends when the backend is closed. Raises
+        `InvalidKey` for an invalid key and `ConfigurationError` for an invalid configuration or summarizer.
         """
         _require_key(key)
         return DistributedShortTermMemory(
@@ -130,19 +128,19 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         )
 
     def router(self, config: object | None = None, *, summarizer: Summarizer | None = None) -> MemoryRouter:
-        """Return one memory object for all conversations, as agent frameworks want it.
+        """Return one memory object for all conversations, for agent frameworks that hold a single one.
 
-        Raises `ConfigurationError` for a configuration or a summarizer that cannot work.
+        Raises `ConfigurationError` for an invalid configuration or summarizer.
         """
         config = as_config(config)
         policy.summarizer_for(config, summarizer)
         return MemoryRouter(partial(self.memory, config=config, summarizer=summarizer), config)
 
     def item_log(self, key: MemoryKey, kind: LogKind, *, ttl_s: float | None = None) -> ItemLog:
-        """Return what an agent framework keeps of one conversation, shared as a memory is.
+        """Return the items that an agent framework keeps of one conversation, shared as a memory is.
 
-        Nothing is read or written by this. A log that nobody adds to for `ttl_s` seconds is forgotten;
-        `None`: never. Raises `InvalidKey` for what is no key.
+        Reads and writes nothing. A log expires `ttl_s` seconds after the last addition; `None` means never.
+        Raises `InvalidKey` for an invalid key.
         """
         _require_key(key)
         if ttl_s is not None:
@@ -150,29 +148,28 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return ItemLog(self.driver, key, kind, codec=self._codec, directory=self._directory, ttl_s=ttl_s)
 
     async def ping(self) -> float:
-        """Ask the datastore for a record that is not there; returns how many seconds that took."""
+        """Load a record that does not exist; returns how many seconds that took."""
         start = time.perf_counter()
-        await self.driver.load(NOWHERE)
+        await self.driver.load(PING_KEY)
         return time.perf_counter() - start
 
     async def open(self) -> None:
-        """Make ready. Opening twice is harmless; an opening that fails leaves nothing open."""
+        """Connect to the datastore. Opening twice is harmless; if opening fails, nothing is left open."""
         try:
             await self.driver.open()
         except BaseException:
             try:
                 await self.driver.close()
-            except Exception as error:  # noqa: BLE001 -- the caller is to see why it would not open
-                logger.warning("closing after a failed opening failed too: %s", type(error).__name__)
+            except Exception as error:  # noqa: BLE001 -- the error of opening is raised
+                logger.warning("could not close the driver after opening failed: %s", type(error).__name__)
             raise
         self._open = True
 
     async def close(self) -> None:
-        """End the background of every conversation, give back leases, close the driver.
+        """Stop the background of every conversation, release the leases, and close the driver.
 
-        Takes no longer than `close_timeout_s` and a few operations. If it is cancelled, it waits for no
-        summary any more and still does all of this before it ends. Closing twice is harmless, and
-        whoever closes while another does waits for that.
+        Takes no longer than `close_timeout_s` and a few operations. A cancellation ends the waiting for
+        summaries; the rest is still done. Closing twice is harmless; a concurrent call waits for the first.
         """
         closing = self._closing
         if closing is not None and closing.get_loop() is asyncio.get_running_loop():
@@ -207,6 +204,6 @@ class Backend(AbstractAsyncContextManager["Backend"]):
 def _require_key(key: object) -> None:
     if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
         raise InvalidKey(
-            "a conversation's key is a MemoryKey(tenant, user, session); make one of its composite with "
-            f"stm_backends.records.keys.parse_composite(...); not {type(key).__name__}"
+            "a conversation's key must be a MemoryKey(tenant, user, session), which "
+            f"stm_backends.records.keys.parse_composite(...) makes of a string; not {type(key).__name__}"
         )

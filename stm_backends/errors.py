@@ -1,25 +1,25 @@
-"""Every error this library raises on purpose, and what a caller can conclude from each.
+"""The exceptions of this library, and what a caller can conclude from each.
 
 ```
 StmError
-├── ConfigurationError      something in the program is wrong; trying again will not help
+├── ConfigurationError      the program is wrong; a retry will not help
 │   ├── UnknownBackend      no backend of that name or URL scheme is installed
 │   ├── AmbiguousBackend    two installed packages claim the same name
 │   ├── MissingExtra        the backend is known, its client library is not installed
-│   ├── InvalidKey          a conversation key that cannot be used
-│   └── InvalidState        a state that JSON cannot carry faithfully
-├── StorageError            the datastore said no, or said nothing
-│   ├── Unavailable         the operation was not done; it may be tried again
-│   ├── OutcomeUnknown      the operation was perhaps done
-│   ├── TooLarge            nothing was written: one entry, or the whole record, is past a limit
-│   ├── Corrupt             what is stored cannot be read by this version; nothing was overwritten
-│   └── Denied              the datastore refuses this user, database or file
-├── SessionNotFound         there is no such conversation to export or copy
-├── SessionExists           an import met a conversation and was not told to merge or replace
-└── MemoryBudgetExceeded    `overflow_policy="error"` refused a turn
+│   ├── InvalidKey          a key that cannot name a conversation or a record
+│   └── InvalidState        a value that JSON cannot represent exactly
+├── StorageError            the datastore refused, failed or did not answer
+│   ├── Unavailable         the operation was not done; it may be retried
+│   ├── OutcomeUnknown      the operation may have been done
+│   ├── TooLarge            nothing was written: an entry, or the whole record, exceeds a limit
+│   ├── Corrupt             the stored data cannot be read by this version; nothing was overwritten
+│   └── Denied              the datastore denies access to this user, role or process
+├── SessionNotFound         there is no conversation to export or copy
+├── SessionExists           an import found a conversation, with on_conflict="refuse"
+└── MemoryBudgetExceeded    `overflow_policy="error"` rejected a turn
 ```
 
-No message carries text of a conversation, a conversation's id, or a secret.
+No message contains text of a conversation, a conversation's id, or a secret.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from typing import Literal
 
 
 class StmError(Exception):
-    """The root of every error this library raises on purpose."""
+    """The base class of all exceptions of this library."""
 
 
 class ConfigurationError(StmError, ValueError):
-    """The program asks for something that cannot work as written."""
+    """An argument, option or URL is invalid; a retry will not help."""
 
 
 class UnknownBackend(ConfigurationError, LookupError):
-    """No installed package brings a backend of this name or URL scheme."""
+    """No installed package provides a backend of this name or URL scheme."""
 
 
 class AmbiguousBackend(ConfigurationError, LookupError):
-    """More than one installed package claims this backend name."""
+    """More than one installed package provides a backend of this name."""
 
 
 class MissingExtra(ConfigurationError, ImportError):
@@ -54,13 +54,14 @@ class InvalidKey(ConfigurationError):
 
 
 class InvalidState(ConfigurationError):
-    """A value that JSON cannot carry there and back unchanged; the message names its path."""
+    """A value that JSON cannot represent exactly; the message names its path."""
 
 
 class StorageError(StmError):
     """The datastore refused, failed or did not answer.
 
-    `backend` and `operation` say where; `__cause__` holds the client library's own exception.
+    `backend` and `operation` name the driver and the operation; `__cause__` is the client library's
+    exception.
     """
 
     def __init__(self, message: str, *, backend: str = "", operation: str = "") -> None:
@@ -75,18 +76,18 @@ class StorageError(StmError):
 
 
 class Unavailable(StorageError):
-    """The operation was not done: nothing changed, and it may be tried again."""
+    """The operation was not done: nothing changed, and it may be retried."""
 
 
 class OutcomeUnknown(StorageError):
-    """The operation was perhaps done: the answer was lost after the request had been sent."""
+    """The operation may have been done: the answer was lost after the request had been sent."""
 
 
 class TooLarge(StorageError):
-    """Refused before anything was written.
+    """The value exceeds a limit; nothing was written.
 
-    `what` is `"entry"` when the value alone is past the limit, and `"record"` when it would fit in a
-    smaller record. `size` and `limit` are bytes.
+    `what` is `"entry"` if the value itself exceeds the limit, and `"record"` if it would fit into a smaller
+    record. `size` and `limit` are bytes.
     """
 
     def __init__(
@@ -118,14 +119,14 @@ def _too_large(
 
 
 class Corrupt(StorageError):
-    """What is stored is damaged, or of a format newer than this version reads.
+    """The stored data is damaged, or of a newer format than this version reads.
 
-    It is left as it is: nothing overwrites a record that could not be read.
+    A record that could not be read is never overwritten.
     """
 
 
 class Denied(StorageError):
-    """The datastore does not allow this to the user, role or process that asks."""
+    """The datastore denies the operation to this user, role or process."""
 
 
 class SessionNotFound(StmError, LookupError):
@@ -133,16 +134,16 @@ class SessionNotFound(StmError, LookupError):
 
 
 class SessionExists(StmError, ValueError):
-    """There is a conversation under this key already, and it was left as it is."""
+    """There is already a conversation under this key; it was not changed."""
 
 
 class MemoryBudgetExceeded(StmError, RuntimeError):
-    """A turn was refused because `overflow_policy="error"` and it does not fit the token budget."""
+    """`overflow_policy="error"` rejected a turn that does not fit into the token budget."""
 
 
 @contextmanager
 def located(backend: str, operation: str) -> Generator[None]:
-    """Add where it happened to a `StorageError` that does not say so yet."""
+    """Add the backend and the operation to a `StorageError` that lacks them."""
     try:
         yield
     except StorageError as error:

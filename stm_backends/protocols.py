@@ -1,6 +1,6 @@
-"""The interfaces between a memory, the store it may be saved in, and the model that summarizes.
+"""The interfaces of memories, of the stores that save them, and of summarizers.
 
-All are structural: an object with these methods qualifies, whatever it derives from.
+All are structural: any object with these methods satisfies them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Summarizer(Protocol):
     """Fold turns into a summary.
 
     Called with `{"previous_summary": str, "turns": [{"user", "assistant", "trajectory_digest"?}]}`,
-    oldest turn first; answers `{"summary": str}`, which replaces the previous summary. An exception, a
-    blank summary and any other answer count as a failed attempt and change nothing.
+    oldest turn first. Returns `{"summary": str}`, which replaces the previous summary. An exception, a blank
+    summary or any other result is a failed attempt and changes nothing.
     """
 
     def __call__(self, request: Mapping[str, Any], /) -> Awaitable[Mapping[str, Any]]: ...
@@ -24,37 +24,37 @@ class Summarizer(Protocol):
 
 @runtime_checkable
 class ShortTermMemory(Protocol):
-    """What an agent needs of a memory, and all that it needs."""
+    """The methods of a memory that an agent needs."""
 
     @property
     def health(self) -> MemoryHealth:
-        """How summarization is doing, as far as this process knows."""
+        """The health of summarization, as far as this process knows."""
         ...
 
     async def add_turn(self, turn: ConversationTurn) -> None:
-        """Remember a completed turn; never waits for a summary."""
+        """Store a completed turn; never waits for a summary."""
         ...
 
     async def get_llm_context(self) -> Mapping[str, Any]:
-        """Return what the model shall know: `{}` or `{"conversation_memory": {...}}`.
+        """Return the context for the model: `{}` or `{"conversation_memory": {...}}`.
 
-        The inner mapping has `recent_turns` and, when there are any, `pending_turns` and `summary`. It
-        is JSON, is within the token budget, and is the caller's to keep.
+        The inner mapping has `recent_turns` and, if there are any, `pending_turns` and `summary`. It is JSON
+        within the token budget, and the caller may change it.
         """
         ...
 
     def estimate_tokens(self) -> int:
-        """Estimate the tokens that `get_llm_context` would show, as far as this process knows."""
+        """Estimate the tokens of `get_llm_context`, as far as this process knows."""
         ...
 
     async def flush(self) -> None:
-        """Wait until nothing is left to summarize, or it cannot be helped."""
+        """Wait until nothing is left to summarize, or summarizing has failed."""
         ...
 
 
 @runtime_checkable
 class ShortTermMemoryPersistence(Protocol):
-    """A memory that can be saved in, and restored from, a store with `SupportsMemoryState`."""
+    """A memory that can be saved in and restored from a store with `SupportsMemoryState`."""
 
     async def persist(self, store: Any, key: str) -> None: ...
 

@@ -1,7 +1,7 @@
-"""Turns, keys, budgets, isolation, health and configuration: the vocabulary of the memory.
+"""Turns, keys, budgets, isolation, health and configuration.
 
-Names, fields and defaults are those of PenguiFlow's short-term memory, so that these types can stand in
-for `penguiflow.planner.memory`. Settings of our own come last and have defaults.
+Names, fields and defaults are those of PenguiFlow's short-term memory, so that these types can replace those
+of `penguiflow.planner.memory`. Settings of this library come last and have defaults.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ TokenEstimator: TypeAlias = Callable[[str], int]
 
 
 class MemoryHealth(str, Enum):
-    """How summarization is doing."""
+    """The health of summarization."""
 
     HEALTHY = "healthy"
-    """Summaries are being written."""
+    """Summaries are written."""
 
     RETRY = "retry"
-    """The last attempt failed; the next one is scheduled with exponential backoff."""
+    """The last attempt failed; the next is scheduled with exponential backoff."""
 
     DEGRADED = "degraded"
-    """Every retry failed: the model sees recent turns only, and attempts go on at an interval."""
+    """All retries failed: the model is shown recent turns only, and attempts continue at an interval."""
 
     RECOVERING = "recovering"
-    """An attempt that would end `DEGRADED` is under way. Shown, never stored."""
+    """An attempt that would end `DEGRADED` is running. Shown, never stored."""
 
 
 @dataclass(slots=True)
 class TrajectoryDigest:
-    """What the tools of one turn did, short enough to be remembered."""
+    """A short account of what the tools of one turn did."""
 
     tools_invoked: list[str]
     observations_summary: str
@@ -49,7 +49,7 @@ class TrajectoryDigest:
 
 @dataclass(slots=True)
 class ConversationTurn:
-    """One exchange: what the user said, what the assistant answered, and what happened in between.
+    """One exchange: the user's message, the assistant's response, and the tool use in between.
 
     `ts` is the time of completion in seconds since the epoch. `artifacts_shown` is JSON.
     """
@@ -66,9 +66,9 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 
 
 class StoredTurn(NamedTuple):
-    """A turn with the id that makes adding it twice harmless.
+    """A turn with its id, which makes adding the turn twice harmless.
 
-    `extra` are the fields of a saved turn that this version of the library does not know; they are JSON.
+    `extra` has the fields of a saved turn that this version of the library does not know; they are JSON.
     """
 
     id: str
@@ -78,7 +78,7 @@ class StoredTurn(NamedTuple):
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """How much of a conversation the model is shown; sizes are tokens.
+    """How much of a conversation the model is shown. Sizes are in tokens.
 
     `total_max_tokens=0` is unlimited, `summary_max_tokens=0` means no summary.
     """
@@ -100,7 +100,7 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class MemoryIsolation:
-    """Where in `tool_context` the parts of a conversation's key are found (dotted paths)."""
+    """The dotted paths in `tool_context` of the parts of a conversation's key."""
 
     tenant_key: str = "tenant_id"
     user_key: str = "user_id"
@@ -116,7 +116,7 @@ class MemoryIsolation:
 
 @dataclass(frozen=True, slots=True)
 class MemoryKey:
-    """Whose conversation, and which one. The boundary that no memory crosses. Never changes; hashable."""
+    """The key of a conversation: its tenant, user and session. Immutable and hashable."""
 
     tenant_id: str
     user_id: str
@@ -137,15 +137,15 @@ class MemoryKey:
 
 
 def as_composite(key: object) -> str:
-    """Return the string that names a conversation: itself, or a key's composite.
+    """Return the composite of a key; a string is returned as it is.
 
-    Raises `InvalidKey` for what is neither a string nor an object with the parts of a `MemoryKey`.
+    Raises `InvalidKey` for anything but a string or an object with the parts of a `MemoryKey`.
     """
     if isinstance(key, str):
         return key
     parts = [getattr(key, name, None) for name in ("tenant_id", "user_id", "session_id")]
     if isinstance(key, type) or None in parts:
-        raise InvalidKey(f"a conversation's key is a MemoryKey, or its composite; not {_kind(key)}")
+        raise InvalidKey(f"a conversation's key must be a MemoryKey, or its composite; not {_kind(key)}")
     return MemoryKey(*cast("list[str]", parts)).composite()
 
 
@@ -156,15 +156,15 @@ def default_token_estimator(text: str) -> int:
 
 @dataclass(slots=True)
 class ShortTermMemoryConfig:
-    """Everything that can be configured about one memory. Times are seconds.
+    """The settings of a memory. Times are seconds.
 
-    The settings after `on_health_changed` are ours; a configuration object without them works too.
+    The settings after `on_health_changed` are not PenguiFlow's; a configuration object may lack them.
 
     - `summarizer_timeout_s`: a summarizer call that takes longer counts as failed.
-    - `fold_batch_turns`: how many turns must have left the full zone to be worth a summarizer call.
-    - `session_ttl_s`: a conversation that nobody adds to for this long is forgotten; `None`: never.
-    - `fold_max_turns`, `fold_max_tokens`: how much one summarizer call covers at most; what is pending beyond
-      that follows in further calls. Both are halved for each failure in a row, down to one turn, and over.
+    - `fold_batch_turns`: how many turns must have left the full zone before the summarizer is called.
+    - `session_ttl_s`: a conversation expires this long after the last turn was added; `None`: never.
+    - `fold_max_turns`, `fold_max_tokens`: the most that one summarizer call covers; further calls cover the
+      rest. Both are halved for each failure in a row, down to one turn, and then start over.
     """
 
     strategy: Strategy = "none"
@@ -208,19 +208,18 @@ class ShortTermMemoryConfig:
 
 
 def as_config(config: object | None) -> ShortTermMemoryConfig:
-    """Return our own validated copy of any object with the fields of a `ShortTermMemoryConfig`.
+    """Return a validated copy of any object with the fields of a `ShortTermMemoryConfig`.
 
-    Fields that the object lacks (those newer than PenguiFlow's) take their defaults; `None` is the
-    default configuration. Without a `strategy` and a `budget` an object is none, and is refused: taken
-    for one, it would turn the memory off. A copy, so that nobody changes a running memory's settings
-    from outside.
+    Missing fields have their defaults, and `None` is the default configuration. An object without `strategy`
+    and `budget` raises `ConfigurationError`: the defaults would turn the memory off. Changing the original
+    object does not affect the copy.
     """
     if config is None:
         return ShortTermMemoryConfig()
     if isinstance(config, type) or not (hasattr(config, "strategy") and hasattr(config, "budget")):
         raise ConfigurationError(
-            "a memory's configuration is a ShortTermMemoryConfig(strategy=..., budget=MemoryBudget(...)), or "
-            f"an object with its fields; not {_kind(config)}"
+            "a memory's configuration must be a ShortTermMemoryConfig(strategy=..., "
+            f"budget=MemoryBudget(...)) or an object with its fields; not {_kind(config)}"
         )
     copy = _copy(ShortTermMemoryConfig, config)
     return dataclasses.replace(
@@ -229,11 +228,10 @@ def as_config(config: object | None) -> ShortTermMemoryConfig:
 
 
 def as_turn(turn: object) -> ConversationTurn:
-    """Return our own copy of any object with the fields of a `ConversationTurn`.
+    """Return a copy of any object with the fields of a `ConversationTurn`.
 
-    Raises `InvalidState`, with the field's path, for what could not be read again once it is stored:
-    texts and references are strings, `ts` is a number. What is in `artifacts_shown` is left to whoever
-    stores it.
+    Raises `InvalidState`, with the field's path, for values that could not be read back: texts and references
+    must be strings and `ts` a number. The content of `artifacts_shown` is checked when it is stored.
     """
     copy = _copy(ConversationTurn, turn, InvalidState)
     _require_text(copy.user_message, "turn.user_message")
@@ -250,15 +248,15 @@ def as_turn(turn: object) -> ConversationTurn:
 
 
 def as_turn_id(turn_id: object | None) -> str:
-    """Return the id that a caller gave to a turn, or a new one for `None`.
+    """Return the given id of a turn, or a new one for `None`.
 
-    Raises `InvalidState` for anything but a string that is not empty: no other could be read again.
+    Raises `InvalidState` for anything but a non-empty string.
     """
     if turn_id is None:
         return secrets.token_hex(16)
     if not isinstance(turn_id, str) or not turn_id:
         what = "empty" if turn_id == "" else f"{type(turn_id).__name__}, not a string"
-        raise InvalidState(f"turn_id is {what}; leave it out and the turn gets one")
+        raise InvalidState(f"turn_id is {what}; omit it to get a new one")
     return turn_id
 
 
@@ -273,7 +271,7 @@ def _as_digest(source: object) -> TrajectoryDigest:
 
 
 def _as_time(ts: object) -> float:
-    """Return a time as a float; infinity is no time, and NaN says that nobody knows it."""
+    """Return a time as a float; infinity is rejected, and NaN means unknown."""
     if not isinstance(ts, (str, bytes, bytearray)):
         try:
             seconds = float(cast("Any", ts))
@@ -301,7 +299,7 @@ _T = TypeVar("_T")
 
 
 def _copy(cls: type[_T], source: object, error: type[ConfigurationError] = ConfigurationError) -> _T:
-    names: tuple[str, ...] = vars(cls)["__match_args__"]  # where a dataclass has its fields' names
+    names: tuple[str, ...] = vars(cls)["__match_args__"]  # the names of a dataclass's fields
     given = {name: getattr(source, name, _LACKING) for name in names}
     try:
         return cls(**{name: value for name, value in given.items() if value is not _LACKING})
@@ -328,7 +326,7 @@ def _kind(value: object) -> str:
 
 
 def _require_fields(settings: object, name: str, cls: str, field_name: str) -> None:
-    """Refuse an object of which no field would be taken, so that the defaults would be."""
+    """Reject an object without the fields, for which the defaults would be used silently."""
     value: object = getattr(settings, name)
     if isinstance(value, type) or not hasattr(value, field_name):
         raise ConfigurationError(
@@ -346,7 +344,7 @@ def _require_count(settings: object, *names: str, least: int = 0) -> None:
 
 
 _LONGEST_S = 1e11
-"""Some three thousand years: longer is a mistake, and no clock or datastore counts so far."""
+"""About three thousand years: a longer time is a mistake, and no datastore can represent it."""
 
 
 def _require_seconds(settings: object, *names: str, zero: bool, otherwise: str = "") -> None:

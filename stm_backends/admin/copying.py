@@ -1,15 +1,15 @@
-"""All that tenants and users have stored, copied from one datastore to another, record by record.
+"""Copies all records of tenants and users from one datastore to another.
 
-The bytes stay as they are: body, tail and version. Nothing is opened, so what a newer version of this
-library wrote arrives, too, and what went through a transform needs that transform at the target. Leases
-are not copied: nobody holds one at the target. A time to live cannot be read, so it is not copied.
+Body, tail and version are copied byte for byte. Nothing is decoded, so records of a newer version of this
+library are copied, too, and records written with a transform need that transform at the target. Leases are
+not copied. A time to live cannot be read, so it is not copied.
 
-A record takes several writes: its body, then its tail, entry by entry. What an interruption leaves is the
-beginning of the record under its own version, which the next copy knows for what it is and completes. Any
-other record that is found under the same key differs, and is left alone unless one is told to replace it.
+Copying a record takes several writes: its body, then its tail, entry by entry. An interruption leaves the
+beginning of the record under its own version, which the next copy recognizes and completes. Any other record
+under the same key is different, and is left alone unless `replace` is set.
 
-The source may be in use, and what changes there meanwhile is found when all is read back. The target's
-records of these owners are not to be in use yet: a memory that folds half a copy makes it differ.
+The source may be in use; verifying finds what has changed since. The records of these owners at the target
+must not be in use yet: a memory that folds half a copy makes it different.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 
 AT_ONCE: Final = 8
-"""How many records are held in memory, and worked on, at one time."""
+"""How many records are processed concurrently."""
 
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("lease", "part"))
-"""What is copied of a user. Parts are made by whoever writes at the target."""
+"""The kinds that are copied. Parts are created by the writes at the target."""
 
-_NOBODYS: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
+_UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
 _ROUNDS: Final = 5
-"""How often one record is looked at and added to while others write it or answers are lost."""
+"""How many attempts are made on one record while others write it or answers are lost."""
 
 
 class Owner(NamedTuple):
-    """Whose records: those of a user or, with `user=None`, of all users of a tenant."""
+    """The owner of records: a user or, with `user=None`, all users of a tenant."""
 
     tenant: str
     user: str | None = None
 
 
-NOBODY: Final = Owner("", "")
-"""The owner of the states that were saved under keys which name no tenant and user."""
+UNOWNED: Final = Owner("", "")
+"""The owner of states whose keys name no tenant and user."""
 
 
 class Item(NamedTuple):
-    """One record: whose it is, of which kind, and where at both ends. What is nobody's has blank owners."""
+    """One record: its owner, kind and key. Tenant and user are empty if it has no owner."""
 
     tenant: str
     user: str
@@ -61,12 +61,12 @@ class Item(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it was stored under: a conversation's session id, a saved state's whole key."""
+        """The session id of a conversation, or the key of a saved state."""
         return keys.unname(self.key.name)
 
 
-class Standing(Enum):
-    """How a record at the target stands to that at the source."""
+class Comparison(Enum):
+    """How a record at the target compares to the one at the source."""
 
     ABSENT = "absent"
     BEGUN = "begun"
@@ -74,45 +74,46 @@ class Standing(Enum):
     DIFFERENT = "different"
 
 
-def standing(source: Record, target: Record | None) -> Standing:
-    """Compare two records under one key; `BEGUN` is one whose tail only lacks entries at its end."""
+def compare(source: Record, target: Record | None) -> Comparison:
+    """Compare two records under one key; `BEGUN` means that the tail only lacks entries at its end."""
     if target is None:
-        return Standing.ABSENT
+        return Comparison.ABSENT
     if target == source:
-        return Standing.EQUAL
+        return Comparison.EQUAL
     same = (target.version, target.body) == (source.version, source.body)
     if same and target.tail == source.tail[: len(target.tail)]:
-        return Standing.BEGUN
-    return Standing.DIFFERENT
+        return Comparison.BEGUN
+    return Comparison.DIFFERENT
 
 
 Written: TypeAlias = Literal["copied", "completed", "replaced"]
-"""What was written: a record that was absent, the rest of one that was begun, one in place of another."""
+"""What was written: an absent record, the rest of a begun one, or a replacement."""
 
-Trouble: TypeAlias = Literal["left", "behind", "changed", "failed"]
+Problem: TypeAlias = Literal["left", "behind", "changed", "failed"]
 """Why a record is not the same at both ends.
 
-- `"left"`: the target had another one, which was left as it is.
-- `"behind"`: the source has grown since it was copied; copying again adds what is missing.
-- `"changed"`: the source or the target has changed otherwise since; copying again has to replace it.
-- `"failed"`: it cannot be read, or is too large for the target; an error says which.
+- `"left"`: the target had a different record, which was not changed.
+- `"behind"`: the source has grown since the copy; copying again adds the rest.
+- `"changed"`: the source or the target has changed otherwise since; copying again must replace it.
+- `"failed"`: the record cannot be read, or is too large for the target; the error says which.
 """
 
-Fate: TypeAlias = Written | Trouble | Literal["unchanged", "verified", "extra", "gone"]
-"""What became of a record, in copying it and in reading it back.
+Outcome: TypeAlias = Written | Problem | Literal["unchanged", "verified", "extra", "gone"]
+"""The result of copying or verifying a record.
 
-`"unchanged"` was right already; `"verified"` is the same at both ends, byte for byte; `"extra"` is at the
-target alone: erased or expired at the source since, or never there; `"gone"` went before it was copied.
+`"unchanged"`: was equal already; `"verified"`: is equal at both ends, byte for byte; `"extra"`: exists only
+at the target, because it was erased or expired at the source, or never existed there; `"gone"`: disappeared
+before it was copied.
 """
 
 
 class Copy:
-    """One copy of what some owners have; to be counted, carried out and verified, in that order.
+    """One copy of the records of some owners: call `count`, `copy` and `verify`, in that order.
 
-    Both drivers are open and stay so. `replace` says what becomes of records of the target that differ.
-    `ttl` is how many seconds every record that is written lives from then on; `None` is for ever.
-    `on_trouble` is told, once, of each record that is not the same at both ends. The memory used depends
-    on how many those are, not on how many records there are.
+    Both drivers must be open and are not closed. With `replace`, different records of the target are
+    replaced. `ttl` is the time to live in seconds of every record that is written; `None` is for ever.
+    `on_problem` is called once for each record that is not equal at both ends. Memory use depends on the
+    number of those records, not of all records.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Copy:
         *,
         replace: bool = False,
         ttl: float | None = None,
-        on_trouble: Callable[[Item, Trouble, StorageError | None], None] = lambda item, trouble, error: None,
+        on_problem: Callable[[Item, Problem, StorageError | None], None] = lambda item, trouble, error: None,
     ) -> None:
         if ttl is not None:
             require_seconds("ttl", ttl)
@@ -135,30 +136,29 @@ class Copy:
         self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
         self._replace = replace
         self._ttl = ttl
-        self._on_trouble = on_trouble
-        self._troubled: set[Key] = set()
-        self.tally: Counter[Fate] = Counter()
+        self._on_trouble = on_problem
+        self._problems: set[Key] = set()
+        self.tally: Counter[Outcome] = Counter()
 
     @property
     def ok(self) -> bool:
-        """Whether all that was read back is at the target as it is at the source."""
-        return not any(self.tally[trouble] for trouble in get_args(Trouble))
+        """Whether every record that was verified is equal at both ends."""
+        return not any(self.tally[trouble] for trouble in get_args(Problem))
 
     async def count(self) -> Mapping[Owner, int]:
-        """Return how many records there are to copy, for each of the owners that were given."""
+        """Return how many records there are to copy, for each owner."""
         return {owner: await _length(_items(owner, self._source)) for owner in self._owners}
 
     async def copy(self, on_record: Callable[[int], None] = lambda done: None) -> None:
-        """Bring every record to the target that is not there yet, in full.
+        """Copy every record that the target does not have completely.
 
-        A record that cannot be read or is too large is passed over. Any other `StorageError` ends the
-        copy, to be begun again: what has been copied is not copied twice. `on_record` is told how many
-        records are done.
+        A record that cannot be read or is too large is skipped. Any other `StorageError` ends the copy; a new
+        one does not repeat what was copied. `on_record` is called with the number of processed records.
         """
         await self._each((self._source,), self._copy, on_record)
 
     async def verify(self, on_record: Callable[[int], None] = lambda done: None) -> None:
-        """Read all records of both ends back and compare them, except for those known to be in trouble."""
+        """Load all records of both ends and compare them, except for those with a known problem."""
         await self._each((self._source, self._target), self._verify, on_record)
 
     async def _each(
@@ -167,7 +167,7 @@ class Copy:
         work: Callable[[Item], Awaitable[None]],
         on_record: Callable[[int], None],
     ) -> None:
-        """Do some work on each record that any of the ends has, `AT_ONCE` at one time."""
+        """Process each record that any of the ends has, `AT_ONCE` at a time."""
         turn, done = asyncio.Lock(), 0
 
         async def worker(items: AsyncIterator[Item]) -> None:
@@ -194,53 +194,48 @@ class Copy:
         raise first
 
     async def _copy(self, item: Item) -> None:
-        def bring() -> Awaitable[Fate]:
-            return self._bring(item.key)
-
+        owner = (item.tenant, item.user) if item.tenant else None
         try:
-            if item.tenant:
-                fate = await self._directory.write_for(
-                    (item.tenant, item.user), bring, is_birth=lambda fate: fate in get_args(Written)
-                )
-            else:
-                fate = await bring()
+            async with self._directory.listed(owner) as listing:
+                outcome = await self._bring(item.key)
+                listing.created = outcome in get_args(Written)
         except (Corrupt, TooLarge) as error:
             self._note(item, "failed", error)
         else:
-            self._note(item, fate)
+            self._note(item, outcome)
 
-    async def _bring(self, key: Key) -> Fate:
-        """Make the target's record what the source's is now.
+    async def _bring(self, key: Key) -> Outcome:
+        """Make the target's record equal to the source's.
 
-        Each round looks at the target and goes on from there, so that a lost answer needs no more care
-        than an interruption does.
+        Each round loads the target and continues from there, so a lost answer is handled like an
+        interruption.
         """
         source = await self._source.load(key)
         if source is None:
             return "gone"
-        fate: Fate = "unchanged"
+        outcome: Outcome = "unchanged"
         unknown: OutcomeUnknown | None = None
         for attempt in range(_ROUNDS):
             target = await self._target.load(key)
-            found = standing(source, target)
-            if found is Standing.EQUAL:
-                return fate
+            found = compare(source, target)
+            if found is Comparison.EQUAL:
+                return outcome
             self._require_fits(source)
-            if target is not None and found is Standing.DIFFERENT:
+            if target is not None and found is Comparison.DIFFERENT:
                 if not self._replace:
                     return "left"
-                fate, version = "replaced", target.version
-                if not await operations.resent(
+                outcome, version = "replaced", target.version
+                if not await operations.retried(
                     lambda version=version: self._target.delete(key, expect=version)
                 ):
                     continue
                 await operations.erase_parts(self._target, key)
                 target = None
-            elif fate == "unchanged":
-                fate = "completed" if target else "copied"
+            elif outcome == "unchanged":
+                outcome = "completed" if target else "copied"
             try:
                 if await self._write(key, source, target):
-                    return fate
+                    return outcome
             except OutcomeUnknown as error:
                 unknown = error
                 await asyncio.sleep(random.uniform(0, 0.1 * 2**attempt))
@@ -249,11 +244,11 @@ class Copy:
         return "left"
 
     async def _write(self, key: Key, source: Record, target: Record | None) -> bool:
-        """Write what is missing; returns whether nobody else wrote the same record meanwhile."""
+        """Write what is missing; returns `False` if another process wrote the same record."""
         version, body = source.version, source.body
         try:
             if target is None and body is not None:
-                created = await operations.resent(
+                created = await operations.retried(
                     lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=self._ttl)
                 )
                 if not created:
@@ -263,21 +258,21 @@ class Copy:
                 if await self._target.append(key, entry, initial_version=version, ttl=self._ttl) != length:
                     return False
         except TooLarge:
-            # The target counts otherwise than it says. A part of a conversation is not left for a whole.
+            # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
-                await operations.resent(lambda: self._target.delete(key, expect=version))
+                await operations.retried(lambda: self._target.delete(key, expect=version))
             raise
         return True
 
     def _require_fits(self, record: Record) -> None:
-        """Raise `TooLarge`, before anything is written, for what the target says that it cannot hold."""
+        """Raise `TooLarge`, before anything is written, for a record that exceeds the target's limits."""
         traits, sizes = self._target.traits, [len(record.body or b""), *map(len, record.tail)]
         where = {"backend": self._target.name, "operation": "copy"}
         require_fits("entry", max(sizes), traits.max_entry, **where)
         require_fits("record", sum(sizes), traits.max_record, **where)
 
     async def _verify(self, item: Item) -> None:
-        if item.key not in self._troubled:
+        if item.key not in self._problems:
             try:
                 source, target = await self._source.load(item.key), await self._target.load(item.key)
             except Corrupt as error:
@@ -285,30 +280,30 @@ class Copy:
             else:
                 self._note(item, _judged(source, target))
 
-    def _note(self, item: Item, fate: Fate, error: StorageError | None = None) -> None:
-        self.tally[fate] += 1
-        if fate in ("left", "behind", "changed", "failed"):
-            self._troubled.add(item.key)
-            self._on_trouble(item, fate, error)
+    def _note(self, item: Item, outcome: Outcome, error: StorageError | None = None) -> None:
+        self.tally[outcome] += 1
+        if outcome in ("left", "behind", "changed", "failed"):
+            self._problems.add(item.key)
+            self._on_trouble(item, outcome, error)
 
 
-def _judged(source: Record | None, target: Record | None) -> Fate:
-    """Say what reading a record back at both ends has shown."""
+def _judged(source: Record | None, target: Record | None) -> Outcome:
+    """Return the result of comparing a record at both ends."""
     if source is None:
         return "gone" if target is None else "extra"
-    match standing(source, target):
-        case Standing.EQUAL:
+    match compare(source, target):
+        case Comparison.EQUAL:
             return "verified"
-        case Standing.ABSENT | Standing.BEGUN:
+        case Comparison.ABSENT | Comparison.BEGUN:
             return "behind"
-        case Standing.DIFFERENT:
+        case Comparison.DIFFERENT:
             return "changed"
 
 
 async def _items(owner: Owner, *ends: Driver) -> AsyncIterator[Item]:
     """Yield the records of an owner that any of the ends has, each once."""
     async for user in _users(owner, *ends):
-        scopes = _scopes(owner.tenant, user) if user else _NOBODYS
+        scopes = _scopes(owner.tenant, user) if user else _UNOWNED_SCOPES
         for kind, scope in scopes.items():
             async for name in _union(*(operations.names(end, scope) for end in ends)):
                 yield Item(owner.tenant, user, kind, Key(scope, name))
@@ -328,7 +323,7 @@ def _scopes(tenant: str, user: str) -> Mapping[keys.Kind, str]:
 
 
 async def _union(*listings: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield what any of several listings has, each once, in the order of UTF-8 bytes that all are in."""
+    """Merge listings in the order of their UTF-8 bytes, without duplicates."""
     heads = [await anext(listing, None) for listing in listings]
     while (
         first := min((head for head in heads if head is not None), key=str.encode, default=None)

@@ -1,4 +1,4 @@
-"""Conversations as things to list, move and erase.
+"""Listing, exporting, importing, copying and erasing conversations.
 
 An exported conversation is a JSON object:
 
@@ -6,17 +6,17 @@ An exported conversation is a JSON object:
 {"format": "stm-session", "version": 1,
  "key":   {"tenant_id": ..., "user_id": ..., "session_id": ...},
  "body":  {"summary", "health", "attempts", "next_attempt_at", "folded", "dropped",
-           "forgotten": {"digests", "ages"}},           what `body.Body` says of them
+           "forgotten": {"digests", "ages"}},           as in `body.Body`
  "turns": [{"turn_id", "user_message", "assistant_response", "trajectory_digest",
             "artifacts_shown", "artifacts_hidden_refs", "ts"}, ...]}     oldest first
 ```
 
-Fields of a newer version of this library, in the body and in a turn, are carried along.
+Fields of a newer version of this library, in the body and in turns, are preserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
@@ -43,7 +43,7 @@ FORMAT: Final = "stm-session"
 FORMAT_VERSION: Final = 1
 
 OnConflict: TypeAlias = Literal["refuse", "merge", "replace"]
-"""What an import does about a conversation that is there already."""
+"""What an import does if the conversation already exists."""
 
 
 class Sessions:
@@ -55,28 +55,28 @@ class Sessions:
         self._directory = directory
 
     def users(self, tenant: str) -> AsyncIterator[str]:
-        """Yield the users of a tenant that anything was stored for."""
+        """Yield the users of a tenant for whom anything was stored."""
         return self._directory.users(tenant)
 
     async def list(self, tenant: str, user: str) -> AsyncIterator[MemoryKey]:
-        """Yield the conversations of a user; one that is there throughout comes exactly once."""
+        """Yield the conversations of a user; one that exists throughout the listing comes exactly once."""
         async for name in operations.names(self._driver, keys.scope(tenant, user, "memory")):
             yield MemoryKey(tenant, user, keys.unname(name))
 
     async def logs(self, tenant: str, user: str) -> AsyncIterator[tuple[LogKind, MemoryKey]]:
-        """Yield what agent frameworks keep of a user: whose items, and of which conversation.
+        """Yield the item logs of a user: the framework and the conversation of each.
 
-        `list`, `export`, `import_` and `copy` know nothing of these; `erase` and its like erase them.
-        One that is there throughout comes exactly once.
+        `list`, `export`, `import_` and `copy` ignore item logs; `erase`, `erase_user` and `erase_tenant`
+        erase them. A log that exists throughout the listing comes exactly once.
         """
         for kind in keys.LOG_KINDS:
             async for name in operations.names(self._driver, keys.scope(tenant, user, kind)):
                 yield kind, MemoryKey(tenant, user, keys.unname(name))
 
     async def export(self, key: MemoryKey) -> dict[str, Any]:
-        """Return one conversation as JSON, read in one snapshot and left as it is.
+        """Return one conversation as JSON, from one snapshot; it is not changed.
 
-        Raises `SessionNotFound`, and `Corrupt` for one that this version cannot read in full.
+        Raises `SessionNotFound`, and `Corrupt` if this version cannot read all of it.
         """
         record = await self._driver.load(keys.memory_key(key))
         if record is None:
@@ -102,48 +102,36 @@ class Sessions:
         on_conflict: OnConflict = "refuse",
         ttl: float | None = None,
     ) -> MemoryKey:
-        """Store an exported conversation under its key, which is returned.
+        """Store an exported conversation under its key, and return the key.
 
-        What is there already is left alone and `SessionExists` raised, unless told otherwise. `"merge"`
-        adds the turns that are missing, at the end; the summary there stays, unless nothing has left
-        that conversation yet. Turns that were summarized or let go there are not missing, however long
-        ago that was. If nothing is missing, nothing is written. `"replace"` erases what is there. An
-        import that was interrupted is completed by a merge of the same document. Raises `InvalidState`,
-        before anything is written, for a document that is none.
+        `on_conflict` says what happens if the conversation exists. `"refuse"` raises `SessionExists` and
+        changes nothing. `"merge"` adds the missing turns at the end and keeps the existing summary, unless no
+        turn has left that conversation yet. Turns that were summarized or dropped there are not missing,
+        regardless of how long ago. If nothing is missing, nothing is written. `"replace"` erases the existing
+        conversation. A merge of the same document completes an interrupted import. Raises `InvalidState`,
+        before anything is written, for an invalid document.
 
-        `ttl` is how many seconds the conversation lives from now on, as `session_ttl_s` is for a turn that
-        is added; `None`, the default, is for ever. That holds for a merge, too: where it adds a turn, a
-        conversation that would have expired lives for `ttl` from then, or for ever. A merge that adds
-        none leaves the conversation's life as it is.
+        `ttl` is the time to live of the conversation in seconds, as `session_ttl_s` is; `None`, the default,
+        is for ever. A merge that adds a turn sets it, too, even if the conversation had another time to live.
+        A merge that adds no turn does not change the time to live.
         """
         if on_conflict not in get_args(OnConflict):
             raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
         session = _parse(document)
         entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
-        target = await self._directory.write_for(
-            owner, lambda: self._prepare(session, on_conflict, ttl), is_birth=lambda _: True
-        )
+        async with self._directory.listed(owner) as listing:
+            target = await self._prepare(session, on_conflict, ttl)
+            listing.created = True
         for turn_id in _missing(session, target):
-            entry = entries[turn_id]
-            await self._directory.write_for(
-                owner, lambda entry=entry: self._append(where, entry, ttl), is_birth=bool
-            )
+            async with self._directory.listed(owner) as listing:
+                # A turn creates the record if the conversation was just erased.
+                appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
+                listing.created = appended.created
         return session.key
 
-    async def _append(self, where: keys.Key, entry: bytes, ttl: float | None) -> bool:
-        """Add a turn; returns whether this may have been a birth: the conversation was just erased."""
-        sent = 0
-
-        def send() -> Awaitable[int]:
-            nonlocal sent
-            sent += 1
-            return self._driver.append(where, entry, initial_version=new_version(), ttl=ttl)
-
-        return await operations.resent(send) <= sent
-
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
-        """Store the body unless another stays; returns what then stands there."""
+        """Store the body unless the existing one stays; returns the resulting conversation."""
         where, body, version = (
             keys.memory_key(session.key),
             self._codec.seal_body(session.body),
@@ -151,16 +139,16 @@ class Sessions:
         )
         condition = ANY if on_conflict == "replace" else ABSENT
         if condition is ANY:
-            # Whoever has read what goes removes what is kept beside it, too.
+            # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
                 await self._driver.load(where)
         while True:
-            if await operations.resent(
+            if await operations.retried(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
             ):
                 return Snapshot(version, session.body)
             if on_conflict == "refuse":
-                raise SessionExists("there is a conversation under this key already; merge or replace it")
+                raise SessionExists("there is already a conversation under this key; merge or replace it")
             record = await self._driver.load(where)
             with located(self._driver.name, "import"):
                 found = Snapshot.of(record, self._codec)
@@ -169,7 +157,7 @@ class Sessions:
             if _has_left(found.body) or not _has_left(session.body):
                 return found
             expect = found.version
-            if await operations.resent(
+            if await operations.retried(
                 lambda expect=expect: self._driver.replace(
                     where, body, version=version, expect=expect, ttl=KEEP
                 )
@@ -196,14 +184,14 @@ class Sessions:
         return await to.import_(document, on_conflict=on_conflict, ttl=ttl)
 
     async def erase(self, key: MemoryKey) -> bool:
-        """Erase all of a conversation, readable or not; returns whether there was anything.
+        """Erase a conversation, readable or not; returns whether anything existed.
 
-        That is its record and lease, what agent frameworks keep of it, the state saved under its composite,
-        and its `kv:v1:` states. Of the last, whose parts nobody escapes, only those that are this
-        conversation's beyond doubt: with a ':' in its own key it has none that could not be another's. A
-        paused run goes with its user or its hour.
+        Erases its record and lease, its item logs, the state saved under its composite, and its `kv:v1:`
+        states. The parts of `kv:v1:` keys are not escaped, so only states that certainly belong to this
+        conversation are erased, and none if its key contains ':'. A paused run is erased with its user, or
+        expires after an hour.
         """
-        # All of them first: a key that cannot be used is refused before anything is erased.
+        # Computed first: an invalid key raises before anything is erased.
         conversation, lease = keys.memory_key(key), keys.lease_key(key)
         logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
         states, beneath = _states_of(key)
@@ -217,7 +205,7 @@ class Sessions:
         return erased
 
     async def erase_user(self, tenant: str, user: str) -> int:
-        """Erase everything of a user: conversations, saved states, every kind; returns how many records."""
+        """Erase all records of a user, of every kind; returns how many."""
         erased = parts = 0
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
@@ -230,8 +218,8 @@ class Sessions:
                 else:
                     erased += deleted
         await self._directory.forget(tenant, user)
-        # Whoever gives birth to a conversation lists its user once more after the append, which covers
-        # a birth from here on. One from before may have listed them just before they were taken off.
+        # A process that creates a conversation lists its user again after the append, which covers creations
+        # from here on. An earlier creation may have listed the user just before `forget`.
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
@@ -243,7 +231,7 @@ class Sessions:
         return erased
 
     async def erase_tenant(self, tenant: str) -> int:
-        """Erase everything of every user that a tenant has; returns how many records."""
+        """Erase all records of all users of a tenant; returns how many."""
         erased = 0
         async for user in self._directory.users(tenant):
             erased += await self.erase_user(tenant, user)
@@ -251,7 +239,7 @@ class Sessions:
 
 
 def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:
-    """Return where the saved states of a conversation are, and what those beneath it begin with."""
+    """Return the keys of a conversation's saved states, and the prefix of the states beneath it."""
     texts: list[str] = []
     with suppress(InvalidKey):
         texts.append(key.composite())
@@ -261,7 +249,7 @@ def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:
         texts += [prefix[:-1], prefix]
     places: dict[str, keys.Key] = {}
     for text in texts:
-        # There is no state under a key that is too long for one.
+        # There is no state under a key that is too long.
         with suppress(InvalidKey):
             places[text] = keys.blob_key(text)
     return [*places.values()], places.get(prefix) if owned else None
@@ -269,7 +257,7 @@ def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """An exported conversation that was found to be one. `turns` are by id, oldest first."""
+    """A valid exported conversation. `turns` are by id, oldest first."""
 
     key: MemoryKey
     body: Body
@@ -277,30 +265,30 @@ class _Session:
 
 
 def _has_left(body: Body) -> bool:
-    """Say whether turns have left a conversation: whether its body tells of what its turns do not."""
+    """Say whether turns have left a conversation, so that its body has what its turns do not."""
     return bool(body.summary or body.folded or body.dropped or body.forgotten.ages)
 
 
 def _missing(session: _Session, target: Snapshot) -> list[str]:
     """Return the ids of the exported turns that a conversation lacks, oldest first.
 
-    It remembers the last turns that left it. One that it neither holds nor remembers may have left it
-    before those, if more have left than it remembers: so has one that stands before all that it knows, one
-    whose place in the conversation, counted from its beginning, is before what it remembers, and one older
-    than all that stands there.
+    A conversation remembers the ids of the turns that left it last. If more have left than it remembers, an
+    exported turn that it does not know may have left earlier. That is assumed of a turn that comes before all
+    known ones, whose position from the beginning is before the remembered ones, or that is older than all
+    turns in the record.
     """
     ids = [*session.turns]
     known = [target.holds(turn_id) for turn_id in ids]
     remembered, left = len(target.body.forgotten.each()), target.body.folded + target.body.dropped
     first = 0
     if left > remembered or remembered >= REMEMBERED_IDS:
-        # Turns leave in their order: after one that is remembered, none has been forgotten.
+        # Turns leave in order: after a remembered turn, none has been forgotten.
         first = known.index(True) if any(known) else _first_missing(session, target, left - remembered)
     return [turn_id for turn_id, is_known in zip(ids[first:], known[first:], strict=True) if not is_known]
 
 
 def _first_missing(session: _Session, target: Snapshot, beyond_memory: int) -> int:
-    """Return how many exported turns, none of which is known, left before what is remembered."""
+    """Return how many exported turns, none of which is known, left before the remembered ones."""
     before = session.body.folded + session.body.dropped
     oldest = min((stored.turn.ts for stored in target.turns), default=0.0)
     first = 0
@@ -314,9 +302,7 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance] -- it comes from a file
         raise InvalidState("this is not an exported conversation")
     if document.get("version") != FORMAT_VERSION:
-        raise InvalidState(
-            f"this version of the library imports version {FORMAT_VERSION} of exports and no other"
-        )
+        raise InvalidState(f"this version of the library imports only version {FORMAT_VERSION} of exports")
     parts = _object(document, "key")
     key = MemoryKey(*(parts.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
     key.composite()
@@ -341,9 +327,9 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     try:
         loaded = load_body(body)
     except ValueError:
-        raise InvalidState("body has a field of another type, or of a value that it cannot have") from None
+        raise InvalidState("body has a field of another type or with an invalid value") from None
     if loaded.health is MemoryHealth.RECOVERING:
-        # Shown, never stored: nobody is recovering this conversation here.
+        # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
     return _Session(key, loaded, turns)
 

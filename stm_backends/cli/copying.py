@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stm_backends.admin.copying import NOBODY, Copy, Fate, Item, Owner, Trouble
+from stm_backends.admin.copying import UNOWNED, Copy, Item, Outcome, Owner, Problem
 from stm_backends.backend import open_backend
 from stm_backends.cli import places, transfer
 from stm_backends.cli.files import writing
@@ -135,7 +135,7 @@ def _owners(tenants: Iterable[str], users: Iterable[str], *, other_states: bool)
         raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
     owners += of_users
     if other_states:
-        owners.append(NOBODY)
+        owners.append(UNOWNED)
     if not owners:
         raise ConfigurationError("nothing to copy: give --tenant TENANT or --user TENANT:USER at least once")
     return owners
@@ -166,10 +166,10 @@ async def _copied(
         if taking.traits.reach == "process":
             raise ConfigurationError(f"{destination} keeps its data only until this command ends")
 
-        def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
+        def trouble(item: Item, trouble: Problem, error: StorageError | None) -> None:
             named.add(_named(item), _PROBLEMS[trouble] if error is None else str(error))
 
-        copy = Copy(opened.driver, taking.driver, owners, replace=replace, ttl=ttl, on_trouble=trouble)
+        copy = Copy(opened.driver, taking.driver, owners, replace=replace, ttl=ttl, on_problem=trouble)
         counts = await copy.count()
         for owner, count in counts.items():
             if not count:
@@ -183,12 +183,12 @@ async def _copied(
             await copy.copy(progress.show)
         with Progress(total, "comparing", "records") as progress:
             await copy.verify(progress.show)
-        return copy, bool(others.names) and NOBODY not in owners
+        return copy, bool(others.names) and UNOWNED not in owners
 
 
-_THERE: Final[tuple[Fate, ...]] = ("copied", "completed", "replaced", "unchanged")
+_THERE: Final[tuple[Outcome, ...]] = ("copied", "completed", "replaced", "unchanged")
 
-_PROBLEMS: Final[dict[Trouble, str]] = {
+_PROBLEMS: Final[dict[Problem, str]] = {
     "left": "differs at the target, left unchanged",
     "behind": "added to at the source during the copy",
     "changed": "changed at one end during the copy",
@@ -196,7 +196,7 @@ _PROBLEMS: Final[dict[Trouble, str]] = {
 
 
 def _whose(owner: Owner) -> str:
-    if owner == NOBODY:
+    if owner == UNOWNED:
         return "other states"
     tenant, user = owner
     return transfer.tenant_composite(tenant) if user is None else transfer.user_composite(tenant, user)
@@ -208,7 +208,7 @@ def _named(item: Item) -> str:
     return f"the state saved under {plain(item.name)!r}"
 
 
-_ROWS: Final[dict[Fate, str]] = {
+_ROWS: Final[dict[Outcome, str]] = {
     "copied": "copied",
     "completed": "extended by missing entries",
     "replaced": "replaced",
@@ -221,7 +221,7 @@ _ROWS: Final[dict[Fate, str]] = {
     "extra": "only at the target",
 }
 
-_ADVICE: Final[dict[Fate, str]] = {
+_ADVICE: Final[dict[Outcome, str]] = {
     "left": "Records that differ: run the command again with --replace to overwrite them, or merge the "
     "conversations of both ends with `stm-backends export` and `stm-backends import --merge`.",
     "behind": "Records that were added to: run the command again.",
@@ -245,7 +245,7 @@ def _report(copy: Copy, owners: Iterable[Owner], *, forever: bool) -> Renderable
     table.add_column()
     table.add_column(justify="right")
     for fate, meaning in _ROWS.items():
-        count, bad = copy.tally[fate], fate in get_args(Trouble)
+        count, bad = copy.tally[fate], fate in get_args(Problem)
         if count or fate in ("copied", "verified"):
             table.add_row(meaning, Text(f"{count:,}", "bold red" if bad else ""))
     parts: list[RenderableType] = [table]

@@ -1,13 +1,13 @@
-"""A log of items, as pure functions: what its entries say, and what stands once all of them are said.
+"""A log of items, as pure functions: its entries, and the items that result from them.
 
 ```
 entry  {"id": ..., "add": [item, ...]}     the items of one call, all or none
-entry  {"id": ..., "pop": 1760000000.0}    the last item that stands there is removed; when this was said
+entry  {"id": ..., "pop": 1760000000.0}    remove the last item; the time of the removal
 body   {"items": [...], "forgotten": ..., "popped": {id: [when, item or null], ...}}
 ```
 
-Entries are ordered, so which item a pop removed is decided by where it stands, alike for everyone who reads
-the log: two that are said at once remove two items. An item is any JSON object.
+Entries are ordered, so the position of a pop determines which item it removes, and all readers agree. Two
+concurrent pops remove two items. An item is any JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Add(NamedTuple):
 
 
 class Pop(NamedTuple):
-    """An entry that removes the last item; `at` is in epoch seconds, by the clock of whoever said it."""
+    """An entry that removes the last item; `at` is in epoch seconds, by the clock of its writer."""
 
     id: str
     at: float
@@ -42,7 +42,7 @@ Entry: TypeAlias = Add | Pop
 
 
 class Removal(NamedTuple):
-    """What a pop has removed: an item, or `None` because there was none."""
+    """What a pop removed: an item, or `None` if the log was empty."""
 
     at: float
     item: Item | None
@@ -50,11 +50,11 @@ class Removal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a log's body holds.
+    """The body of a log.
 
-    `forgotten` are the ids of the entries that are folded in, so that one which is sent again says nothing
-    new. `popped` has what young pops among them removed: whoever said one may not have read it yet.
-    `extra` holds fields of a newer version of this library, which survive a rewrite.
+    `forgotten` has the ids of the folded entries, so that repeating one has no effect. `popped` has what
+    recent pops among them removed, because their writers may not have read it yet. `extra` holds fields of a
+    newer version of this library, which survive a rewrite.
     """
 
     items: Sequence[Item] = ()
@@ -64,17 +64,17 @@ class Folded:
 
 
 class Log:
-    """A log as it was read, at one instant. `version` is `None` if there is no record.
+    """A log at one instant. `version` is `None` if there is no record.
 
-    `items` are those that stand, oldest first. `popped` has, by its id, what each pop removed. `waste` is
-    how many of the `length` entries hold nothing that stands.
+    `items` are the remaining items, oldest first. `popped` maps the id of each pop to what it removed.
+    `waste` is how many of the `length` entries hold no remaining item.
     """
 
     def __init__(self, version: str | None, folded: Folded, entries: Sequence[Entry]) -> None:
         self.version = version
         self._folded = folded
         self._entries = entries
-        standing = [(item, -1) for item in folded.items]
+        remaining = [(item, -1) for item in folded.items]
         self.popped = dict(folded.popped)
         self.ids: dict[str, None] = {}
         for position, entry in enumerate(entries):
@@ -82,15 +82,15 @@ class Log:
                 continue
             self.ids[entry.id] = None
             if isinstance(entry, Add):
-                standing += [(item, position) for item in entry.items]
+                remaining += [(item, position) for item in entry.items]
             else:
-                self.popped[entry.id] = Removal(entry.at, standing.pop()[0] if standing else None)
-        self.items = [item for item, _ in standing]
+                self.popped[entry.id] = Removal(entry.at, remaining.pop()[0] if remaining else None)
+        self.items = [item for item, _ in remaining]
         self.length = len(entries)
-        self.waste = self.length - len({position for _, position in standing if position >= 0})
+        self.waste = self.length - len({position for _, position in remaining if position >= 0})
 
-    def saying(self, entry: Entry) -> Log:
-        """Return the log as it is with one more entry."""
+    def with_entry(self, entry: Entry) -> Log:
+        """Return the log with one more entry."""
         return Log(self.version, self._folded, [*self._entries, entry])
 
     def has_folded(self, entry_id: str) -> bool:
@@ -98,13 +98,13 @@ class Log:
         return entry_id in self._folded.forgotten
 
     def fold(self, count: int, *, now: float, keep_for: float, removals: bool = True) -> Folded:
-        """Return the body into which the oldest `count` entries go.
+        """Return the body after the oldest `count` entries are folded in.
 
-        It remembers ids, and what pops removed unless `removals` is off, for `keep_for` seconds. `now` is in
-        epoch seconds.
+        It remembers the ids, and with `removals` what pops removed, for `keep_for` seconds. `now` is in epoch
+        seconds.
         """
         head = self if count == self.length else Log(self.version, self._folded, self._entries[:count])
-        # A clock that is ahead must not keep what was removed for as long as it is.
+        # A clock that is ahead must not keep removed items for longer.
         young = {
             entry_id: removal._replace(at=min(removal.at, now))
             for entry_id, removal in head.popped.items()
@@ -115,7 +115,7 @@ class Log:
 
 
 def read(record: Record | None, codec: Codec) -> Log:
-    """Return the log in a record. Raises `Corrupt` rather than leave out what cannot be read."""
+    """Return the log in a record. Raises `Corrupt` if any part of it cannot be read."""
     if record is None:
         return Log(None, Folded(), ())
     folded = Folded() if record.body is None else _load_folded(codec.open("log", record.body))
@@ -124,12 +124,12 @@ def read(record: Record | None, codec: Codec) -> Log:
 
 def seal_entry(entry: Entry, codec: Codec) -> bytes:
     """Return the bytes of an entry whose items `require_json` has accepted."""
-    said = {"add": list(entry.items)} if isinstance(entry, Add) else {"pop": entry.at}
-    return codec.seal("items", {"id": entry.id, **said})
+    content = {"add": list(entry.items)} if isinstance(entry, Add) else {"pop": entry.at}
+    return codec.seal("items", {"id": entry.id, **content})
 
 
 def seal_folded(folded: Folded, codec: Codec) -> bytes:
-    """Return the bytes of a log's body; fields of a newer version are written back."""
+    """Return the bytes of a log's body, including fields of a newer version."""
     content = {
         **folded.extra,
         "items": list(folded.items),
@@ -146,7 +146,7 @@ def _load_entry(content: Mapping[str, Any]) -> Entry:
             return Add(entry_id, _load_items(cast("list[object]", added)))
         if isinstance(popped, (int, float)):
             return Pop(entry_id, float(popped))
-    raise Corrupt("an entry of the log says what this version of the library does not know")
+    raise Corrupt("an entry of the log is of a kind that this version of the library does not know")
 
 
 _FOLDED_FIELDS = ("items", "forgotten", "popped")
@@ -161,7 +161,7 @@ def _load_folded(content: Mapping[str, Any]) -> Folded:
             {name: value for name, value in content.items() if name not in _FOLDED_FIELDS},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise Corrupt("the stored log lacks a field, or has one of another type") from error
+        raise Corrupt("the stored log lacks a field, or a field has another type") from error
 
 
 def _load_items(items: list[object]) -> list[Item]:
@@ -173,5 +173,5 @@ def _load_items(items: list[object]) -> list[Item]:
 def _load_removal(value: Any) -> Removal:
     at, item = value
     if item is not None and not isinstance(item, dict):
-        raise ValueError("what a pop has removed is not an item")
+        raise ValueError("the removed item is not a JSON object")
     return Removal(float(at), cast("Item | None", item))

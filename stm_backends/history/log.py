@@ -1,8 +1,8 @@
-"""What an agent framework keeps of a conversation: a log of items that many processes share.
+"""The items that an agent framework keeps of a conversation, in a log that many processes share.
 
-Adding is one `append`, whatever others do meanwhile, and so is removing the last item: see `items`. What
-that leaves behind is folded away now and then, by whoever removes items, in one conditional `replace`.
-Everything shared may change during any await.
+Adding items is one `append`, regardless of concurrent writers, and so is removing the last item: see `items`.
+A process that removes items occasionally folds the entries into the body with one conditional `replace`. The
+record may change during any await.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -29,18 +29,18 @@ from stm_backends.types import MemoryKey
 logger = logging.getLogger("stm_backends")
 
 ROUNDS: Final = 10
-"""How often a full log is looked at while others fold it or fill it again."""
+"""How many attempts are made on a full log while other processes fold or fill it."""
 
 TOLERATED_WASTE: Final = 32
-"""How many entries that hold nothing any more are read along before a fold is worth a write."""
+"""How many entries without a remaining item justify a fold."""
 
 
 class ItemLog:
     """The items of one conversation, in order, shared by every process that opens the same key.
 
-    Items are JSON objects; what comes back equals what went in, and is the caller's to keep. All of them
-    are kept, up to the datastore's limits. `ttl_s`: a log that nobody writes to for so many seconds is
-    forgotten; `None`: never. `clock` is in epoch seconds.
+    Items are JSON objects; they are returned as new objects equal to those that were added. All items are
+    kept, up to the datastore's limits. A log expires `ttl_s` seconds after the last write; `None` means
+    never. `clock` is in epoch seconds.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class ItemLog:
     async def items(self, limit: int | None = None) -> list[Item]:
         """Return the latest `limit` items, oldest first, in one round trip; all of them for `None`.
 
-        Raises `Corrupt` rather than leave out what cannot be read; an outage is never an empty log.
+        Raises `Corrupt` if any item cannot be read; an outage raises and never returns an empty log.
         """
-        standing = (await self._load("items")).items
-        return standing if limit is None else standing[max(0, len(standing) - max(0, limit)) :]
+        found = (await self._load("items")).items
+        return found if limit is None else found[max(0, len(found) - max(0, limit)) :]
 
     async def add(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Add items at the end, all or none, in one round trip; none is a call without effect.
+        """Add items at the end, all or none, in one round trip. An empty list is a no-op.
 
-        Raises `InvalidState`, naming the path, for what is not a JSON object; `TooLarge` if the items take
-        more than one entry or the whole log more than one record; `OutcomeUnknown` if they were perhaps
+        Raises `InvalidState`, naming the path, for a value that is not a JSON object; `TooLarge` if the items
+        do not fit into one entry, or the log into one record; `OutcomeUnknown` if the items may have been
         stored.
         """
         added: list[Item] = []
@@ -87,11 +87,11 @@ class ItemLog:
             await self._append(Add(_new_id(), added))
 
     async def pop(self) -> Item | None:
-        """Remove the last item and return it; `None` if there is none.
+        """Remove the last item and return it; `None` if the log is empty.
 
-        Of two that do this at once each gets another item. If the log is cleared meanwhile, the answer may
-        be `None`: what was removed is erased with the rest. It takes three round trips, and one more now and
-        then. Raises `OutcomeUnknown` if an item was perhaps removed and cannot be returned.
+        Two concurrent calls return two different items. If the log is cleared during the call, the result may
+        be `None`. Takes three round trips, and occasionally a fourth. Raises `OutcomeUnknown` if an item may
+        have been removed and cannot be returned.
         """
         if not (await self._load("pop")).items:
             return None
@@ -103,18 +103,18 @@ class ItemLog:
         try:
             log = await self._load("pop")
         except StorageError as error:
-            raise self._lost("an item was removed, and reading which one failed") from error
+            raise self._lost("an item was removed, and loading it failed") from error
         if log.waste >= max(TOLERATED_WASTE, len(log.items)):
             await self._tidy(log)
         removal = log.popped.get(pop.id)
         if removal is None and log.has_folded(pop.id):
-            raise self._lost("an item was removed, so long ago that nobody knows any more which one")
-        # Without a trace of it, the log was cleared since: then there was nothing to remove.
+            raise self._lost("an item was removed, and which one is no longer remembered")
+        # Without a trace of the pop, the log was cleared since, so there was nothing to remove.
         return None if removal is None else removal.item
 
     async def clear(self) -> None:
-        """Erase the log and what was removed from it; `OutcomeUnknown` says that it was perhaps erased."""
-        await operations.resent(lambda: operations.erase(self._driver, self._where))
+        """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
+        await operations.retried(lambda: operations.erase(self._driver, self._where))
 
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
@@ -125,22 +125,22 @@ class ItemLog:
             return items.read(record, self._codec)
 
     async def _pop_from_full(self, pop: Pop, full: TooLarge) -> Item | None:
-        """Remove the last item where there is no room to say so: in the fold that makes room.
+        """Remove the last item of a log that has no room for another entry, as part of a fold.
 
-        Raises `full` if there is nothing to fold, or no body may be as large as what stands.
+        Raises `full` if there is nothing to fold, or the items do not fit into a body.
         """
         removal: Removal | None = None
         for attempt in range(ROUNDS):
             log = await self._load("pop")
             if removal is not None and log.has_folded(pop.id):
-                # It was done, and the log folded again, before its answer came.
+                # It was done, and the log was folded again, before the answer arrived.
                 return removal.item
             if not log.items:
                 return None
             if self._covered(log) < log.length:
                 await self._fold(log)
                 continue
-            after = log.saying(pop)
+            after = log.with_entry(pop)
             done = await self._replaced(after, count=after.length, drop=log.length)
             if done is None:
                 raise full
@@ -151,9 +151,9 @@ class ItemLog:
         raise full
 
     async def _append(self, entry: Entry) -> None:
-        """Append, folding a full record first: one body takes less than many entries, and no waste.
+        """Append an entry, folding a full record: a body is smaller than many entries, and has no waste.
 
-        A fold that another process forestalls has made room as well.
+        A fold that loses the race to another process has made room, too.
         """
         data = items.seal_entry(entry, self._codec)
         for attempt in range(ROUNDS):
@@ -170,46 +170,38 @@ class ItemLog:
             await asyncio.sleep(random.uniform(0, 0.01 * attempt))
 
     async def _send(self, data: bytes) -> None:
-        sent = 0
-
-        def send() -> Awaitable[int]:
-            nonlocal sent
-            sent += 1
-            return self._driver.append(self._where, data, initial_version=new_version(), ttl=self._ttl_s)
-
-        async def write() -> bool:
-            """Append; returns whether this may have been the record's birth."""
-            return await operations.resent(send) <= sent
-
-        await self._directory.write_for(self._owner, write, is_birth=bool)
+        async with self._directory.listed(self._owner) as listing:
+            appended = await operations.append(self._driver, self._where, data, ttl=self._ttl_s)
+            listing.created = appended.created
 
     async def _tidy(self, log: Log) -> None:
-        """Fold what was read; whoever removes an item does not fail because of it."""
+        """Fold the log that was read; only logs a failure, because the item was removed."""
         try:
             await self._fold(log)
         except StorageError as error:
-            logger.warning("a log of items was not folded: %s", error)
+            logger.warning("could not fold a log of items: %s", error)
 
     async def _fold(self, log: Log) -> bool | None:
-        """Put the entries that were read into the body; `False` if others did, `None` if it is too large.
+        """Fold the entries that were read; `False` after a lost race, `None` if the body would be too large.
 
-        A log whose items take more than one entry stays as it is: reading it grows with what was removed,
+        A log whose items do not fit into one body is not folded, so reading it takes longer with each removal
         until its record is full.
         """
         count = self._covered(log)
         return await self._replaced(log, count=count, drop=count)
 
     async def _replaced(self, log: Log, *, count: int, drop: int) -> bool | None:
-        """Store the body into which `count` entries of a log go, and drop `drop` of those in the record.
+        """Store the body with `count` entries folded in, and drop `drop` entries of the record.
 
-        Keeps what young pops removed if there is room. `False` is a lost race; `None`: there is no room.
+        Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no
+        room.
         """
         traits, expect = self._driver.traits, cast("str", log.version)
         for removals in (True, False):
             folded = log.fold(count, now=self._clock(), keep_for=10 * traits.deadline, removals=removals)
             body, version = items.seal_folded(folded, self._codec), new_version()
             with suppress(TooLarge):
-                return await operations.resent(
+                return await operations.retried(
                     lambda body=body, version=version: self._driver.replace(
                         self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
                     )

@@ -1,20 +1,19 @@
-"""What a memory decides, as pure functions: no clock, no I/O, no event loop.
+"""The decisions of a memory, as pure functions: no clock, no I/O, no event loop.
 
-A conversation is a `Body` (the summary and how summarizing goes) and its turns, oldest first. The last
-`full_zone_turns` are *recent*; what stands before them is *pending* until a summary covers it. Both
-memories ask the same questions here, and in `view` what the model may see of all that; they differ only
-in how they carry the answers out:
+A conversation is a `Body` (the summary and the state of summarizing) and its turns, oldest first. The last
+`full_zone_turns` turns are *recent*; the turns before them are *pending* until a summary covers them. Both
+memories use these decisions, and `view` for what the model is shown; they differ only in carrying them out:
 
-- `next_step`: is there something to summarize, to trim or to wait for?
-- `room_step`: what gives way at once when the record is full?
-- `after_fold`, `after_failure`, `after_trim`, `after_recovery`: what is the body then?
+- `next_step`: whether there is something to summarize, to trim or to wait for
+- `room_step`: what is removed at once when the record is full
+- `after_fold`, `after_failure`, `after_trim`, `after_recovery`: the resulting body
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
@@ -35,14 +34,14 @@ class Fold:
     turns: tuple[StoredTurn, ...]
 
     def request(self, config: ShortTermMemoryConfig) -> dict[str, Any]:
-        """Return what the summarizer is called with."""
+        """Return the argument of the summarizer."""
         return {
             "previous_summary": self.previous_summary,
             "turns": [shown_turn(stored.turn, config) for stored in self.turns],
         }
 
     def still_applies(self, body: Body, head: Sequence[StoredTurn]) -> bool:
-        """Say whether what was summarized is still what stands at the head of a conversation."""
+        """Say whether the summarized turns are still the oldest turns, on top of the same summary."""
         covered = [stored.id for stored in self.turns]
         return body.summary == self.previous_summary and covered == [
             stored.id for stored in head[: len(covered)]
@@ -51,7 +50,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Let the oldest `count` turns go. `lost` says that no summary covers them, against all intent."""
+    """Drop the oldest `count` turns. `lost` says that a summary should have covered them."""
 
     count: int
     lost: bool
@@ -59,25 +58,30 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """There will be something to do in so many seconds."""
+    """The next step is due in `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Nothing is left to summarize, so nothing is wrong: the memory is healthy, without a call."""
+    """Nothing is left to summarize, so the memory becomes healthy without a summarizer call."""
 
 
 Step: TypeAlias = Fold | Trim | Wait | Recover | None
 
 
-def split(
-    turns: Sequence[StoredTurn], config: ShortTermMemoryConfig
-) -> tuple[Sequence[StoredTurn], Sequence[StoredTurn]]:
-    """Divide a conversation into what is pending and what is recent."""
+class Split(NamedTuple):
+    """The turns of a conversation, each part oldest first."""
+
+    pending: Sequence[StoredTurn]
+    recent: Sequence[StoredTurn]
+
+
+def split(turns: Sequence[StoredTurn], config: ShortTermMemoryConfig) -> Split:
+    """Divide the turns of a conversation into pending and recent ones."""
     boundary = max(0, len(turns) - config.budget.full_zone_turns)
-    return turns[:boundary], turns[boundary:]
+    return Split(turns[:boundary], turns[boundary:])
 
 
 def next_step(
@@ -89,11 +93,11 @@ def next_step(
     batch: int | None = None,
     known_for: float = 0.0,
 ) -> Step:
-    """Decide what the background shall do about the turns that are not recent any more.
+    """Decide what the background does with the pending turns.
 
-    `now` is in epoch seconds. `batch` is how many pending turns make a fold worthwhile; unless given it
-    is the configured one. `known_for` is for how many seconds this process has known of the last failure:
-    a process that has waited for the whole delay need not trust a clock that may be wrong.
+    `now` is in epoch seconds. `batch` is the smallest number of pending turns to fold, by default the
+    configured one. `known_for` is how many seconds ago this process learned of the last failure: after the
+    whole delay, it need not rely on a clock that may be wrong.
     """
     if config.strategy == "none":
         return None
@@ -117,8 +121,8 @@ def next_step(
 
 
 def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]) -> Trim | None:
-    """Return what is past the limit between two attempts. A due attempt comes first: it may save them."""
-    # One turn at least: with nothing to summarize there would be no attempt that ends it.
+    """Return the trim of turns beyond the limit between two attempts. A due attempt comes first."""
+    # At least one turn stays: without pending turns no attempt would end `DEGRADED`.
     surplus = len(pending) - max(config.recovery_backlog_limit, 1)
     return Trim(surplus, lost=True) if surplus > 0 and body.health is MemoryHealth.DEGRADED else None
 
@@ -129,8 +133,9 @@ def oldest_for_fold(
     """Return the oldest pending turns that one summarizer call covers: at least one.
 
     At most `fold_max_turns`, and at most `fold_max_tokens` as the summarizer sees them. Both are halved for
-    each failure in a row, because what failed may have been too much for the model. Once a single turn has
-    failed, it was not that, and they start over: a model that was away finds the backlog in one batch.
+    each failure in a row, because the call may have been too large for the model. After a call with a single
+    turn has failed, size was not the cause, and they start over, so that a model that is available again gets
+    a full batch.
     """
     halvings = body.attempts % config.fold_max_turns.bit_length()
     most, room = config.fold_max_turns >> halvings, config.fold_max_tokens >> halvings
@@ -144,9 +149,9 @@ def oldest_for_fold(
 def room_step(
     config: ShortTermMemoryConfig, step: Step, pending: Sequence[StoredTurn], *, count: int
 ) -> Step:
-    """Return what makes room in a full record at once: `step` if it does, else a trim.
+    """Return the step that makes room in a full record: `step` if it does, otherwise a trim.
 
-    Between two attempts that fail, the oldest `count` turns are lost so that a new one can be stored.
+    Between two failed attempts, the oldest `count` turns are lost so that a new one can be stored.
     """
     if isinstance(step, (Fold, Trim)) or not pending:
         return step
@@ -156,7 +161,7 @@ def room_step(
 
 
 def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
-    """Return how many seconds lie between failure number `attempts` in a row and the next attempt."""
+    """Return the seconds between failure number `attempts` in a row and the next attempt."""
     if attempts > config.retry_attempts:
         return max(config.degraded_retry_interval_s, SHORTEST_DELAY_S)
     backoff = config.retry_backoff_base_s * 2.0 ** min(max(attempts - 1, 0), 62)
@@ -164,7 +169,7 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
 
 
 def patience(config: ShortTermMemoryConfig) -> float:
-    """Return how many seconds a `flush` waits unless told otherwise: for one call and all its retries."""
+    """Return the default timeout of `flush` in seconds: one call and all its retries."""
     retries = range(1, min(config.retry_attempts, 10) + 1)
     waits = sum(delay_after(config, attempt) for attempt in retries)
     return waits + config.summarizer_timeout_s * (len(retries) + 1)
@@ -193,8 +198,8 @@ def after_fold(
 ) -> Body:
     """Return the body after a summary covers the turns of `fold`; a summary over its budget is cut.
 
-    `copies` are the ids of which a repeat stays in the record, see `Forgotten.adding`. Raises `BadSummary`
-    if nothing that says something is left of the summary: the previous one says more.
+    `copies` are the ids with a repeat that stays in the record, see `Forgotten.adding`. Raises `BadSummary`
+    if the budget leaves only a blank summary, so that the previous one is kept.
     """
     kept = summary_within_budget(summary, config)
     if not kept:
@@ -221,7 +226,7 @@ def after_trim(
     keep_for: float,
     copies: Set[str] = frozenset(),
 ) -> Body:
-    """Return the body after the turns of a trim have gone; `copies` as for `after_fold`."""
+    """Return the body after the turns of a trim were dropped; `copies` as for `after_fold`."""
     return replace(
         body,
         dropped=body.dropped + (len(gone) if trim.lost else 0),
@@ -237,7 +242,7 @@ def after_recovery(body: Body) -> Body:
 
 
 def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> Callable[..., object]:
-    """Return what summarizes; raises `ConfigurationError` if it cannot, or is missing and needed."""
+    """Return the summarizer; raises `ConfigurationError` if it is invalid, or missing but needed."""
     if isinstance(summarizer, type):
         name = summarizer.__name__
         raise ConfigurationError(f"summarizer is the class {name}; give an instance: {name}(...)")
@@ -245,7 +250,7 @@ def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> 
         return summarizer
     if summarizer is not None:
         raise ConfigurationError(
-            "summarizer is an async function that takes a request and returns {'summary': ...}; "
+            "summarizer must be an async function that takes a request and returns {'summary': ...}; "
             f"not {type(summarizer).__name__}"
         )
     if config.strategy == "rolling_summary":
@@ -254,15 +259,15 @@ def summarizer_for(config: ShortTermMemoryConfig, summarizer: object | None) -> 
 
 
 def _no_summarizer(request: object) -> NoReturn:
-    raise BadSummary("the strategy of this memory needs no summarizer, and it has none")
+    raise BadSummary("this memory has no summarizer")
 
 
 class BadSummary(Exception):
-    """What the summarizer answered is no summary."""
+    """The result of the summarizer is not a usable summary."""
 
 
 def summary_of(response: object) -> str:
-    """Return the summary in a summarizer's answer; raises `BadSummary` for anything else."""
+    """Return the summary in a summarizer's result; raises `BadSummary` for any other result."""
     if not isinstance(response, Mapping):
         raise BadSummary(f"the summarizer returned {type(response).__name__}, not a mapping")
     summary: object = response.get("summary")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] -- it is checked here

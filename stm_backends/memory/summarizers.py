@@ -1,4 +1,4 @@
-"""A summarizer that needs no model: it keeps what stands out and lets the rest go.
+"""A summarizer without a model: it keeps requests, facts and tool results, and drops the rest.
 
 ```
 <session_summary>
@@ -24,13 +24,13 @@ from stm_backends.errors import ConfigurationError
 from stm_backends.types import TokenEstimator, default_token_estimator
 
 _LONG: Final = 240
-"""Characters of a line as it enters the summary."""
+"""The most characters of a line in a summary."""
 
 _SHORT: Final = 80
-"""Characters of a line that has been compressed to make room."""
+"""The most characters of a line that was shortened to make room."""
 
 _SENTENCES_READ: Final = 64
-"""Sentences of one message that are looked at, so that a pasted document costs no more than a letter."""
+"""How many sentences of a message are examined, which bounds the cost of a pasted document."""
 
 _KEPT_OF_A_MESSAGE: Final = 2
 
@@ -60,11 +60,11 @@ _PLEASANTRY = re.compile(
 class ExtractiveSummarizer:
     """Fold turns into a summary without a model: deterministic, well-formed and within `max_tokens`.
 
-    What the previous summary says is carried on; any text will do as one. Of each turn it keeps what
-    the user asked for, sentences with numbers, names and decisions, and what each tool was last used
-    for. Facts that say the same are kept once. When space runs out, lines are shortened, then dropped,
-    the oldest first. The cost is linear in the text given. If not even one short line fits
-    `max_tokens`, that line is the answer all the same, because a blank summary would be a failure.
+    The content of the previous summary, which may be any text, is kept. Of each turn it keeps the user's
+    requests, sentences with numbers, names and decisions, and the last use of each tool. Equal facts are kept
+    once. To fit the budget, lines are shortened and then dropped, oldest first. The cost is linear in the
+    text. If not even one short line fits `max_tokens`, that line is the result, because a blank summary would
+    be a failure.
     """
 
     def __init__(self, *, max_tokens: int = 1000, token_estimator: TokenEstimator | None = None) -> None:
@@ -74,7 +74,7 @@ class ExtractiveSummarizer:
         self._estimate = token_estimator or default_token_estimator
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
-        """Answer `{"summary": str}` to `{"previous_summary": str, "turns": [...]}`."""
+        """Return `{"summary": str}` for `{"previous_summary": str, "turns": [...]}`."""
         notes = _parse(str(request.get("previous_summary") or ""))
         for turn in cast("Sequence[Mapping[str, Any]]", request.get("turns") or ()):
             _note_turn(notes, turn)
@@ -90,7 +90,7 @@ class ExtractiveSummarizer:
                 high = middle
             else:
                 low = middle + 1
-        # The second matters to an estimator that finds more tokens in a shorter text.
+        # The second is for estimators that count more tokens in a shorter text.
         candidates = (notes.after(steps[:low]), notes.after(steps))
         return next(filter(self._fits, candidates), notes.last_line())
 
@@ -109,7 +109,7 @@ class _Reduction:
 
 @dataclass(slots=True)
 class _Notes:
-    """The sections of a summary, oldest line first. Lines hold no line break and none of our tags."""
+    """The sections of a summary, oldest line first. Lines contain no line breaks and no section tags."""
 
     prose: list[str] = field(default_factory=list[str])
     facts: dict[str, str] = field(default_factory=dict[str, str])
@@ -120,14 +120,14 @@ class _Notes:
             self.prose.append(line)
 
     def add_fact(self, text: str) -> None:
-        """Add a fact; one that is there already becomes the newest."""
+        """Add a fact; a known fact becomes the newest."""
         if line := _line(text):
             same = line.casefold()
             self.facts.pop(same, None)
             self.facts[same] = line
 
     def add_tool(self, tool: str, text: str) -> None:
-        """Note what a tool was used for; the newest use takes the place of an older one."""
+        """Add the use of a tool; the newest use replaces an older one."""
         if name := _line(tool.replace(":", " ")):
             older = self.tools.pop(name, "")
             self.tools[name] = _line(text) or older
@@ -140,7 +140,7 @@ class _Notes:
         }
 
     def reductions(self) -> list[_Reduction]:
-        """Return what makes room, in order: every line shortened, then all but one dropped.
+        """Return the reductions in order: every line shortened, then all but one dropped.
 
         The oldest first. Prose ages twice as fast as facts do, so that there are about twice as many
         facts in the end; there are few tools, and they age in between.
@@ -168,16 +168,16 @@ class _Notes:
         return "\n".join([*summary, "</session_summary>"])
 
     def last_line(self) -> str:
-        """Return one short line, the newest there is."""
+        """Return the newest line, shortened."""
         newest = [lines[-1] for lines in self.sections().values() if lines]
         return _cut(newest[0], _SHORT) if newest else ""
 
 
 def _parse(summary: str) -> _Notes:
-    """Read any text as a summary; what stands in no section of ours is prose."""
+    """Parse any text as a summary; text outside the known sections is prose."""
     notes = _Notes()
     section, position = "", 0
-    # Our own lines never contain our tags, so a tag counts wherever a model may have put it.
+    # Lines never contain section tags, so a tag counts at any position.
     for tag in [*_TAG.finditer(summary), None]:
         for line in summary[position : tag.start() if tag else len(summary)].splitlines():
             _note_line(notes, section, line.strip())
@@ -195,7 +195,7 @@ def _note_line(notes: _Notes, section: str, line: str) -> None:
     elif _OTHER_TAG.sub("", line).strip():
         notes.add_prose(line)
     else:
-        # Sections that only a model knows; as a label they survive the loss of their closing tag.
+        # Other sections, written by a model; as labels they survive the loss of their closing tag.
         notes.add_prose(" ".join(f"{tag[2]}:" for tag in _OTHER_TAG.finditer(line) if not tag[1]))
 
 
@@ -229,25 +229,25 @@ def _sentences(text: str) -> list[str]:
 
 
 def _best(sentences: Sequence[str], weight: Callable[[str], int]) -> list[str]:
-    """Return the weightiest sentences in their order, none of no weight."""
+    """Return the sentences with the highest weights, in order; none with weight 0."""
     weights = [0 if _PLEASANTRY.fullmatch(sentence) else weight(sentence) for sentence in sentences]
     heaviest = sorted(range(len(sentences)), key=weights.__getitem__, reverse=True)[:_KEPT_OF_A_MESSAGE]
     return [sentences[index] for index in sorted(heaviest) if weights[index]]
 
 
 def _wish(sentence: str) -> int:
-    """Say how much a sentence of the user tells what they want."""
+    """Return how clearly a sentence of the user states a request."""
     return 1 + 2 * bool(_WISH.search(sentence)) + sentence.endswith("?") + _weight(sentence)
 
 
 def _weight(sentence: str) -> int:
-    """Say how much a sentence states: numbers, names, decisions."""
+    """Return how many kinds of facts a sentence has: numbers, names, decisions."""
     return sum(bool(pattern.search(sentence)) for pattern in (_NUMBER, _NAME, _SETTLED))
 
 
 def _line(text: str) -> str:
-    """Return text as one line without tags of ours, not longer than a line may be."""
-    # Twice as much is plenty for text that shrinks when its white space is joined.
+    """Return text as one line without section tags, cut to the limit."""
+    # Twice the limit, because joining white space shortens the text.
     joined = " ".join(text.strip()[: 2 * _LONG].split())
     return _cut(_TAG.sub("\u2039\\1\\2\u203a", joined), _LONG)
 

@@ -1,4 +1,4 @@
-"""Work that outlives the call that started it: held on to, logged when it fails, ended on closing."""
+"""Background tasks: kept referenced, logged when they fail, and cancelled on closing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 logger = logging.getLogger("stm_backends")
 
 LAST_S: Final = 1.0
-"""How long tasks that were cancelled on closing may take to end."""
+"""How many seconds cancelled tasks may take to end on closing."""
 
 _T = TypeVar("_T")
 
@@ -21,8 +21,9 @@ _T = TypeVar("_T")
 class Background:
     """The running tasks of one owner.
 
-    An event loop keeps weak references only, so a task that nobody holds may vanish in the middle. A task
-    keeps its owner, so that whoever knows the owner weakly can still end what runs; nothing else here does.
+    An event loop keeps only weak references, so an unreferenced task may be garbage collected while it runs.
+    A running task keeps its owner alive, so that the task can be stopped through a weak reference to the
+    owner.
     """
 
     def __init__(self, owner: object | None = None) -> None:
@@ -30,7 +31,7 @@ class Background:
         self._owner = None if owner is None else weakref.ref(owner)
 
     def start(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
-        """Run `work` as a task of ours."""
+        """Run `work` as a task."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, self._owner and self._owner()))
@@ -40,15 +41,15 @@ class Background:
         self._tasks.discard(task)
 
     def call_back(self, callback: Callable[..., object] | None, *args: object) -> None:
-        """Call a user's callback in a task of its own; what it raises is logged and forgotten."""
+        """Call a user's callback in a new task; its exceptions are only logged."""
         if callback is not None:
             self.start(_call_back(callback, args), name="stm-callback")
 
     async def call_within(self, timeout: float, function: Callable[..., object], *args: object) -> object:
-        """Call a user's function in a task of its own and return what it returns.
+        """Call a user's function in a new task and return its result.
 
-        Raises `TimeoutError` after `timeout` seconds even if the function ignores its cancellation, and
-        what the function raises; `RuntimeError` if it was cancelled, but not by the caller's own end.
+        Raises what the function raises, `TimeoutError` after `timeout` seconds even if the function ignores
+        its cancellation, and `RuntimeError` if the function was cancelled but not the caller.
         """
         task = self.start(_call(function, args), name="stm-call")
         try:
@@ -60,18 +61,18 @@ class Background:
             _abandon(task)
             raise TimeoutError(f"no answer within {timeout:g} s")
         if task.cancelled():
-            # Somebody cancelled the function, not us: to the caller that is a failure, not its own end.
+            # The function was cancelled, not the caller: to the caller that is a failure.
             raise RuntimeError("the function was cancelled from within")
         return task.result()
 
     def __bool__(self) -> bool:
-        """Whether anything is running on a loop that still is."""
+        """Whether a task is running on an open event loop."""
         return any(not task.done() and not task.get_loop().is_closed() for task in self._tasks)
 
     async def close(self, *, timeout: float) -> None:
-        """Wait up to `timeout` seconds for what is running, then cancel what is left and see it end.
+        """Wait up to `timeout` seconds for running tasks, then cancel the rest and wait for them to end.
 
-        What is started meanwhile is covered too. Cancelling this ends the waiting, not the rest of it.
+        This includes tasks that are started in the meantime. A cancellation ends only the first wait.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
@@ -84,7 +85,7 @@ class Background:
             await self._end()
 
     async def _end(self) -> None:
-        """Cancel what is running, each task once: they may have something to give back, and need a moment."""
+        """Cancel each running task once, and wait: tasks may have something to release."""
         loop = asyncio.get_running_loop()
         until, cancelled = loop.time() + LAST_S, set[asyncio.Task[Any]]()
         while running := self._running():
@@ -93,7 +94,7 @@ class Background:
             cancelled |= running
             if loop.time() >= until:
                 return
-            # The first that ends may have started another.
+            # A task that ends may have started another.
             await asyncio.wait(running, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
 
     def _running(self) -> set[asyncio.Task[Any]]:
@@ -110,13 +111,13 @@ async def _call_back(callback: Callable[..., object], args: tuple[object, ...]) 
     try:
         await _call(callback, args)
     except Exception as error:
-        # The message may quote the conversation, so it is left to those who ask for debugging output.
+        # The message may quote the conversation, so it is only logged at the debug level.
         logger.warning("a callback of the memory raised %s", type(error).__name__)
         logger.debug("the callback's traceback", exc_info=True)
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task whose outcome nobody waits for any more."""
+    """Cancel a task whose result is not needed."""
     task.cancel()
     task.add_done_callback(_retrieve)
 

@@ -1,7 +1,7 @@
-"""What the model is shown of a conversation, as pure functions: everything there is, within the budget.
+"""What the model is shown of a conversation within the token budget, as pure functions.
 
-`render` is asked on every read. Sizes are tokens by the configured estimator, counted on the very JSON that
-is shown.
+`render` is called on every read. Sizes are in tokens by the configured estimator, counted on the JSON that is
+shown.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stm_backends.types import (
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
 _FEW: Final = 32
-"""So many turns are looked at all at once; of more, only those that may be shown."""
+"""Up to this many turns are measured at once; of more, only those that may be shown."""
 
 SHORTEST_CUT: Final = 8
-"""A turn of which so few characters would be left, and a mark, is not worth showing."""
+"""A turn is not shown if fewer than this many characters of each text would be left."""
 
 _CLOSING_TAG: Final = "</session_summary>"
 _TAG: Final = re.compile(r"</?[A-Za-z_]+>")
@@ -37,8 +37,8 @@ _BROKEN_TAG: Final = re.compile(r"</?[A-Za-z_]*$")
 class _Shape(NamedTuple):
     """Which turns are shown: the newest `whole` ones as they are, and the one before them cut.
 
-    `cut` is how many characters are left of each of its texts; 0 shows no such turn. `digest` is whether
-    it keeps its trajectory digest, cut likewise.
+    `cut` is how many characters are left of each text of the cut turn; 0 means that there is none. `digest`
+    says whether that turn keeps its trajectory digest, which is cut in the same way.
     """
 
     whole: int = 0
@@ -52,10 +52,10 @@ class _Shape(NamedTuple):
 
 
 class View:
-    """What the model may see of a conversation, within its budget.
+    """What the model is shown of a conversation within the budget.
 
-    `kept` is how many turns are in it; `trimmed` says whether the token budget left something out, be it
-    the middle of a turn.
+    `kept` is how many turns it has; `trimmed` says whether the budget left anything out, even a part of a
+    turn.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class View:
 
     @property
     def tokens(self) -> int:
-        """The estimate of what is seen, counted when it is asked for."""
+        """The estimated tokens, computed on access."""
         context = self._context
         return context.tokens(self._shape, self._summary) if self._shown else context.config.estimate("{}")
 
     def patch(self) -> dict[str, Any]:
-        """Return what is merged into the model's context: `{}` or `{"conversation_memory": ...}`."""
+        """Return the part of the model's context: `{}` or `{"conversation_memory": ...}`."""
         if not self._shown:
             return {}
         return {"conversation_memory": self._context.payload(self._shape, self._summary)}
 
     def require_room(self) -> None:
-        """Raise `MemoryBudgetExceeded`, for the turn that is to be stored, if something was left out."""
+        """Raise `MemoryBudgetExceeded` if anything was left out."""
         if self.trimmed:
             raise MemoryBudgetExceeded(
                 "this turn would take the memory past "
@@ -97,15 +97,14 @@ def render(
     pending: Sequence[StoredTurn],
     recent: Sequence[StoredTurn],
 ) -> View:
-    """Return what the model sees: everything there is, unless the strategy or the budget leaves it out.
+    """Return what the model is shown: all turns and the summary, as far as strategy and budget allow.
 
-    `truncate_oldest` (and `error`, which refuses turns but never a read) drops pending turns, then
-    recent ones, then the summary; `truncate_summary` cuts the summary first. A turn that is larger than
-    the whole budget is cut in its middle when its turn comes, and so is the newest one if there is no room
-    for all of it: turns are dropped oldest first, and never all of them for one that is large. Once the
-    summary has gone, turns are shown in its place. A degraded conversation shows its summary only if
-    nothing waits to be summarized. The cost is linear in what is shown and in its largest turn, whatever
-    the length of the conversation.
+    `truncate_oldest` (and `error`, which rejects turns but never a read) drops pending turns, then recent
+    ones, then the summary; `truncate_summary` cuts the summary first. Turns are dropped oldest first. A turn
+    that is larger than the whole budget is cut in the middle instead of dropped, and so is the newest turn if
+    it does not fit. If the summary is dropped, turns take its place. A degraded conversation shows its
+    summary only if no turns are pending. The cost is linear in what is shown and in the largest turn shown,
+    regardless of the length of the conversation.
     """
     if config.strategy == "none":
         return View(_Context(config, (), 0), _Shape(), "", trimmed=False, shown=False)
@@ -150,14 +149,14 @@ def shown_text(turn: ConversationTurn, config: ShortTermMemoryConfig) -> str:
 
 
 def is_blank(summary: str) -> bool:
-    """Say whether a summary says nothing: white space and tags alone."""
+    """Say whether a summary consists only of white space and tags."""
     return not _TAG.sub("", summary).strip()
 
 
 def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning of a summary that fits, with its closing tag if it had one.
+    """Return the longest prefix of a summary that fits, with its closing tag if it had one.
 
-    Returns `""` if nothing that says something fits.
+    Returns `""` if that prefix would be blank.
     """
     if fits(summary):
         return summary
@@ -173,7 +172,7 @@ def cut_summary(summary: str, fits: Callable[[str], bool]) -> str:
 
 
 def summary_within_budget(summary: str, config: ShortTermMemoryConfig) -> str:
-    """Return a summary, cut to `summary_max_tokens` if it is longer; 0 leaves nothing of it."""
+    """Return a summary, cut to `summary_max_tokens`; 0 returns `""`."""
     limit = config.budget.summary_max_tokens
     return cut_summary(summary, lambda text: config.estimate(text) <= limit) if summary and limit else ""
 
@@ -181,7 +180,7 @@ def summary_within_budget(summary: str, config: ShortTermMemoryConfig) -> str:
 class _Context:
     """The newest turns and a summary, as a payload and as the text whose tokens are counted.
 
-    Whole turns are serialized once each, and only when they are looked at.
+    Each turn is serialized at most once, and only when it is needed.
     """
 
     def __init__(self, config: ShortTermMemoryConfig, turns: Sequence[StoredTurn], pending: int) -> None:
@@ -193,16 +192,16 @@ class _Context:
         self.size = len(turns)
 
     def newest(self, summary: str, total: int) -> _Shape:
-        """Return as many of the newest turns as fit beside a summary; untested if that is none."""
+        """Return as many of the newest turns as fit with a summary; no turns is not tested."""
 
         def fits(shape: _Shape) -> bool:
             return self.tokens(shape, summary) <= total
 
         whole = _largest(self.size, lambda count: fits(_Shape(count)))
-        # What would be shown whole at another time is not cut now, unless it is all that there is to show.
+        # A turn that fits the budget by itself is not cut, unless it is the only turn that can be shown.
         if whole == self.size or (whole and self._alone(self.size - whole - 1) <= total):
             return _Shape(whole)
-        # Of a turn with short texts the digest alone may have to go.
+        # A turn with short texts may fit without its digest.
         longest = max(SHORTEST_CUT, self._longest(self.size - whole - 1))
         for digest in (True, False):
             cut = _largest(longest, lambda length, digest=digest: fits(_Shape(whole, length, digest)))
@@ -221,9 +220,9 @@ class _Context:
         return payload
 
     def at_most(self, summary: str) -> float:
-        """Return a number of tokens that everything surely does not exceed, without serializing it.
+        """Return an upper bound on the tokens of all turns and the summary, without serializing them.
 
-        JSON escapes make at most six characters of one. Nothing is known of a custom estimator.
+        A JSON escape takes at most six characters. With a custom estimator there is no bound.
         """
         if self.config.token_estimator is not None:
             return math.inf
@@ -257,7 +256,7 @@ class _Context:
         return max(0, self._pending - (self.size - keep))
 
     def _alone(self, index: int) -> int:
-        """Return how many tokens a turn takes with nothing beside it."""
+        """Return how many tokens a turn takes by itself."""
         return self.config.estimate(f'{{"recent_turns": [{self._text(index)}]}}')
 
     def _longest(self, index: int) -> int:
@@ -280,9 +279,9 @@ class _Context:
 
 
 def _cut_turn(value: Any, length: int) -> Any:
-    """Return a shown turn with each text, and each list, cut to `length` characters and a mark.
+    """Return a shown turn with each text and each list cut to `length` characters and a mark.
 
-    What would not be shorter for the mark is left as it is.
+    A text that would not become shorter is not cut.
     """
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
@@ -299,7 +298,7 @@ def _cut_turn(value: Any, length: int) -> Any:
 
 
 def _cut_list(items: list[Any], length: int) -> list[Any]:
-    """Return the first items of a list, as many as have `length` characters, and how many more there were."""
+    """Return the first items of a list, up to `length` characters, and the number of omitted ones."""
     for index, item in enumerate(items):
         length -= len(str(item))
         if length < 0:
@@ -321,7 +320,7 @@ def _lengths(value: Any) -> Iterator[int]:
 
 
 def _characters(digest: TrajectoryDigest) -> float:
-    """Return a sixth, at least, of the characters that a digest takes as JSON."""
+    """Return at least a sixth of the characters that a digest takes as JSON."""
     lists = [*digest.tools_invoked, *digest.artifacts_refs]
     if not all(isinstance(item, str) for item in lists):  # pyright: ignore[reportUnnecessaryIsInstance] -- a loaded state may hold anything there
         return math.inf
@@ -330,9 +329,9 @@ def _characters(digest: TrajectoryDigest) -> float:
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return a number up to `limit` that fits, the largest if larger never fits better; 0 untested.
+    """Return the largest number up to `limit` that fits, if fitting is monotonic; 0 is not tested.
 
-    Doubles from below, so that the cost follows the answer and not the limit.
+    Doubles from below, so that the cost depends on the result and not on the limit.
     """
     low, high = 0, min(limit, _FEW)
     while low < high and fits(high):

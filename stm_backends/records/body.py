@@ -1,7 +1,7 @@
 """What a conversation's record holds beside its turns: the summary, its health, and what is remembered.
 
-A `Body` is data. What becomes of it is decided in `stm_backends.memory.policy`; how it is written down is
-known to `stm_backends.records.codec`.
+A `Body` is data. `stm_backends.memory.policy` decides how it changes, and `stm_backends.records.codec`
+serializes it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Final
 from stm_backends.types import MemoryHealth
 
 REMEMBERED_IDS: Final = 256
-"""How many ids of folded and trimmed turns are always remembered (younger ones come on top)."""
+"""How many ids of folded and trimmed turns are always remembered, in addition to recent ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The ids of turns that stand in the record no longer, as short hashes, oldest first.
+    """The ids of turns that have left the record, as short hashes, oldest first.
 
-    They are what makes adding such a turn again harmless. `digests` is `",d1,d2,"`; `ages` has a pair
-    `(epoch seconds, how many)` for each recent fold or trim, in the same order, after one pair whose
-    time is 0 for all the older ones.
+    They make adding such a turn again a no-op. `digests` is `",d1,d2,"`. `ages` has a pair
+    `(epoch seconds, count)` for each recent fold or trim, in the same order, after one pair with the time 0
+    for all older ones.
     """
 
     digests: str = ","
@@ -37,18 +37,18 @@ class Forgotten:
     def adding(
         self, turn_ids: Sequence[str], *, now: float, keep_for: float, copies: Set[str] = frozenset()
     ) -> Forgotten:
-        """Return these and more, without those that are both old and past `REMEMBERED_IDS`.
+        """Return these ids and more, without those that are both old and beyond `REMEMBERED_IDS`.
 
-        `copies` are the ids of which a repeat still stands in the record. They are kept however old they
-        are: forgotten, the repeat would become a turn.
+        `copies` are ids with a repeat that is still in the record. They are kept regardless of age: without
+        them, the repeat would become a turn.
         """
-        standing = frozenset(digest(turn_id) for turn_id in copies)
+        repeated = frozenset(digest(turn_id) for turn_id in copies)
         return self._adding(
-            [digest(turn_id) for turn_id in turn_ids], now=now, keep_for=keep_for, standing=standing
+            [digest(turn_id) for turn_id in turn_ids], now=now, keep_for=keep_for, repeated=repeated
         )
 
     def union(self, newer: Forgotten, *, now: float, keep_for: float) -> Forgotten:
-        """Return these, then those of `newer` that are not among them."""
+        """Return these ids, then those of `newer` that are not among them."""
         known = set(self.each())
         return self._adding([d for d in newer.each() if d not in known], now=now, keep_for=keep_for)
 
@@ -57,15 +57,15 @@ class Forgotten:
         return self.digests.strip(",").split(",") if self.ages else []
 
     def _adding(
-        self, newer: list[str], *, now: float, keep_for: float, standing: Set[str] = frozenset()
+        self, newer: list[str], *, now: float, keep_for: float, repeated: Set[str] = frozenset()
     ) -> Forgotten:
         if not newer:
             return self
         digests = [*self.each(), *newer]
-        # Times are rounded up to tenths of `keep_for`, so that there are few of them however many folds.
+        # Times are rounded up to tenths of `keep_for`, so that many folds need only a few pairs.
         grain = keep_for / 10 if keep_for > 0 else 1.0
         when = math.ceil(now / grain) * grain
-        # A clock that was ahead must not keep ids for as long as it was.
+        # A clock that was ahead must not keep ids for longer.
         young = [(min(time, when), count) for time, count in self.ages]
         if young and young[-1][0] == when:
             young[-1] = (when, young[-1][1] + len(newer))
@@ -74,16 +74,16 @@ class Forgotten:
         old = 0
         while young and young[0][0] <= now - keep_for:
             old += young.pop(0)[1]
-        # Only the old ones may go, and of those only what is past the number that always stays.
-        going = min(old, max(0, len(digests) - REMEMBERED_IDS))
-        kept = [one for one in digests[:going] if one in standing] + digests[going:]
+        # Only old ids may be removed, and only those beyond the number that is always remembered.
+        removable = min(old, max(0, len(digests) - REMEMBERED_IDS))
+        kept = [one for one in digests[:removable] if one in repeated] + digests[removable:]
         old = len(kept) - sum(count for _, count in young)
         ages = ((0.0, old), *young) if old else tuple(young)
         return Forgotten(f",{','.join(kept)},", ages)
 
 
 def digest(turn_id: str) -> str:
-    """Return the short hash under which an id is remembered: 48 bits in 8 characters."""
+    """Return the short hash of an id: 48 bits in 8 characters."""
     raw = hashlib.blake2b(turn_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return base64.urlsafe_b64encode(raw).decode("ascii")
 
@@ -93,8 +93,8 @@ class Body:
     """What a conversation's record holds beside its turns.
 
     `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
-    seconds. `folded` and `dropped` count turns that a summary covers and turns that were lost to the
-    backlog limit. `extra` holds fields of a newer version of this library, which survive a rewrite.
+    seconds. `folded` counts turns that a summary covers and `dropped` turns that were lost without one.
+    `extra` holds fields of a newer version of this library, which survive a rewrite.
     """
 
     summary: str = ""

@@ -7,8 +7,8 @@ stm/1 turn zlib\n<what the transform named zlib made of that JSON>
 
 The first line says the format's major version, what is inside, and which transforms were applied. A
 major version or a transform that this process does not know, and bytes that are not an envelope, raise
-`Corrupt`, and whoever reads for rewriting stops there. JSON is UTF-8 with lone surrogates kept (as
-`surrogatepass`), so text comes back character by character.
+`Corrupt`, so nothing is rewritten that could not be read. JSON is UTF-8 with lone surrogates kept (as
+`surrogatepass`), so text is restored exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 FORMAT: Final = 1
-"""The major version that this library writes and the only one that it reads."""
+"""The major version that this library writes, and the only one that it reads."""
 
 EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log"]
 
@@ -33,7 +33,7 @@ class Transform(Protocol):
 
     @property
     def name(self) -> str:
-        """A word of ASCII letters, digits and `-`, stored beside the bytes; it never changes meaning."""
+        """A word of ASCII letters, digits and `-`, stored with the bytes; its meaning must never change."""
         ...
 
     def encode(self, data: bytes, /) -> bytes: ...
@@ -42,9 +42,9 @@ class Transform(Protocol):
 
 
 class Codec:
-    """Seal JSON objects in envelopes and open them again.
+    """Writes JSON objects as envelopes and reads them.
 
-    `transforms` are applied in order when writing; when reading, the envelope says which to undo.
+    Writing applies the `transforms` in order; reading undoes those that the envelope names.
     """
 
     def __init__(self, transforms: Sequence[Transform] = ()) -> None:
@@ -100,7 +100,7 @@ class Codec:
         return data
 
     def _read_header(self, kind: EnvelopeKind, envelope: bytes) -> tuple[bytes, list[str]]:
-        """Return what follows the first line, and the transforms that it names."""
+        """Return the bytes after the first line, and the transforms that it names."""
         line, newline, data = envelope.partition(b"\n")
         words = line.decode("ascii", "replace").split(" ")
         if not newline or not words[0].startswith("stm/"):
@@ -130,10 +130,10 @@ class Codec:
         try:
             return StoredTurn(turn_id, load_turn(content))
         except ValueError as error:
-            raise Corrupt("the stored turn lacks what makes it one") from error
+            raise Corrupt("the stored turn lacks a required field") from error
 
     def seal_body(self, body: Body) -> bytes:
-        """Return the bytes of a conversation's body; fields of a newer version are written back."""
+        """Return the bytes of a conversation's body, including fields of a newer version."""
         return self.seal("body", dump_body(body))
 
     def open_body(self, data: bytes | None) -> Body:
@@ -153,10 +153,11 @@ def _as_object(kind: EnvelopeKind, content: object) -> dict[str, Any]:
 
 
 def _by_name(transforms: object) -> dict[str, Transform]:
-    """Return transforms by their names, in order. Raises `ConfigurationError` for what are none."""
+    """Return transforms by name, in order. Raises `ConfigurationError` for invalid transforms."""
     if not isinstance(transforms, (list, tuple)):
         raise ConfigurationError(
-            f"transforms is a list of objects with name, encode and decode; not {type(transforms).__name__}"
+            "transforms must be a list of objects with name, encode and decode; "
+            f"not {type(transforms).__name__}"
         )
     found: dict[str, Transform] = {}
     for transform in cast("Sequence[object]", transforms):
@@ -164,11 +165,11 @@ def _by_name(transforms: object) -> dict[str, Transform]:
         name: object = getattr(transform, "name", None)
         if isinstance(transform, type) or not (isinstance(name, str) and all(map(callable, methods))):
             raise ConfigurationError(
-                "a transform is an object with name, encode and decode; "
+                "a transform must be an object with name, encode and decode; "
                 f"not {'a class' if isinstance(transform, type) else type(transform).__name__}"
             )
         if not (name.isascii() and name.replace("-", "").isalnum()):
-            raise ConfigurationError(f"a transform's name is letters, digits and '-': {name!r}")
+            raise ConfigurationError(f"a transform's name must consist of letters, digits and '-': {name!r}")
         if name in found:
             raise ConfigurationError(f"two transforms have the name {name!r}")
         found[name] = cast("Transform", transform)
@@ -187,7 +188,7 @@ _BODY_FIELDS = (
 
 
 def dump_body(body: Body) -> dict[str, Any]:
-    """Return a conversation's body as JSON, with the fields of a newer version beside ours."""
+    """Return a conversation's body as JSON, including fields of a newer version."""
     return {
         **body.extra,
         "summary": body.summary,
@@ -201,7 +202,7 @@ def dump_body(body: Body) -> dict[str, Any]:
 
 
 def load_body(content: Mapping[str, Any]) -> Body:
-    """Return the body that `dump_body` wrote, or an older version's. Raises `ValueError` if it is none."""
+    """Return the body that this or an older version wrote. Raises `ValueError` if it is invalid."""
     try:
         return Body(
             summary=str(content.get("summary", "")),
@@ -218,12 +219,12 @@ def load_body(content: Mapping[str, Any]) -> Body:
 
 
 def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:
-    """Return the remembered ids as they stand in a body."""
+    """Return the remembered ids as JSON."""
     return {"digests": forgotten.digests, "ages": [list(age) for age in forgotten.ages]}
 
 
 def load_forgotten(content: Any) -> Forgotten:
-    """Return the remembered ids of a body. Raises `ValueError` if these are none."""
+    """Return the remembered ids of a body. Raises `ValueError` if they are invalid."""
     try:
         digests = str(content.get("digests", ","))
         ages = tuple((float(when), int(count)) for when, count in content.get("ages", ()))
@@ -243,14 +244,13 @@ TURN_FIELDS: Final = (
     "artifacts_hidden_refs",
     "ts",
 )
-"""The fields of a saved turn; others are of a newer version, or another library's."""
+"""The fields of a saved turn; others belong to a newer version or another library."""
 
 
 def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
-    """Return a turn as it stands in a state, with its id beside PenguiFlow's fields and those of others.
+    """Return a turn as JSON: PenguiFlow's fields, the id, and the fields in `extra`.
 
-    `defaults=False` leaves out what is empty, to save bytes. Raises `InvalidState` for artifacts that
-    are not JSON.
+    `defaults=False` omits empty fields to save bytes. Raises `InvalidState` for artifacts that are not JSON.
     """
     turn_id, turn, extra = stored
     if not isinstance(turn_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- ids come from callers
@@ -291,7 +291,7 @@ def _dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
 
 
 def load_turn(payload: object) -> ConversationTurn:
-    """Return the turn of a state, ours or PenguiFlow's. Raises `ValueError` if it is none.
+    """Return the turn of a state of this library or PenguiFlow. Raises `ValueError` if it is invalid.
 
     Accepts what PenguiFlow 3.11.2 accepts, with the same result: missing and null fields are empty.
     """
@@ -342,15 +342,15 @@ def decode_json(data: bytes) -> object:
     return content
 
 
-def _taken(value: object) -> object:
-    """Return a list of our own for a list or a tuple, and anything else as it is."""
+def _as_list(value: object) -> object:
+    """Return a new list for a list or a tuple, and any other value as it is."""
     return [*cast("Sequence[object]", value)] if isinstance(value, (list, tuple)) else value
 
 
 def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
-    """Do what `require_json` and `encode_json` do with an object, in steps: its long lists bit by bit."""
-    # A list that changes meanwhile is saved as it was.
-    members = [(name, _taken(value)) for name, value in content.items()]
+    """Do what `require_json` and `encode_json` do with an object, in steps over its long lists."""
+    # Copied, so that a list that changes between steps is saved as it was.
+    members = [(name, _as_list(value)) for name, value in content.items()]
     pieces: list[bytes] = []
     for name, value in members:
         require_json({name: None}, path)
@@ -415,29 +415,29 @@ def _items(text: str, at: int) -> Steps[tuple[list[object], int]]:
     return items, at + 1
 
 
-# Made once: the functions of the json module make an encoder a call, and look for white space.
+# Created once: the functions of the json module create an encoder for each call, and look for white space.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().raw_decode
 
 
 _PRINTED_BITS = 14_000
-"""Integers of up to so many bits are printed under the interpreter's usual limit on digits."""
+"""Integers of up to this many bits are within the interpreter's default limit on digits."""
 
 
 DEEPEST: Final = 120
-"""How many lists and objects may lie within one another. The interpreter gives up at some depth that
-depends on how deep the caller is, so without a limit one caller could store what another cannot read."""
+"""How deeply lists and objects may be nested. The interpreter's own limit depends on the depth of the caller,
+so without this limit one caller could store what another cannot read."""
 
 DEEPEST_IN_TURN: Final = 100
-"""The same for what is in a turn, so that there is room for the state and the export around it."""
+"""The same within a turn, so that there is room for the state and the export around it."""
 
 
 def require_json(value: object, path: str, *, deepest: int = DEEPEST) -> None:
     """Raise `InvalidState`, with the path, unless JSON carries a value there and back.
 
-    Tuples pass (and come back as lists), and so do NaN, infinities, lone surrogates and integers of any
-    size that Python prints. A mapping whose keys are not strings does not: JSON would make strings of
-    them and two keys could become one. Neither does what is nested more than `deepest` levels deep.
+    Accepted are tuples (which come back as lists), NaN, infinities, lone surrogates, and integers of any size
+    that Python prints. Rejected are mappings with keys that are not strings, because JSON converts them to
+    strings and two keys could become equal, and values nested more than `deepest` levels deep.
     """
     try:
         _require_json(value, path, deepest)

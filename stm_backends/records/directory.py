@@ -1,8 +1,8 @@
 """Which users a tenant has, so that a tenant's conversations can be listed and erased.
 
-A tenant's users have a record each, without a time to live, in a scope of the tenant's own. It is
-written before a user's first conversation and, because an erasure may come in between, again after one
-was born: whatever is stored belongs to somebody who is listed.
+Each user of a tenant has a record without a time to live, in a scope of the tenant. It is written before the
+user's first conversation and, because an erasure may come in between, again after a conversation was
+created: every stored record belongs to a listed user.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, Driver, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError
@@ -24,9 +25,17 @@ logger = logging.getLogger("stm_backends")
 
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
-"""How many users, and for how long, a process takes for listed without asking."""
+"""How many users a process remembers as listed, and for how many seconds."""
 
-_T = TypeVar("_T")
+
+@dataclass(slots=True)
+class Listing:
+    """A user who is listed while something is written for them.
+
+    Set `created` once the write may have created a record.
+    """
+
+    created: bool = False
 
 
 class Directory:
@@ -39,56 +48,48 @@ class Directory:
         self._noted: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def note(self, tenant: str, user: str, *, fresh: bool = False) -> None:
-        """Make sure that a tenant's user is listed; costs nothing for one noted within a minute.
+        """List a user of a tenant; without a round trip if this process did so within the last minute.
 
-        `fresh=True` asks the datastore whatever this process remembers.
+        `fresh=True` always takes a round trip.
         """
         owner = (tenant, user)
         now = self._clock()
         if not fresh and now - self._noted.get(owner, -REMEMBERED_FOR_S) < REMEMBERED_FOR_S:
             return
-        # Whatever becomes of the write, cancelled or failed: only one that was answered is remembered.
+        # Removed first, so that only a write that was acknowledged is remembered.
         self._noted.pop(owner, None)
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
-        await operations.resent(
+        await operations.retried(
             lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
         )
         self._noted[owner] = now
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
 
-    async def write_for(
-        self, owner: tuple[str, str], write: Callable[[], Awaitable[_T]], *, is_birth: Callable[[_T], bool]
-    ) -> _T:
-        """Carry out a write that may create a record of a tenant's user, and keep that user listed.
-
-        Listed before, so that whoever erases the tenant finds what is written even if we die here; and,
-        if what `write` answered may have been a record's birth, asked for once more after it, because
-        an erasure may have come in between. A write that is no birth needs no more: whoever erases finds
-        the record itself. After a write whose outcome nobody knows the next one asks again.
-        """
-        async with self.listed(owner):
-            answer = await write()
-        if is_birth(answer):
-            await self.note_creation(owner)
-        return answer
-
     @asynccontextmanager
-    async def listed(self, owner: tuple[str, str]) -> AsyncGenerator[None]:
-        """List a user before what may create a record of theirs; the first half of `write_for`.
+    async def listed(self, owner: tuple[str, str] | None) -> AsyncGenerator[Listing]:
+        """Keep a user listed around a write that may create a record of theirs; `None` is no user.
 
-        Call `note_creation` after a write that may have created a record. A write whose outcome is unknown
-        may have created one, too: the next write asks again.
+        The user is listed before the write, so that an erasure of the tenant finds the record even if this
+        process dies after writing it. If `created` is set, the user is listed once more, because an erasure
+        may have come in between; a write that creates nothing needs no more, because the erasure finds the
+        record itself. After a write whose outcome is unknown, the next write asks the datastore again.
         """
+        listing = Listing()
+        if owner is None:
+            yield listing
+            return
         await self.note(*owner)
         try:
-            yield
+            yield listing
         except (OutcomeUnknown, asyncio.CancelledError):
             self._noted.pop(owner, None)
             raise
+        if listing.created:
+            await self.note_creation(owner)
 
     async def note_creation(self, owner: tuple[str, str]) -> None:
-        """List a user again after a record of theirs was born; what was written stands even if this fails."""
+        """List a user again after a record of theirs was created. Only logs a failure: the write was done."""
         try:
             await self.note(*owner, fresh=True)
         except StorageError as error:
@@ -100,9 +101,9 @@ class Directory:
             yield keys.unname(name)
 
     async def forget(self, tenant: str, user: str) -> bool:
-        """Take a user off the list; returns whether they stood there."""
+        """Remove a user from the list; returns whether the user was listed."""
         try:
             return await self._driver.delete(keys.directory_key(tenant, user))
         finally:
-            # Last, so that a note which was answered meanwhile is not remembered either.
+            # Last, so that a concurrent note is not remembered either.
             self._noted.pop((tenant, user), None)

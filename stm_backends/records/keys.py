@@ -1,18 +1,18 @@
-"""From a conversation's key to a record's, and back; injective in both directions.
+"""Conversions between the key of a conversation and the keys of its records; injective in both directions.
 
 ```
 MemoryKey("acme", "u1", "chat")  <->  "acme:u1:chat"                          (composite)
                                  <->  Key("acme:u1:memory", "chat")           (its conversation)
-                                 <->  Key("acme:u1:lease", "chat")            (who may summarize it)
+                                 <->  Key("acme:u1:lease", "chat")            (the lease on summarizing it)
                                  <->  Key("acme:u1:langchain", "chat")        (a framework's items of it)
 ```
 
-Beside them, under `acme:u1:part`, stand the parts of what is too large for a record (see `large`).
+The scope `acme:u1:part` has the parts of values that are too large for a record (see `large`).
 
-A scope is `tenant:user:kind`, so that conversations, leases and saved states never share one, and so
-that an access rule on the beginning of a scope is an access rule on a tenant. Parts are escaped before
-they are joined, which makes the joint unambiguous: `%`, `:`, NUL and lone surrogates become `%XX` of
-their UTF-8 bytes, and empty text becomes a single `%`.
+A scope is `tenant:user:kind`, so that conversations, leases and saved states never share a scope, and an
+access rule on a prefix of scopes is an access rule on a tenant. The parts of a scope are escaped before they
+are joined, which makes the result unambiguous: `%`, `:`, NUL and lone surrogates become `%XX` of their UTF-8
+bytes, and empty text becomes a single `%`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from stm_backends.errors import InvalidKey
 from stm_backends.types import MemoryKey
 
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
-"""Whose items a log holds. A framework's items are of its own shape, so each has its own logs."""
+"""The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
 Kind: TypeAlias = Literal["memory", "lease", "blob", "planner", "part"] | LogKind
-"""What a user's record is: a conversation, a lease on one, a saved state, a note of a paused run, a log, or
-a part of what is too large for any of these."""
+"""What a record of a user holds: a conversation, a lease on one, a saved state, a note of a paused run, a
+log, or a part of a value that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
 KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS, "part")
-"""All of them. Parts come last: what is erased in this order leaves no pointer to parts that are gone."""
+"""All kinds. Parts come last: erasing in this order leaves no pointer to parts that were erased."""
 
 OTHER_BLOBS: Final = "::blob"
-"""The scope of saved states whose key names no tenant and user. No tenant is empty, so it is nobody's."""
+"""The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it."""
 
 PAUSED_RUNS: Final = "::planner"
 """The scope of paused runs. A token names no tenant and user; a note in the user's scope does."""
@@ -50,24 +50,24 @@ _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 
 
 def memory_key(key: MemoryKey) -> Key:
-    """Return where a conversation's record lives."""
+    """Return the key of a conversation's record."""
     return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
 
 
 def lease_key(key: MemoryKey) -> Key:
-    """Return where the lease on summarizing a conversation lives."""
+    """Return the key of the lease on summarizing a conversation."""
     return Key(scope(key.tenant_id, key.user_id, "lease"), name(_checked("session_id", key.session_id)))
 
 
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
-    """Return where the items live that an agent framework keeps of a conversation."""
+    """Return the key of the items that an agent framework keeps of a conversation."""
     return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
 
 
 def parts_of(key: Key) -> Key:
-    """Return the scope of the parts that belong to a record, and what the names of all of them begin with.
+    """Return the scope of a record's parts, and the prefix of their names.
 
-    It is a scope of the record's own owner. Raises `InvalidKey` for a record whose scope is too long for it.
+    The scope belongs to the owner of the record. Raises `InvalidKey` if it would be too long.
     """
     owner, _, _ = key.scope.rpartition(":")
     digest = hashlib.sha256(f"{key.scope}\0{key.name}".encode()).hexdigest()[:32]
@@ -75,7 +75,7 @@ def parts_of(key: Key) -> Key:
 
 
 def directory_key(tenant_id: str, user_id: str) -> Key:
-    """Return where it is written down that a tenant has this user."""
+    """Return the key of the record that lists a user of a tenant."""
     return Key(directory_scope(tenant_id), name(_checked("user_id", user_id)))
 
 
@@ -105,10 +105,10 @@ def unname(escaped: str) -> str:
 
 
 def blob_key(key: str) -> Key:
-    """Return where the saved state of any string key lives.
+    """Return the key of the record for a saved state.
 
     A composite, and a `kv:v1:tenant:user:...` key, belong to their own tenant and user, so that erasing
-    the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for what is none.
+    the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an invalid key.
     """
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
@@ -117,12 +117,12 @@ def blob_key(key: str) -> Key:
 
 
 def planner_key(token: str) -> Key:
-    """Return where the paused run of a token lives."""
+    """Return the key of the paused run of a token."""
     return Key(PAUSED_RUNS, name(token))
 
 
 def planner_note_key(tenant_id: str, user_id: str, token: str) -> Key:
-    """Return where it is written down that a paused run is this user's, so that erasing them finds it."""
+    """Return the key of the note that a paused run belongs to a user, so that an erasure finds it."""
     return Key(scope(tenant_id, user_id, "planner"), name(token))
 
 
@@ -143,9 +143,9 @@ def blob_owner(key: str) -> tuple[str, str] | None:
 def parse_composite(composite: str) -> MemoryKey:
     """Return the key whose `composite()` this is.
 
-    Raises `InvalidKey` for every other string: for too few or too many parts, a blank part, and for an
-    encoding that `composite()` would not have written. The last keeps two tenants apart of whom one is
-    called `a` and the other, by somebody who does not encode, `%61`.
+    Raises `InvalidKey` for every other string: for too few or too many parts, a blank part, and an encoding
+    that `composite()` does not produce. The last rule keeps a tenant `a` apart from a tenant `%61` whose
+    composite was written without encoding.
     """
     parts = composite.split(":")
     if len(parts) != 3:

@@ -1,7 +1,7 @@
-"""One summarizer at a time: a lease that expires by itself when its holder dies.
+"""One summarizer at a time: a lease that expires when its holder dies.
 
-A lease saves money, nothing else. Two holders at once, as after a long pause of one of them, cost one
-summarizer call too many; that no summary is lost or applied twice rests on `Driver.replace` alone.
+A lease only saves money. Two holders at once, for example after a long pause of one of them, cost an
+unnecessary summarizer call; `Driver.replace` ensures that no summary is lost or applied twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Lease:
 
     async def acquire(self) -> bool:
         """Take the lease; `False` if another process holds it."""
-        # Kept before the first await: a cancelled or unanswered acquire may have taken effect.
+        # Set before the first await: a cancelled acquire, or one with an unknown outcome, may have taken
+        # effect.
         self._token = token = new_version()
         acquired = await self._driver.replace(
             self._key, self._content, version=token, expect=ABSENT, ttl=self._ttl
@@ -31,7 +32,7 @@ class Lease:
         return acquired
 
     async def release(self) -> None:
-        """Give the lease back if it is still ours; somebody else's is never touched."""
+        """Release the lease if this object still holds it; a lease of another holder is left alone."""
         token, self._token = self._token, None
         if token is not None:
             await self._driver.delete(self._key, expect=token)

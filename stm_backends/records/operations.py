@@ -1,27 +1,27 @@
-"""What the core asks of a driver that takes more than one operation."""
+"""What the core does with a driver that takes more than one operation."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import Driver, Key, new_version
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
 from stm_backends.records import keys
 
 PAGE: Final = 200
-"""How many names one `scan` asks for."""
+"""How many names one `scan` requests."""
 
-SENDS: Final = 3
-"""How often a write whose outcome is unknown is sent: both kinds of write bear repetition."""
+ATTEMPTS: Final = 3
+"""How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
 
 _T = TypeVar("_T")
 
 
 async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:
-    """Yield the names of one scope past `after`, in order; those there throughout exactly once."""
+    """Yield the names of one scope after `after`, in order; one that exists throughout comes exactly once."""
     position: str | None = after
     while position is not None:
         page = await driver.scan(scope, after=position, limit=PAGE)
@@ -31,7 +31,7 @@ async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator
 
 
 async def names_of(driver: Driver, scope: str, prefix: str) -> AsyncIterator[str]:
-    """Yield the names of one scope that begin with `prefix` and go on, in order."""
+    """Yield the names of one scope that are longer than `prefix` and begin with it, in order."""
     async for name in names(driver, scope, after=prefix):
         if not name.startswith(prefix):
             return
@@ -39,9 +39,9 @@ async def names_of(driver: Driver, scope: str, prefix: str) -> AsyncIterator[str
 
 
 async def erase(driver: Driver, key: Key) -> bool:
-    """Remove a record and all that is kept beside it, garbage included; returns whether it was there.
+    """Remove a record and all of its parts, garbage included; returns whether the record existed.
 
-    One `scan` more than a `delete`, for records without parts.
+    For a record without parts, this takes one `scan` more than a `delete`.
     """
     erased = await driver.delete(key)
     while await erase_parts(driver, key) and await erase_dangling(driver, key):
@@ -50,7 +50,7 @@ async def erase(driver: Driver, key: Key) -> bool:
 
 
 async def erase_dangling(driver: Driver, key: Key) -> bool:
-    """Remove a record that points to parts which were erased meanwhile; returns whether it did."""
+    """Remove a record that points to parts which no longer exist; returns whether it did."""
     try:
         await driver.load(key)
     except Corrupt:
@@ -59,7 +59,7 @@ async def erase_dangling(driver: Driver, key: Key) -> bool:
 
 
 async def erase_parts(driver: Driver, key: Key) -> int:
-    """Remove all that is kept beside a record; returns how many parts that were."""
+    """Remove all parts of a record; returns how many."""
     scope, prefix = keys.parts_of(key)
     erased = 0
     async for name in names_of(driver, scope, prefix):
@@ -67,21 +67,42 @@ async def erase_parts(driver: Driver, key: Key) -> int:
     return erased
 
 
-async def resent(send: Callable[[], Awaitable[_T]]) -> _T:
-    """Send a write that bears repetition, again if its outcome is unknown, `SENDS` times in all.
+class Appended(NamedTuple):
+    """The new length of the tail, and whether the append may have created the record."""
 
-    Once one outcome is unknown it stays unknown until an attempt succeeds: raises `OutcomeUnknown`
-    whatever a later attempt says of itself.
+    length: int
+    created: bool
+
+
+async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -> Appended:
+    """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once."""
+    attempts = 0
+
+    def attempt() -> Awaitable[int]:
+        nonlocal attempts
+        attempts += 1
+        return driver.append(key, entry, initial_version=new_version(), ttl=ttl)
+
+    length = await retried(attempt)
+    # An attempt whose answer was lost may have created the record and precede this one.
+    return Appended(length, length <= attempts)
+
+
+async def retried(write: Callable[[], Awaitable[_T]]) -> _T:
+    """Carry out a write that may be repeated, again while its outcome is unknown, at most `ATTEMPTS` times.
+
+    Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
+    attempt raises `OutcomeUnknown`, too.
     """
     unknown: OutcomeUnknown | None = None
     attempt = 0
     while True:
         attempt += 1
         try:
-            return await send()
+            return await write()
         except OutcomeUnknown as error:
             unknown = error
-            if attempt == SENDS:
+            if attempt == ATTEMPTS:
                 raise
         except StorageError as error:
             if unknown is None:

@@ -12,22 +12,22 @@ from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageEr
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.records.steps import unhurried
+from stm_backends.records.steps import run_in_slices
 
 REMEMBERED_VERSIONS: Final = 10_000
-"""For how many states a store remembers the version that it has loaded or saved last."""
+"""For how many states a store remembers the version that it loaded or saved last."""
 
 PLANNER_STATE_TTL_S: Final = 3600.0
-"""How long a paused run waits to be resumed, in seconds."""
+"""How long a paused run can be resumed, in seconds."""
 
 
 class StateStore:
     """JSON objects under any string; satisfies `SupportsMemoryState`, and keeps paused runs of a planner.
 
-    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and
-    tuples become lists. However large a state is, other tasks go on while it is saved or loaded: what is
-    saved is not to be changed until it is. A key that names a tenant and a user (`MemoryKey.composite()`, or
-    `kv:v1:tenant:user:...`) is theirs: it is erased with the user.
+    What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
+    become lists. Large states are saved and loaded in steps, so that other tasks run in between; do not
+    change a state before its save has returned. A state under a key that names a tenant and a user
+    (`MemoryKey.composite()`, or `kv:v1:tenant:user:...`) is erased with the user.
     """
 
     def __init__(self, driver: Driver, codec: Codec, directory: Directory) -> None:
@@ -37,40 +37,34 @@ class StateStore:
         self._versions: OrderedDict[str, str] = OrderedDict()
 
     async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
-        """Replace what stands under a key, never merging; the last save wins.
+        """Replace the state under a key, without merging; the last save wins.
 
-        Kept for ever, or for `ttl` seconds. Raises `InvalidState`, naming the path, for what is not JSON.
+        The state is kept for ever, or for `ttl` seconds. Raises `InvalidState`, naming the path, for a value
+        that is not JSON. The existing state is not read, so even one of a newer format is replaced; to avoid
+        that, load it first and use `save_if`, as `DefaultShortTermMemory.persist` does.
 
-        What stands there is not read, so even a state of a future version is replaced. Whoever must not do
-        that loads first and saves with `save_if`, as `DefaultShortTermMemory.persist` does.
-
-        One round trip if this store has loaded or saved that state before and nobody has saved it since.
-        Otherwise it may be a birth, so the owner that the key names is listed once more afterwards: no
-        state stands there for somebody whom `erase_tenant` would miss.
+        One round trip if this store was the last to load or save the state. Otherwise the save may create it,
+        so the owner that the key names is listed again afterwards, for `erase_tenant` to find.
         """
         send = await self._writer(keys.blob_key(key), state, ttl=ttl)
         owner, version = keys.blob_owner(key), new_version()
 
-        async def write(known: str | None) -> bool:
-            """Save; returns whether this may have been a birth."""
-            if known is not None and await operations.resent(lambda: send(version, known)):
-                return False
-            return await operations.resent(lambda: send(version, ANY))
-
-        if owner is None:
-            await write(None)
-        else:
-            known = self._versions.get(key)
-            await self._directory.write_for(owner, lambda: write(known), is_birth=bool)
+        # What belongs to no user is never listed, so it does not matter whether the save creates it.
+        known = None if owner is None else self._versions.get(key)
+        async with self._directory.listed(owner) as listing:
+            if known is None or not await operations.retried(lambda: send(version, known)):
+                await operations.retried(lambda: send(version, ANY))
+                listing.created = True
+        if owner is not None:
             self._remember(key, version)
 
     async def load_memory_state(self, key: str) -> dict[str, Any] | None:
-        """Return what stands under a key, the caller's to keep; `None` only if nothing does."""
+        """Return the state under a key, as a new object; `None` only if there is none."""
         state, _ = await self.load_versioned(key)
         return state
 
     async def load_versioned(self, key: str) -> tuple[dict[str, Any] | None, str | None]:
-        """Return what stands under a key and the version to hand to `save_if`; two `None` if nothing does."""
+        """Return the state under a key and its version for `save_if`; `(None, None)` if there is none."""
         record = await self._driver.load(keys.blob_key(key))
         if record is None:
             return None, None
@@ -81,29 +75,25 @@ class StateStore:
     async def save_if(
         self, key: str, state: dict[str, Any], *, expect: str | None, ttl: float | None = None
     ) -> bool:
-        """Save only if the version that was loaded still stands (`None`: if nothing does).
+        """Save only if the state still has the version that was loaded (`None`: only if there is no state).
 
-        `False` is a lost race and changed nothing. Raises `OutcomeUnknown` only if the datastore cannot
-        be asked what became of the write.
+        Returns `False` after a lost race, which changed nothing. Raises `OutcomeUnknown` only if the outcome
+        of the write cannot be read back.
         """
         send = await self._writer(keys.blob_key(key), state, ttl=ttl)
         owner, version = keys.blob_owner(key), new_version()
-
-        async def write() -> bool:
-            condition = ABSENT if expect is None else expect
-            return await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
-
-        if owner is None:
-            return await write()
-        saved = await self._directory.write_for(owner, write, is_birth=lambda saved: saved and expect is None)
-        if saved:
+        condition = ABSENT if expect is None else expect
+        async with self._directory.listed(owner) as listing:
+            saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
+            listing.created = saved and expect is None
+        if saved and owner is not None:
             self._remember(key, version)
         return saved
 
     async def _settled(
         self, key: str, write: Callable[[], Awaitable[bool]], *, version: str, expect: str | None
     ) -> bool:
-        """Send a conditional write; if its outcome is unknown, look what stands there."""
+        """Carry out a conditional write; if its outcome is unknown, read back what is stored."""
         try:
             return await write()
         except OutcomeUnknown as unknown:
@@ -114,11 +104,11 @@ class StateStore:
         found = None if record is None else record.version
         if found == expect:
             return await write()
-        # A third version may stand on top of ours, which nobody can tell; to the caller that is lost.
+        # A third version may have replaced ours, which cannot be told; the caller has lost the race.
         return found == version
 
     async def delete_memory_state(self, key: str) -> bool:
-        """Erase what stands under a key; returns whether anything did."""
+        """Erase the state under a key; returns whether there was one."""
         return await operations.erase(self._driver, keys.blob_key(key))
 
     # Paused runs of a planner
@@ -131,40 +121,36 @@ class StateStore:
         """
         send = await self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S)
         owner = _owner(payload)
-
-        async def write() -> None:
-            version = new_version()
-            await operations.resent(lambda: send(version, ANY))
+        version = new_version()
+        async with self._directory.listed(owner) as listing:
+            await operations.retried(lambda: send(version, ANY))
             if owner is not None:
-                # After the run itself: whoever erases the user later finds both.
+                # After the run itself: an erasure of the user that comes later finds both.
                 note = await self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
-                await operations.resent(lambda: note(version, ANY))
-
-        if owner is None:
-            await write()
-        else:
-            await self._directory.write_for(owner, write, is_birth=lambda _: True)
+                await operations.retried(lambda: note(version, ANY))
+            listing.created = True
 
     async def load_planner_state(self, token: str) -> dict[str, Any] | None:
-        """Hand out a paused run and forget it: to one caller, however many ask, and to nobody again.
+        """Return a paused run and remove it: exactly one of any number of callers receives it.
 
-        `None` if nothing waits under the token: it was never saved, its hour is over, or somebody has it.
-        Two round trips. Raises `OutcomeUnknown` if nobody can tell who has it; then it is lost, because
-        a run that is resumed twice does everything twice.
+        `None` if there is no run under the token: it was never saved, has expired, or was loaded before. Two
+        round trips. Raises `OutcomeUnknown` if it is unknown whether this call removed the run. The run is
+        lost then, because resuming it twice would do everything twice.
         """
         where = keys.planner_key(token)
         record = await self._driver.load(where)
         if record is None:
             return None
         payload = await self._read(record, "load_planner_state")
-        return payload if await self._taken(where, record.version) else None
+        return payload if await self._claim(where, record.version) else None
 
-    async def _taken(self, where: Key, version: str) -> bool:
-        """Delete what was loaded; returns whether it was us who did, and not another."""
+    async def _claim(self, where: Key, version: str) -> bool:
+        """Delete the run that was loaded; returns whether this call deleted it."""
         try:
             return await self._driver.delete(where, expect=version)
         except OutcomeUnknown:
-            # If it is still there, the first attempt did nothing. If not, either may have taken it.
+            # If it is still there, the first attempt did nothing. If not, this or another caller has deleted
+            # it.
             with suppress(StorageError):
                 if await self._driver.delete(where, expect=version):
                     return True
@@ -176,15 +162,15 @@ class StateStore:
         with located(self._driver.name, operation):
             if record.body is None or record.tail:
                 raise Corrupt("the record under this key is not a saved state")
-            return await unhurried(self._codec.open_steps("state", record.body))
+            return await run_in_slices(self._codec.open_steps("state", record.body))
 
     async def _writer(
         self, where: Key, state: dict[str, Any], *, ttl: float | None
     ) -> Callable[[str, str | AbsentType | AnyType], Awaitable[bool]]:
-        """Check and seal a state; returns what sends it as a version, on a condition."""
+        """Check and serialize a state; returns a function that writes it as a version, on a condition."""
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"a state is a dict, not {type(state).__name__}")
-        body = await unhurried(self._codec.seal_steps("state", state))
+        body = await run_in_slices(self._codec.seal_steps("state", state))
         return lambda version, expect: self._driver.replace(
             where, body, version=version, expect=expect, ttl=ttl
         )

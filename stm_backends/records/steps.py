@@ -1,7 +1,7 @@
-"""Work on large values in small steps, so that other tasks have their turn in between.
+"""Work on large values in small steps, so that other tasks run in between.
 
 A function that works in steps is a generator that yields where it may be interrupted, and returns its
-result. What it looks at may change at every `yield` that `unhurried` makes something of.
+result. With `run_in_slices`, the values that it reads may change at any `yield`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final, TypeAlias, TypeVar
 T = TypeVar("T")
 
 Steps: TypeAlias = Generator[None, None, T]
-"""Work that returns a `T` and yields now and then."""
+"""Work that returns a `T` and yields between steps."""
 
 STEP: Final = 64
-"""How many elements of a list are one step: a list of fewer is worked on without interruption."""
+"""How many elements of a list make one step; a shorter list is processed without interruption."""
 
 SLICE_S: Final = 0.004
-"""How long a piece of work may go on before other tasks have their turn, in seconds."""
+"""How long work may run before other tasks do, in seconds."""
 
 
-def at_once(steps: Steps[T]) -> T:
-    """Do all of it now."""
+def run_now(steps: Steps[T]) -> T:
+    """Run all steps without interruption and return the result."""
     while True:
         try:
             next(steps)
@@ -32,8 +32,8 @@ def at_once(steps: Steps[T]) -> T:
             return stop.value
 
 
-async def unhurried(steps: Steps[T]) -> T:
-    """Do it, and let other tasks go on after every few milliseconds, and at the end if it took that long."""
+async def run_in_slices(steps: Steps[T]) -> T:
+    """Run all steps and return the result; other tasks run after every `SLICE_S` seconds."""
     until, interrupted = time.perf_counter() + SLICE_S, False
     while True:
         try:

@@ -6,10 +6,10 @@ from stm_backends.telemetry.opentelemetry import Telemetry
 async with open_backend("sqlite:///memory.db", observer=Telemetry()) as backend: ...
 ```
 
-It needs only the API package (extra `otel`), which does nothing until your program sets up an SDK. Names and
-attributes are in `docs/how-to/telemetry.md`; those of datastore operations follow the semantic conventions.
-Spans and metrics contain no text of a conversation, no id, no key and no message of an error, only the name of its
-class.
+It needs only the API package (extra `otel`), which does nothing until your program sets up an SDK.
+`docs/how-to/telemetry.md` lists names and attributes; those of datastore operations follow the semantic
+conventions. Spans and metrics contain no text of a conversation, no id, no key and no message of an error,
+only the name of its class.
 """
 
 from __future__ import annotations

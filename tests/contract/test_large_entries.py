@@ -34,7 +34,7 @@ class TestLargeEntries(DriverContract):
 
 
 class Eager(LargeEntries):
-    """Keeps beside its record whatever has more than four bytes."""
+    """Stores every value of more than four bytes in parts."""
 
     def _fits(self, value: bytes) -> bool:
         return len(value) <= 4 and super()._fits(value)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stm_backends
-from stm_backends.backend import NOWHERE, Backend, open_backend
+from stm_backends.backend import PING_KEY, Backend, open_backend
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError, Unavailable, UnknownBackend
@@ -158,7 +158,7 @@ async def test_an_error_in_the_body_is_shown_and_the_driver_closed() -> None:
         async with Backend(driver):
             raise KeyError
     with pytest.raises(Unavailable):
-        await driver.load(NOWHERE)
+        await driver.load(PING_KEY)
 
 
 async def test_a_sqlite_file_that_is_none_is_a_typed_error(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ async def test_it_says_what_it_is(backend: Backend) -> None:
     assert isinstance(backend.router(), ShortTermMemory)
 
 
-async def test_a_ping_is_one_load_of_what_nobody_has(backend: Backend, calls: list[str]) -> None:
+async def test_a_ping_is_one_load_of_a_missing_record(backend: Backend, calls: list[str]) -> None:
     start = time.perf_counter()
     seconds = await backend.ping()
     assert 0 < seconds <= time.perf_counter() - start
     assert calls == ["load"]
-    assert await backend.driver.load(NOWHERE) is None
-    assert NOWHERE.scope != keys.OTHER_BLOBS
+    assert await backend.driver.load(PING_KEY) is None
+    assert PING_KEY.scope != keys.OTHER_BLOBS
 
 
 async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend, calls: list[str]) -> None:
@@ -238,7 +238,7 @@ async def test_a_user_is_listed_once_for_all_memories_of_a_process(
     memory = backend.memory(KEY, config)
     await memory.add_turn(turn("one"))
     await backend.state_store.save_memory_state(KEY.composite(), {})
-    # What may have been a birth asks once more, after it.
+    # A write that may have created the record lists the user again.
     await settled(memory)
     calls.clear()
     await backend.memory(KEY, config).add_turn(turn("two"))
@@ -254,7 +254,7 @@ async def test_a_router_and_a_memory_share_the_conversation(backend: Backend) ->
     assert [item.user_message for item in await backend.memory(KEY, config).turns()] == ["one"]
 
 
-async def test_a_memory_that_nobody_holds_is_let_go(backend: Backend) -> None:
+async def test_an_unreferenced_memory_is_freed(backend: Backend) -> None:
     for number in range(50):
         memory = backend.memory(MemoryKey("acme", "u", str(number)), ROLLING, summarizer=Gate())
         await memory.add_turn(turn("one"))
@@ -335,7 +335,7 @@ def shared_driver(tmp_path: Path, kind: str) -> tuple[Driver, Driver]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("through", ["memory", "router", "a memory that is let go"])
+@pytest.mark.parametrize("through", ["memory", "router", "a memory that is freed"])
 async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kind: str, through: str) -> None:
     ours, theirs = shared_driver(tmp_path, kind)
     gate = Gate()
@@ -343,7 +343,7 @@ async def test_closing_waits_for_a_summary_that_ends_in_time(tmp_path: Path, kin
         if through == "memory":
             memory = backend.memory(KEY, ROLLING, summarizer=gate)
             await fill(memory)
-        elif through == "a memory that is let go":
+        elif through == "a memory that is freed":
             await fill(backend.memory(KEY, ROLLING, summarizer=gate))
             gc.collect()
         else:
@@ -377,7 +377,7 @@ async def test_closing_gives_up_on_a_summary_that_hangs_and_gives_its_lease_back
         assert len((await again.sessions.export(KEY))["turns"]) == 2
 
 
-async def test_a_background_that_does_not_close_holds_up_nobody(
+async def test_a_background_that_does_not_close_delays_no_other(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = MemoryDriver(deadline_s=0.1)
@@ -387,7 +387,7 @@ async def test_a_background_that_does_not_close_holds_up_nobody(
     cancelled = asyncio.Event()
 
     async def close(maintenance: Maintenance, *, timeout: float) -> None:
-        if maintenance.shared.knows("raises"):
+        if maintenance.shared.remembers("raises"):
             raise OSError("words of a conversation")
         try:
             await asyncio.Event().wait()
@@ -404,7 +404,7 @@ async def test_a_background_that_does_not_close_holds_up_nobody(
     assert "OSError" in caplog.text
     assert "words" not in caplog.text
     with pytest.raises(Unavailable):
-        await driver.load(NOWHERE)
+        await driver.load(PING_KEY)
 
 
 async def test_a_cancelled_closing_still_closes_the_driver() -> None:
@@ -444,7 +444,7 @@ async def test_a_cancelled_closing_ends_the_background_and_gives_leases_back(
         await asyncio.wait_for(backend.close(), 0.2)
     assert gate.running == 0
     with pytest.raises(Unavailable, match="the driver is not open"):
-        await ours.load(NOWHERE)
+        await ours.load(PING_KEY)
     assert await lease_is_free(theirs)
 
 
@@ -464,7 +464,7 @@ async def test_who_closes_while_another_does_waits_for_it_and_may_give_up_alone(
     gate.go.set()
     await second
     with pytest.raises(Unavailable):
-        await driver.load(NOWHERE)
+        await driver.load(PING_KEY)
     await first
     await backend.open()
     await backend.ping()

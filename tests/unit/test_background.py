@@ -18,9 +18,9 @@ from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
-from stm_backends.memory.shared.schedule import WAITING_KEPT, Waiting
+from stm_backends.memory.shared.schedule import MAX_TIMERS, Timers
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
@@ -133,7 +133,7 @@ async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> Non
 
 
 @pytest.mark.parametrize("pods", [1, 2])
-def test_a_hot_conversation_recovers_when_the_model_does_and_loses_nothing_from_then_on(pods: int) -> None:
+def test_a_busy_conversation_recovers_and_loses_nothing_afterwards(pods: int) -> None:
     async def main() -> None:
         model = Model(down=4)
         settings = config(
@@ -166,7 +166,7 @@ def test_a_hot_conversation_recovers_when_the_model_does_and_loses_nothing_from_
 
 
 @pytest.mark.parametrize(("pods", "objects"), [(1, 1), (1, 3), (2, 2)])
-def test_a_model_that_fails_is_asked_once_an_interval_whoever_asks(pods: int, objects: int) -> None:
+def test_a_failing_model_is_called_once_an_interval_by_all_pods(pods: int, objects: int) -> None:
     async def main() -> None:
         model = Model(down=1e9)
         settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=2.0, recovery_backlog_limit=2)
@@ -224,7 +224,7 @@ async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
     async with Backend(driver, close_timeout_s=0) as backend:
 
         async def down(_: Key | str) -> None:
-            raise Unavailable("nobody answers")
+            raise Unavailable("no answer")
 
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=1000.0), summarizer=model)
@@ -271,7 +271,7 @@ async def test_a_flush_does_not_start_a_background_again_that_cannot_work() -> N
 
 
 @virtually
-async def test_a_degraded_conversation_with_nothing_pending_recovers_without_a_call() -> None:
+async def test_a_degraded_memory_with_nothing_pending_recovers_without_a_call() -> None:
     async with opened(1) as (backend,):
         model = Model(down=0, works_in=0.0)
         memory = backend.memory(KEY, config(zone=1, degraded_retry_interval_s=1e6), summarizer=model)
@@ -292,7 +292,7 @@ async def test_a_degraded_conversation_with_nothing_pending_recovers_without_a_c
 
 
 @virtually
-async def test_what_is_pending_beyond_one_call_follows_in_others_and_nothing_is_lost() -> None:
+async def test_pending_turns_beyond_one_call_follow_in_later_calls() -> None:
     sizes: list[int] = []
 
     async def small(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -381,7 +381,7 @@ async def test_nothing_is_dropped_for_a_turn_that_was_given_up() -> None:
 
 
 @virtually
-async def test_nothing_is_dropped_for_a_turn_that_another_process_has_made_room_for() -> None:
+async def test_nothing_is_dropped_if_another_process_has_made_room() -> None:
     async with opened(2, max_record_bytes=12_000) as (backend, other):
         memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
         adding = await waiting_for_room(backend, memory)
@@ -433,7 +433,7 @@ async def test_many_memory_objects_leave_one_timer_and_no_task() -> None:
 
 
 @virtually
-async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_time() -> None:
+async def test_waiting_conversations_have_no_task_and_resume_in_time() -> None:
     async with opened(1) as (backend,):
         settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=100.0)
         model = Model(down=50.0, works_in=0.0)
@@ -445,7 +445,7 @@ async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_
         await asyncio.sleep(20)
         gc.collect()
         assert len(asyncio.all_tasks()) == 1
-        assert len(backend._backgrounds) == 300  # noqa: SLF001 -- as below: that nobody is forgotten
+        assert len(backend._backgrounds) == 300  # noqa: SLF001 -- as below: every one is remembered
         await asyncio.sleep(200)
         gc.collect()
         assert len(model.calls) == 600
@@ -453,14 +453,14 @@ async def test_conversations_that_only_wait_have_no_task_and_are_attended_to_in_
 
 
 @virtually
-async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> None:
-    waiting, rested, woken = Waiting(most=3), list[int](), list[int]()
+async def test_beyond_the_limit_the_least_recently_used_timers_are_dropped() -> None:
+    waiting, rested, woken = Timers(most=3), list[int](), list[int]()
 
     class Maintenance:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def rest(self) -> None:
+        def cancel_plan(self) -> None:
             waiting.end(self)  # type: ignore[arg-type]
             rested.append(self.number)
 
@@ -474,7 +474,7 @@ async def test_of_too_many_that_wait_those_touched_longest_ago_are_let_go() -> N
     assert (rested, len(waiting)) == ([1, 2], 3)
     await asyncio.sleep(60)
     assert (woken, len(waiting)) == ([0, 3, 4], 0)
-    assert WAITING_KEPT >= 3_000
+    assert MAX_TIMERS >= 3_000
 
 
 @virtually
@@ -513,14 +513,14 @@ async def test_closing_one_memory_object_leaves_the_background_to_the_others() -
 # Turns
 
 
-async def slots_in(order: list[str], slots: Slots, tenant: str, go: asyncio.Event) -> None:
+async def slots_in(order: list[str], slots: FairConcurrencyLimit, tenant: str, go: asyncio.Event) -> None:
     async with slots.slot(tenant):
         order.append(tenant)
         await go.wait()
 
 
 async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others() -> None:
-    slots, order, hang, go = Slots(8), list[str](), asyncio.Event(), asyncio.Event()
+    slots, order, hang, go = FairConcurrencyLimit(8), list[str](), asyncio.Event(), asyncio.Event()
     waiting = [asyncio.create_task(slots_in(order, slots, "bad", hang)) for _ in range(20)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -537,8 +537,8 @@ async def test_a_tenant_whose_calls_hang_leaves_a_quarter_of_the_slots_to_others
     assert order.count("bad") == 20
 
 
-async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None:
-    slots, order, go = Slots(1), list[str](), asyncio.Event()
+async def test_tenants_are_served_round_robin_and_cancelled_waiters_are_skipped() -> None:
+    slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(slots_in(order, slots, tenant, go)) for tenant in "aaabbc"]
     await asyncio.sleep(0.01)
     tasks[3].cancel()
@@ -550,8 +550,8 @@ async def test_tenants_take_turns_and_whoever_stops_waiting_takes_none() -> None
         pass
 
 
-async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
-    slots, order, go = Slots(1), list[str](), asyncio.Event()
+async def test_a_slot_given_at_the_moment_of_a_cancellation_is_not_lost() -> None:
+    slots, order, go = FairConcurrencyLimit(1), list[str](), asyncio.Event()
     first, second = (asyncio.create_task(slots_in(order, slots, "a", go)) for _ in range(2))
     await asyncio.sleep(0.01)
     go.set()
@@ -563,7 +563,7 @@ async def test_a_slot_given_to_one_who_is_cancelled_in_the_same_moment_is_not_lo
 
 
 def test_slots_of_an_event_loop_that_was_closed_are_free_again() -> None:
-    slots, order = Slots(1), list[str]()
+    slots, order = FairConcurrencyLimit(1), list[str]()
     loop = asyncio.new_event_loop()
     left = [loop.create_task(slots_in(order, slots, "a", asyncio.Event())) for _ in range(2)]
     loop.run_until_complete(asyncio.sleep(0.01))
@@ -594,7 +594,7 @@ async def test_a_repeat_that_is_known_is_read_and_not_written() -> None:
         record = await driver.load(RECORD)
         assert record is not None
         assert len(record.tail) == 1
-        # What was erased meanwhile by another process is a new turn.
+        # A turn that another process erased in between is a new turn.
         await driver.delete(RECORD)
         await memory.add_turn(turn("one"), turn_id="one")
         assert (await shown(memory))["recent"] == ["uone"]

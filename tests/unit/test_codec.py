@@ -24,7 +24,7 @@ from stm_backends.records.codec import (
     load_turn,
     require_json,
 )
-from stm_backends.records.steps import STEP, at_once
+from stm_backends.records.steps import STEP, run_now
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 CODEC = Codec()
@@ -267,7 +267,7 @@ def test_a_transform_that_is_not_here_is_named() -> None:
         CODEC.open("state", Codec([Deflate()]).seal("state", {}))
 
 
-def test_bytes_that_a_transform_cannot_read_are_refused_with_its_own_reason() -> None:
+def test_bytes_that_a_transform_cannot_read_raise_with_its_reason() -> None:
     with pytest.raises(Corrupt, match="'zlib'") as caught:
         Codec([Deflate()]).open("state", b"stm/1 state zlib\nnot compressed")
     assert isinstance(caught.value.__cause__, zlib.error)
@@ -361,9 +361,9 @@ MANY = st.lists(st.integers() | TRICKY, max_size=200)
 @given(st.dictionaries(st.text('a":[{\ud800', max_size=4), ANYTHING | MANY))
 def test_steps_seal_and_open_what_is_sealed_and_opened_at_once(content: dict[str, Any]) -> None:
     codec = Codec()
-    envelope = at_once(codec.seal_steps("state", content))
+    envelope = run_now(codec.seal_steps("state", content))
     assert envelope == codec.seal("state", content)
-    assert at_once(codec.open_steps("state", envelope)) == codec.open("state", envelope)
+    assert run_now(codec.open_steps("state", envelope)) == codec.open("state", envelope)
 
 
 @given(TRICKY | st.builds(json.dumps, ANYTHING, indent=st.sampled_from([None, 1])))
@@ -373,9 +373,9 @@ def test_steps_open_any_bytes_as_they_are_opened_at_once(text: str) -> None:
         expected = codec.open("state", envelope)
     except Corrupt:
         with pytest.raises(Corrupt):
-            at_once(codec.open_steps("state", envelope))
+            run_now(codec.open_steps("state", envelope))
     else:
-        assert at_once(codec.open_steps("state", envelope)) == expected
+        assert run_now(codec.open_steps("state", envelope)) == expected
 
 
 def test_steps_refuse_what_is_not_json_with_its_path() -> None:
@@ -390,7 +390,7 @@ def test_steps_refuse_what_is_not_json_with_its_path() -> None:
         ({1: 2}, "state has a key"),
     ):
         with pytest.raises(InvalidState, match=path):
-            at_once(codec.seal_steps("state", content))  # type: ignore[arg-type]
+            run_now(codec.seal_steps("state", content))  # type: ignore[arg-type]
 
 
 def test_a_long_list_is_many_steps() -> None:

@@ -19,7 +19,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
     open_backend,
 )
-from stm_backends.admin.copying import AT_ONCE, NOBODY, Copy, Item, Owner, Standing, Trouble, standing
+from stm_backends.admin.copying import AT_ONCE, UNOWNED, Comparison, Copy, Item, Owner, Problem, compare
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
 from stm_backends.drivers.plugins import open_driver
@@ -37,7 +37,7 @@ ACME = Owner("acme")
 TRIP = MemoryKey("acme", "u1", "trip")
 CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=3))
 
-Troubles = list[tuple[str, Trouble]]
+Troubles = list[tuple[str, Problem]]
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ async def copied(source: Driver, target: Driver, *owners: Owner, **options: Any)
     """Copy and verify; returns what came of it, and which records were in trouble."""
     troubles: Troubles = []
 
-    def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
+    def trouble(item: Item, trouble: Problem, error: StorageError | None) -> None:
         troubles.append((item.name, trouble))
 
-    copy = Copy(source, target, owners or [ACME], on_trouble=trouble, **options)
+    copy = Copy(source, target, owners or [ACME], on_problem=trouble, **options)
     await copy.copy()
     await copy.verify()
     return copy, troubles
@@ -178,8 +178,8 @@ async def test_a_user_of_a_tenant_that_is_given_too_is_copied_once(source: Backe
     assert copy.tally == {"copied": 6, "verified": 6}
 
 
-async def test_states_that_are_nobodys_are_copied_when_asked_for(source: Backend, target: Driver) -> None:
-    copy, _ = await copied(source.driver, target, NOBODY)
+async def test_states_without_an_owner_are_copied_on_request(source: Backend, target: Driver) -> None:
+    copy, _ = await copied(source.driver, target, UNOWNED)
 
     assert copy.tally == {"copied": 1, "verified": 1}
     assert await Backend(target).state_store.load_memory_state("nobody's") == {"state": "nobody's"}
@@ -203,7 +203,7 @@ async def test_a_user_is_listed_before_anything_of_theirs_is_written(
         mine = {keys.directory_key("acme", user), *await held(target, *scopes_of("acme", user))}
         first, *rest = [key for _, key in writes if key in mine]
         assert first == keys.directory_key("acme", user)
-        # And once more after a birth, because whoever erases the tenant may have come in between.
+        # And again after a creation, because an erasure of the tenant may have come in between.
         assert rest[-1] == keys.directory_key("acme", user)
 
 
@@ -219,7 +219,7 @@ async def test_bytes_that_this_version_cannot_read_arrive_as_they_are(
     assert await target.load(key) == Record("later", None, (b"stm/9 turn\nnot ours",))
 
 
-async def test_copies_live_for_ever_unless_told(source: Backend, target: Driver) -> None:
+async def test_copies_have_no_time_to_live_by_default(source: Backend, target: Driver) -> None:
     ttls: list[object] = []
     for operation in ("append", "replace"):
         call = getattr(target, operation)
@@ -319,7 +319,7 @@ async def test_a_record_that_differs_is_left_alone_and_named(source: Backend, ta
     assert await target.load(keys.memory_key(TRIP)) == other
 
 
-async def test_a_record_that_differs_is_replaced_when_told(source: Backend, target: Driver) -> None:
+async def test_a_different_record_is_replaced_on_request(source: Backend, target: Driver) -> None:
     await differ(target)
 
     copy, troubles = await copied(source.driver, target, replace=True)
@@ -329,7 +329,7 @@ async def test_a_record_that_differs_is_replaced_when_told(source: Backend, targ
     assert await target.load(keys.memory_key(TRIP)) == await source.driver.load(keys.memory_key(TRIP))
 
 
-async def test_a_record_of_the_same_version_that_has_moved_on_is_left_unless_told(
+async def test_a_changed_record_of_the_same_version_is_left_by_default(
     source: Backend, target: Driver
 ) -> None:
     await copied(source.driver, target)
@@ -344,10 +344,10 @@ async def test_a_record_of_the_same_version_that_has_moved_on_is_left_unless_tol
 
 def test_only_a_beginning_under_the_same_version_and_body_has_been_begun() -> None:
     source = Record("v", b"body", (b"1", b"2"))
-    assert standing(source, None) is Standing.ABSENT
-    assert standing(source, Record("v", b"body", (b"1", b"2"))) is Standing.EQUAL
-    assert standing(source, Record("v", b"body", (b"1",))) is Standing.BEGUN
-    assert standing(source, Record("v", b"body", ())) is Standing.BEGUN
+    assert compare(source, None) is Comparison.ABSENT
+    assert compare(source, Record("v", b"body", (b"1", b"2"))) is Comparison.EQUAL
+    assert compare(source, Record("v", b"body", (b"1",))) is Comparison.BEGUN
+    assert compare(source, Record("v", b"body", ())) is Comparison.BEGUN
     for other in (
         Record("w", b"body", (b"1",)),
         Record("v", b"bodx", (b"1",)),
@@ -355,13 +355,13 @@ def test_only_a_beginning_under_the_same_version_and_body_has_been_begun() -> No
         Record("v", b"body", (b"2",)),
         Record("v", b"body", (b"1", b"2", b"3")),
     ):
-        assert standing(source, other) is Standing.DIFFERENT
+        assert compare(source, other) is Comparison.DIFFERENT
 
 
 # While the source is in use
 
 
-async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_brings_it(
+async def test_a_turn_added_during_the_copy_is_copied_by_the_next_copy(
     source: Backend, target: Driver
 ) -> None:
     memory = source.memory(TRIP, ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=10**6)))
@@ -397,15 +397,15 @@ async def test_a_turn_that_is_added_during_the_copy_is_found_and_the_next_copy_b
     ]
 
 
-async def test_what_the_source_did_between_copying_and_verifying_is_told_apart(
+async def test_changes_between_copying_and_verifying_are_distinguished(
     source: Backend, target: Driver
 ) -> None:
-    troubles: dict[str, Trouble] = {}
+    troubles: dict[str, Problem] = {}
 
-    def trouble(item: Item, trouble: Trouble, error: StorageError | None) -> None:
+    def trouble(item: Item, trouble: Problem, error: StorageError | None) -> None:
         troubles[item.name] = trouble
 
-    copy = Copy(source.driver, target, [ACME], on_trouble=trouble)
+    copy = Copy(source.driver, target, [ACME], on_problem=trouble)
     await copy.copy()
     record = await source.driver.load(keys.memory_key(TRIP))
     assert record is not None
@@ -514,7 +514,7 @@ async def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_copied(
 
 
 @pytest.mark.parametrize("limit", [{"max_entry_bytes": 300}, {"max_record_bytes": 300}])
-async def test_what_is_too_large_for_the_target_is_named_and_what_stands_there_stays(
+async def test_a_record_too_large_for_the_target_is_reported_and_skipped(
     source: Backend, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     target = open_driver("memory", **limit)
@@ -553,7 +553,7 @@ async def test_a_target_that_holds_less_than_it_says_keeps_no_part_of_a_record(
     assert await target.load(keys.memory_key(TRIP)) is None
 
 
-async def test_a_target_that_somebody_else_writes_to_is_found_to_differ(
+async def test_a_target_that_is_written_to_is_found_to_differ(
     source: Backend, target: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, call = keys.memory_key(TRIP), target.append

@@ -86,7 +86,7 @@ async def test_a_turn_without_an_id_is_another_one_each_time() -> None:
     assert len({*ids}) == 3
 
 
-async def test_adding_the_same_id_again_calls_nobody_back() -> None:
+async def test_adding_the_same_id_again_calls_no_callback() -> None:
     seen: list[object] = []
 
     async def note(added: ConversationTurn) -> None:
@@ -221,7 +221,7 @@ async def test_a_turn_costs_the_same_after_ten_thousand_others(strategy: str) ->
     assert costs[1] <= costs[0] + 5
 
 
-async def test_a_burst_without_a_pause_does_not_look_at_what_is_pending_again_and_again(
+async def test_a_burst_of_turns_does_not_rescan_pending_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_at: list[int] = []

@@ -121,7 +121,7 @@ async def test_a_summary_finished_while_saving_is_kept_and_saved_next() -> None:
     assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
 
 
-async def test_a_summary_finished_in_the_background_is_in_the_next_persisted_state(store: PlainStore) -> None:
+async def test_a_background_summary_is_in_the_next_persisted_state(store: PlainStore) -> None:
     held = LedgerSummarizer()
     held.hold()
     one = await added(memory(held), 1, 2, 3)
@@ -144,7 +144,7 @@ async def test_a_summary_outlives_a_hydrate_of_what_it_grew_from(store: PlainSto
     assert covered(store.state(KEY)["summary"]) == ["u1"]
 
 
-async def test_of_two_summaries_the_stored_one_stands_and_what_only_ours_covers_comes_back(
+async def test_the_stored_summary_wins_and_turns_only_ours_covers_return(
     store: PlainStore,
 ) -> None:
     first = await added(never(), 1, 2, 3)
@@ -212,7 +212,7 @@ async def test_an_overwritten_turn_is_put_back_by_the_next_persist() -> None:
     assert sorted(users(plain.state(KEY))) == ["u1", "u2"]
 
 
-async def test_a_confirmed_summary_that_was_overwritten_is_put_back_by_whoever_has_it() -> None:
+async def test_an_overwritten_confirmed_summary_is_put_back_by_its_writer() -> None:
     plain = PlainStore()
     author = await added(memory(), 1, 2, 3)
     await author.persist(plain, KEY)
@@ -256,7 +256,7 @@ async def test_a_turn_that_another_process_folded_is_not_put_back(store: PlainSt
     assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
 
 
-async def test_turns_folded_long_ago_are_not_put_back_when_nobody_remembers_them(store: PlainStore) -> None:
+async def test_turns_folded_long_ago_are_not_restored_when_forgotten(store: PlainStore) -> None:
     sleeper = await added(never(), 1, 2, 3)
     await sleeper.persist(store, KEY)
     busy = memory(settings=config(zone=2, total_max_tokens=0, summary_max_tokens=0))
@@ -268,7 +268,7 @@ async def test_turns_folded_long_ago_are_not_put_back_when_nobody_remembers_them
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 300), (200, 100), (250, 250)])
-async def test_a_summary_of_long_ago_is_not_undone_when_nobody_remembers_its_turns(
+async def test_an_old_summary_is_kept_when_its_turns_are_forgotten(
     store: PlainStore, ours: int, theirs: int
 ) -> None:
     settings = config(zone=0, summary_max_tokens=100_000, total_max_tokens=0)
@@ -524,7 +524,7 @@ async def test_unknown_fields_survive_hydrate_and_persist(store: PlainStore) -> 
     assert two.to_dict()["artifacts"] == {"a1": {"kind": "chart", "rows": [1, 2]}}, "ours alone"
 
 
-async def test_unknown_fields_of_both_sides_survive_a_merge_and_the_stored_ones_stand(
+async def test_unknown_fields_of_both_sides_survive_and_the_stored_ones_win(
     store: PlainStore,
 ) -> None:
     one, two = never(), never()
@@ -541,7 +541,7 @@ async def test_unknown_fields_of_both_sides_survive_a_merge_and_the_stored_ones_
     assert sorted(mood["of"] for mood in moods(state)) == ["u1", "u2"]
 
 
-async def test_unknown_fields_of_another_conversation_are_let_go_with_it(store: PlainStore) -> None:
+async def test_unknown_fields_of_another_conversation_are_discarded_with_it(store: PlainStore) -> None:
     store.texts[KEY] = json.dumps(with_more(penguiflow_state(1)))
     one = never()
     await one.hydrate(store, KEY)
@@ -605,7 +605,7 @@ async def test_a_turn_added_between_any_two_steps_is_kept_and_saved_next(store: 
 
 
 @pytest.mark.usefixtures("each_step")
-async def test_another_key_between_any_two_steps_of_loading_shows_nothing_of_the_first(
+async def test_binding_another_key_while_loading_shows_nothing_of_the_first(
     store: PlainStore,
 ) -> None:
     await (await added(never(config(zone=MANY)), *range(MANY))).persist(store, KEY)
@@ -646,7 +646,7 @@ async def test_persisting_under_a_foreign_key_raises_and_saves_nothing(store: Pl
     assert store.texts == {}
 
 
-async def test_what_was_to_be_persisted_is_even_if_another_key_comes_meanwhile() -> None:
+async def test_a_persist_completes_even_if_another_key_is_bound() -> None:
     gate = Gate()
     one = await added(never(), 1)
     gate.close("load")
@@ -721,7 +721,7 @@ async def test_a_cancelled_persist_can_be_repeated() -> None:
     assert users(gate.state(KEY)) == ["u1", "u2"]
 
 
-async def test_one_waiter_that_is_cancelled_holds_up_nobody_else() -> None:
+async def test_a_cancelled_waiter_does_not_delay_the_others() -> None:
     gate = Gate()
     one = await added(never(), 1)
     gate.close("load")
@@ -831,7 +831,7 @@ async def test_a_store_that_can_only_be_written_to_is_written_to() -> None:
 
 
 async def _erased(erase: Callable[[ConditionalStore], None], *, summarized: bool) -> list[str]:
-    """Save u1 to u3 and add u4; return what is saved in the end if the first three are erased meanwhile."""
+    """Save u1 to u3 and add u4; return the final state if the first three are erased in between."""
     plain = ConditionalStore()
     one = await added(memory() if summarized else never(), 1, 2, 3)
     await one.flush(timeout=5 if summarized else 0)
@@ -851,7 +851,7 @@ async def test_what_was_erased_elsewhere_is_not_saved_again(summarized: bool) ->
 
 
 @pytest.mark.parametrize("summarized", [False, True])
-async def test_what_was_erased_elsewhere_stays_erased_when_the_conversation_was_begun_anew(
+async def test_erased_turns_stay_erased_when_the_conversation_restarts(
     summarized: bool,
 ) -> None:
     begun_anew = ConditionalStore()
@@ -878,7 +878,7 @@ async def test_what_was_erased_elsewhere_is_not_shown_after_a_hydrate() -> None:
     assert users(plain.state(KEY)) == ["u4"]
 
 
-async def test_turns_never_saved_come_back_out_of_a_summary_that_covered_what_was_erased() -> None:
+async def test_unsaved_turns_return_from_a_summary_of_erased_turns() -> None:
     plain = ConditionalStore()
     one = await added(memory(), 1)
     await one.persist(plain, KEY)
@@ -903,7 +903,7 @@ async def test_a_summary_in_flight_of_what_was_erased_is_discarded() -> None:
     assert await shown(one) == {"summary": [], "pending": [], "recent": []}
 
 
-async def test_a_plain_store_that_answers_nothing_is_not_believed_to_have_erased_anything() -> None:
+async def test_a_plain_store_that_returns_none_has_erased_nothing() -> None:
     plain = PlainStore()
     one = await added(never(), 1)
     await one.persist(plain, KEY)

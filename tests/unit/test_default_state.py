@@ -133,7 +133,7 @@ async def test_what_is_said_in_a_state_is_not_said_in_an_error() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_state_is_taken_without_an_event_loop_and_summarized_in_the_next_one() -> None:
+def test_a_state_loaded_without_a_loop_is_summarized_in_the_next_one() -> None:
     one = memory()
     one.from_dict({**penguiflow_state(2, 3), "pending": penguiflow_state(1)["turns"]})
     assert users(one.to_dict()) == ["u1", "u2", "u3"]
@@ -181,7 +181,7 @@ async def test_a_loaded_state_is_fitted_to_this_configuration() -> None:
     assert summarizing.to_dict()["summary"] == "word " * 50
 
 
-async def test_the_backlog_of_a_loaded_state_is_bounded_once_its_attempt_has_failed(
+async def test_a_loaded_backlog_is_bounded_after_its_attempt_has_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail(request: object) -> object:
@@ -248,7 +248,7 @@ async def test_retry_counters_survive_a_state() -> None:
     await asyncio.gather(one.close(), two.close())
 
 
-async def test_a_degraded_state_of_penguiflow_stays_degraded_when_the_next_attempt_fails() -> None:
+async def test_a_degraded_penguiflow_state_stays_degraded_after_a_failure() -> None:
     failing = LedgerSummarizer()
     failing.fail = 100
     one = memory(failing, config(zone=1, degraded_retry_interval_s=60.0))

@@ -95,7 +95,7 @@ def test_no_interval_makes_the_background_spin(base: float, interval: float) -> 
     clock.run(main())
 
 
-def test_a_clock_that_stands_still_does_not_keep_retries_from_coming() -> None:
+def test_a_stopped_clock_does_not_prevent_retries() -> None:
     async def main() -> None:
         summarizer = Timed(fails=5)
         one = DefaultShortTermMemory(
@@ -111,7 +111,7 @@ def test_a_clock_that_stands_still_does_not_keep_retries_from_coming() -> None:
     clock.run(main())
 
 
-def test_there_is_one_summarizer_call_at_a_time_whatever_happens_meanwhile() -> None:
+def test_there_is_never_more_than_one_summarizer_call_at_a_time() -> None:
     async def main() -> None:
         summarizer = LedgerSummarizer()
         one = memory(summarizer)
@@ -131,7 +131,7 @@ def test_there_is_one_summarizer_call_at_a_time_whatever_happens_meanwhile() -> 
     clock.run(main())
 
 
-def test_turns_added_during_a_recovery_beyond_the_limit_are_not_trimmed_under_it() -> None:
+def test_turns_added_during_a_recovery_are_not_trimmed_under_it() -> None:
     async def main() -> None:
         summarizer = Timed(fails=1, takes=5)
         one = memory(summarizer, retry_attempts=0, recovery_backlog_limit=2)
@@ -313,7 +313,7 @@ def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
     assert "secret" not in caplog.text
 
 
-def test_degraded_with_nothing_left_to_summarize_recovers_and_shows_its_summary() -> None:
+def test_degraded_with_nothing_pending_recovers_and_shows_its_summary() -> None:
     """Another process has let its turns go, say; no attempt would ever be made again."""
 
     async def main() -> None:

@@ -55,7 +55,7 @@ async def test_a_setting_leaves_it_to_the_next_persist(store: PlainStore) -> Non
     assert covered(store.state(KEY)["summary"]) == ["u1"]
 
 
-async def test_what_another_process_has_saved_meanwhile_is_kept(store: PlainStore) -> None:
+async def test_a_concurrent_save_of_another_process_is_kept(store: PlainStore) -> None:
     one, summarizer = await persisted(store, 1, 2, 3)
     two = memory(settings=config(zone=2, fold_batch_turns=100))
     await two.hydrate(store, KEY)
@@ -82,7 +82,7 @@ async def test_a_race_that_is_lost_is_merged_and_saved_again() -> None:
     assert (gate.races, covered(state["summary"]), users(state)) == (1, ["u1", "u2"], ["u3", "u9"])
 
 
-async def test_another_summary_that_stands_there_by_then_stays(store: PlainStore) -> None:
+async def test_another_summary_that_was_stored_in_between_stays(store: PlainStore) -> None:
     one, summarizer = await persisted(store, 1, 2, 3)
     two = memory(settings=config(zone=1))
     await two.hydrate(store, KEY)
@@ -104,13 +104,13 @@ async def test_no_turn_is_saved_that_was_never_persisted(store: PlainStore) -> N
     await added(one, 5, 6)
     await one.flush()
     assert covered(one.to_dict()["summary"]) == ["u1", "u2", "u3", "u4"]
-    assert store.state(KEY) == state, "this one covers u4, which nobody has asked to be saved"
+    assert store.state(KEY) == state, "this summary covers u4, which was never persisted"
     await one.persist(store, KEY)
     state = store.state(KEY)
     assert (covered(state["summary"]), users(state)) == (["u1", "u2", "u3", "u4"], ["u5", "u6"])
 
 
-async def test_what_was_erased_meanwhile_is_not_begun_again(store: PlainStore) -> None:
+async def test_a_conversation_erased_in_between_is_not_created_again(store: PlainStore) -> None:
     one, summarizer = await persisted(store, 1, 2, 3)
     store.texts.clear()
     summarizer.release()

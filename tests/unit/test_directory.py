@@ -12,7 +12,7 @@ from stm_backends.errors import InvalidKey, OutcomeUnknown
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
-from stm_backends.records.operations import SENDS
+from stm_backends.records.operations import ATTEMPTS
 
 
 class Clock:
@@ -88,7 +88,7 @@ async def test_noting_afresh_puts_back_what_another_process_took_away(
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_forgotten_user_is_noted_anew(directory: Directory) -> None:
+async def test_a_forgotten_user_is_noted_again(directory: Directory) -> None:
     await directory.note("acme", "u")
     assert await directory.forget("acme", "u")
     assert not await directory.forget("acme", "u")
@@ -121,7 +121,7 @@ async def test_a_lost_answer_is_asked_for_once_more(directory: Directory, lose: 
 async def test_what_was_perhaps_not_noted_is_not_taken_for_noted(
     directory: Directory, lose: Any, calls: list[str]
 ) -> None:
-    lose("replace", done=False, times=SENDS)
+    lose("replace", done=False, times=ATTEMPTS)
     with pytest.raises(OutcomeUnknown):
         await directory.note("acme", "u")
     await directory.note("acme", "u")
@@ -144,49 +144,52 @@ async def test_the_record_of_a_user_says_nothing_about_them(driver: Driver, dire
 # Writing for a user
 
 
-async def test_a_write_for_a_user_lists_them_before_and_again_after_a_birth(
+async def test_a_user_is_listed_before_a_write_and_again_after_a_creation(
     driver: Driver, directory: Directory
 ) -> None:
-    async def written_while_erased_elsewhere() -> bool:
+    async with directory.listed(("acme", "u")) as listing:
         assert await users(directory, "acme") == ["u"]
         await Directory(driver, Codec()).forget("acme", "u")
-        return True
-
-    assert await directory.write_for(("acme", "u"), written_while_erased_elsewhere, is_birth=bool)
+        listing.created = True
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_write_that_is_no_birth_lists_its_user_once(directory: Directory, calls: list[str]) -> None:
-    async def written() -> int:
-        return 2
-
+async def test_a_write_that_creates_nothing_lists_its_user_once(
+    directory: Directory, calls: list[str]
+) -> None:
     for _ in range(3):
-        assert await directory.write_for(("acme", "u"), written, is_birth=lambda length: length == 1) == 2
-    assert calls == ["replace"]
+        async with directory.listed(("acme", "u")):
+            calls.append("write")
+    assert calls == ["replace", "write", "write", "write"]
+
+
+async def test_a_write_for_no_user_lists_no_user(directory: Directory, calls: list[str]) -> None:
+    async with directory.listed(None) as listing:
+        listing.created = True
+    assert calls == []
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), asyncio.CancelledError()])
-async def test_after_a_write_that_was_perhaps_done_the_next_one_asks_again(
+async def test_a_write_with_an_unknown_outcome_lists_its_user_again(
     driver: Driver, directory: Directory, error: BaseException
 ) -> None:
-    async def perhaps() -> bool:
-        await Directory(driver, Codec()).forget("acme", "u")
-        raise error
+    async def write() -> None:
+        async with directory.listed(("acme", "u")):
+            await Directory(driver, Codec()).forget("acme", "u")
+            raise error
 
     with pytest.raises(type(error)):
-        await directory.write_for(("acme", "u"), perhaps, is_birth=bool)
+        await write()
     await directory.note("acme", "u")
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_write_stands_though_its_user_could_not_be_listed_again(
+async def test_a_write_succeeds_though_its_user_could_not_be_listed_again(
     directory: Directory, lose: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def written() -> bool:
-        lose("replace", done=False, times=SENDS)
-        return True
-
-    assert await directory.write_for(("acme", "u"), written, is_birth=bool)
+    async with directory.listed(("acme", "u")) as listing:
+        lose("replace", done=False, times=ATTEMPTS)
+        listing.created = True
     assert "could not refresh" in caplog.text
 
 
@@ -212,7 +215,7 @@ async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(
     assert await users(directory, "acme") == ["u"]
 
 
-async def test_a_note_that_is_answered_while_its_user_is_forgotten_is_not_remembered(
+async def test_a_note_answered_during_a_forget_is_not_remembered(
     driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = driver.delete

@@ -153,7 +153,7 @@ async def test_two_pods_never_summarize_at_the_same_time(pods: Pods) -> None:
     ]
 
 
-async def test_a_pod_that_waited_for_the_lease_does_not_summarize_the_same_turns_again(pods: Pods) -> None:
+async def test_a_pod_that_waited_for_the_lease_summarizes_no_turn_again(pods: Pods) -> None:
     summarizer = LedgerSummarizer()
     here, _ = await pods.pod(summarizer=summarizer)
     there, driver = await pods.pod(summarizer=summarizer)
@@ -171,7 +171,7 @@ async def test_a_pod_that_waited_for_the_lease_does_not_summarize_the_same_turns
     assert len(summarizer.requests) == 1
 
 
-async def test_a_fold_that_loses_its_race_keeps_its_summary_when_it_still_applies(pods: Pods) -> None:
+async def test_a_fold_that_loses_its_race_keeps_a_summary_that_applies(pods: Pods) -> None:
     here, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
     there, _ = await pods.pod()
     stored = await there_writes_new_version(pods)
@@ -309,7 +309,7 @@ async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods) -> 
     assert (await shown(memory))["summary"] == ["u0"]
 
 
-async def test_somebody_elses_lease_is_never_released(pods: Pods) -> None:
+async def test_a_lease_of_another_holder_is_never_released(pods: Pods) -> None:
     _, driver = await pods.pod()
     slow = Lease(driver, keys.lease_key(KEY), ttl=10.0, content=b"")
     assert await slow.acquire()
@@ -335,14 +335,14 @@ async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> 
     assert await shown(memory) == {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3", "u4"]}
 
 
-async def test_an_outcome_that_was_unknown_stays_so_when_the_next_attempt_is_refused(pods: Pods) -> None:
+async def test_an_unknown_outcome_stays_unknown_when_a_retry_is_refused(pods: Pods) -> None:
     memory, driver = await pods.pod(config("truncation"))
 
     async def lost(_: Key | str) -> None:
         raise OutcomeUnknown("the connection was cut", backend="memory", operation="append")
 
     async def down(_: Key | str) -> None:
-        raise Unavailable("nobody answers", backend="memory", operation="append")
+        raise Unavailable("no answer", backend="memory", operation="append")
 
     async def fine(_: Key | str) -> None:
         pass
@@ -355,7 +355,7 @@ async def test_an_outcome_that_was_unknown_stays_so_when_the_next_attempt_is_ref
     assert (await shown(memory))["recent"] == ["u1"]
 
 
-async def test_a_directory_that_fails_after_the_turn_was_stored_is_no_failure_of_the_turn(
+async def test_a_directory_failure_after_an_add_does_not_fail_the_add(
     pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, driver = await pods.pod(config("truncation"))
@@ -365,7 +365,7 @@ async def test_a_directory_that_fails_after_the_turn_was_stored_is_no_failure_of
         nonlocal calls
         calls += 1
         if calls > 1:
-            raise Unavailable("nobody answers")
+            raise Unavailable("no answer")
         return await replace(key, *args, **options)
 
     monkeypatch.setattr(driver, "replace", second_fails)
@@ -401,7 +401,7 @@ async def test_a_summary_that_the_datastore_cannot_take_is_cut(pods: Pods) -> No
     assert len(summarizer.requests) == 1
 
 
-async def test_an_estimator_that_raises_is_a_failed_attempt_and_no_dead_background(pods: Pods) -> None:
+async def test_an_estimator_that_raises_is_a_failed_attempt(pods: Pods) -> None:
     broken = True
 
     def estimate(text: str) -> int:
@@ -418,7 +418,7 @@ async def test_an_estimator_that_raises_is_a_failed_attempt_and_no_dead_backgrou
     assert (await shown(memory))["summary"] == ["u0"]
 
 
-async def test_listeners_are_told_when_a_recovery_ends_without_a_summary(pods: Pods) -> None:
+async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) -> None:
     changes: list[tuple[str, str]] = []
 
     async def note(old: MemoryHealth, new: MemoryHealth) -> None:
@@ -473,7 +473,7 @@ async def test_an_outage_is_raised_and_never_an_empty_memory(pods: Pods) -> None
     await memory.add_turn(turn(0))
 
     async def down(_: Key | str) -> None:
-        raise Unavailable("nobody answers", backend="memory", operation="any")
+        raise Unavailable("no answer", backend="memory", operation="any")
 
     for operation in ("load", "append"):
         driver.before[operation] = [down] * 10  # pyright: ignore[reportArgumentType]
@@ -491,7 +491,7 @@ async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: p
     memory, driver = await pods.pod()
 
     async def down(_: Key | str) -> None:
-        raise Unavailable("nobody answers")
+        raise Unavailable("no answer")
 
     for number in range(2):
         await memory.add_turn(turn(number))
@@ -644,7 +644,7 @@ async def test_a_full_record_is_trimmed_at_once_under_truncation(pods: Pods) -> 
     assert (await shown(memory))["recent"] == ["u9", "u10", "u11"]
 
 
-async def test_a_turn_that_is_too_large_by_itself_is_refused(pods: Pods) -> None:
+async def test_a_turn_above_the_entry_limit_is_refused(pods: Pods) -> None:
     memory, driver = await pods.pod(config("truncation"), max_entry_bytes=1_000)
     with pytest.raises(TooLarge) as caught:
         await memory.add_turn(turn(0, "x" * 2_000))

@@ -92,9 +92,7 @@ async def test_items_come_back_as_they_were_added(log: ItemLog) -> None:
     assert await log.items() == added
 
 
-async def test_a_log_that_is_not_there_is_empty_and_nothing_is_written_to_find_that_out(
-    driver: Driver, log: ItemLog
-) -> None:
+async def test_a_missing_log_is_empty_and_reading_it_writes_nothing(driver: Driver, log: ItemLog) -> None:
     await log.add([])
     assert (await log.items(), await log.pop()) == ([], None)
     await log.clear()
@@ -225,7 +223,7 @@ async def test_a_full_record_is_folded_to_make_room() -> None:
     assert await log.items() == [{"n": 0}]
 
 
-async def test_a_full_record_of_which_all_stands_is_folded_too_and_takes_more() -> None:
+async def test_a_full_record_without_waste_is_folded_too() -> None:
     driver = MemoryDriver(max_entry_bytes=8_000, max_record_bytes=8_000)
     await driver.open()
     log = log_on(driver)
@@ -245,12 +243,12 @@ async def test_a_full_record_of_which_all_stands_is_folded_too_and_takes_more() 
 class Between(SpyDriver):
     """Runs what a test gives it once, before the first fold of a log or after it."""
 
-    meanwhile: Callable[[], Awaitable[object]] | None = None
+    in_between: Callable[[], Awaitable[object]] | None = None
     after_fold: Callable[[], Awaitable[object]] | None = None
 
     async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
-        if self.meanwhile is not None and key == WHERE:
-            step, self.meanwhile = self.meanwhile, None
+        if self.in_between is not None and key == WHERE:
+            step, self.in_between = self.in_between, None
             await step()
         done = await super().replace(key, body, **options)
         if self.after_fold is not None and key == WHERE:
@@ -279,12 +277,12 @@ async def filled(limit: int) -> tuple[Between, MemoryDriver, int]:
 
 async def test_a_fold_that_another_process_forestalls_is_no_refusal() -> None:
     driver, other, count = await filled(8_000)
-    driver.meanwhile = lambda: fold(other)
+    driver.in_between = lambda: fold(other)
     await log_on(driver).add(numbered(count))
     assert numbers(await log_on(other).items()) == list(range(count + 1))
 
 
-async def test_a_log_that_is_filled_again_after_it_was_folded_is_folded_once_more() -> None:
+async def test_a_log_that_is_full_again_is_folded_again() -> None:
     driver, other, count = await filled(8_000)
 
     async def fold_and_fill() -> None:
@@ -294,12 +292,12 @@ async def test_a_log_that_is_filled_again_after_it_was_folded_is_folded_once_mor
                 entry = items.seal_entry(Add(new_version(), numbered(-1)), CODEC)
                 await other.append(WHERE, entry, initial_version="v", ttl=None)
 
-    driver.meanwhile = fold_and_fill
+    driver.in_between = fold_and_fill
     await log_on(driver).add(numbered(count))
     assert numbers(await log_on(other).items())[-1] == count
 
 
-async def test_the_last_item_can_be_removed_from_a_log_that_is_full_to_the_last_byte() -> None:
+async def test_the_last_item_can_be_removed_from_a_completely_full_log() -> None:
     driver, other, count = await filled(8_000)
     assert await log_on(driver).pop() == {"n": count - 1}
     assert numbers(await log_on(other).items()) == list(range(count - 1))
@@ -313,7 +311,7 @@ async def test_of_two_that_remove_from_a_full_log_each_gets_another_item() -> No
     async def pop() -> None:
         first.append(await log_on(other).pop())
 
-    driver.meanwhile = pop
+    driver.in_between = pop
     assert await log_on(driver).pop() == {"n": count - 2}
     assert first == [{"n": count - 1}]
     assert numbers(await log_on(other).items()) == list(range(count - 2))
@@ -332,7 +330,7 @@ async def test_a_removal_from_a_full_log_whose_answer_is_lost_removes_one_item()
     assert numbers(await log_on(other).items()) == [*range(count - 1), count]
 
 
-async def test_a_record_that_is_full_of_what_stands_refuses_more_and_keeps_it() -> None:
+async def test_a_record_full_of_remaining_items_refuses_more() -> None:
     driver = MemoryDriver(max_entry_bytes=2_000, max_record_bytes=4_000)
     await driver.open()
     log = log_on(driver)
@@ -372,7 +370,7 @@ async def test_a_log_too_large_for_one_entry_is_not_folded_and_loses_nothing() -
         {"id": "x", "insert": {"at": 0}},
     ],
 )
-async def test_an_entry_that_this_version_does_not_know_is_corrupt_and_nothing_is_removed_on_top_of_it(
+async def test_an_unknown_entry_is_corrupt_and_nothing_is_removed(
     driver: Driver, log: ItemLog, content: dict[str, Any]
 ) -> None:
     await log.add(numbered(1))
@@ -471,7 +469,7 @@ async def test_a_removal_that_cannot_be_read_back_is_of_unknown_outcome(
     assert numbers(await log.items()) == [1]
 
 
-async def test_a_removal_that_was_folded_and_forgotten_before_it_was_read_is_of_unknown_outcome(
+async def test_a_pop_folded_and_forgotten_before_it_was_read_is_unknown(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = log_on(driver, clock=lambda: 0.0)
@@ -592,12 +590,12 @@ OTHERS = [
 @pytest.mark.parametrize("others", OTHERS, ids="-".join)
 @pytest.mark.parametrize("name", ["items", "add", "pop", "clear"])
 @pytest.mark.parametrize("waste", [0, 1000], ids=["folding", "not folding"])
-async def test_whatever_happens_during_a_call_all_calls_answer_as_in_some_order(
+async def test_concurrent_calls_have_the_results_of_some_sequential_order(
     name: str, others: Sequence[str], waste: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(item_log, "TOLERATED_WASTE", waste)
     one: Action = (name, 100)
-    meanwhile = [(other, 200 + 10 * index) for index, other in enumerate(others)]
+    others_actions = [(other, 200 + 10 * index) for index, other in enumerate(others)]
     for length in range(4):
         moment = 0
         while True:
@@ -609,14 +607,14 @@ async def test_whatever_happens_during_a_call_all_calls_answer_as_in_some_order(
             answers: list[object] = []
 
             async def interfere(driver: Driver = driver, answers: list[object] = answers) -> None:
-                answers.extend([await on_log(driver, action) for action in meanwhile])
+                answers.extend([await on_log(driver, action) for action in others_actions])
 
             interrupted = Interrupted(driver, moment, interfere)
             own = await on_log(interrupted, one)  # pyright: ignore[reportArgumentType]
             if moment >= interrupted.moments:
                 break
             left = numbers(await log_on(driver).items())
-            assert (own, answers, left) in list(possible(state, one, meanwhile)), (length, moment)
+            assert (own, answers, left) in list(possible(state, one, others_actions)), (length, moment)
             moment += 1
         assert moment, "nothing was interrupted"
 
@@ -672,7 +670,7 @@ def test_folding_any_beginning_changes_nothing_that_is_read(
     assert 0 <= whole.waste <= whole.length
 
 
-async def test_two_that_add_remove_and_fold_at_once_neither_lose_nor_double_an_item(
+async def test_concurrent_adds_pops_and_folds_lose_and_double_no_item(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(item_log, "TOLERATED_WASTE", 2)
@@ -694,7 +692,7 @@ async def test_two_that_add_remove_and_fold_at_once_neither_lose_nor_double_an_i
     assert sorted(left + removed) == added
 
 
-async def test_a_user_is_listed_before_and_after_a_log_is_born(driver: Driver, log: ItemLog) -> None:
+async def test_a_user_is_listed_before_and_after_a_log_is_created(driver: Driver, log: ItemLog) -> None:
     backend = Backend(driver)
     append = driver.append
 

@@ -149,7 +149,7 @@ def test_different_owners_never_share_a_scope_of_any_kind(
 
 
 @given(owners)
-def test_every_scope_of_a_tenant_begins_alike_and_no_other_tenants_does(owner: tuple[str, str]) -> None:
+def test_the_scopes_of_a_tenant_share_a_prefix_of_its_own(owner: tuple[str, str]) -> None:
     tenant = keys.directory_scope(owner[0]).removesuffix(":users").removesuffix(":")
     for kind in keys.KINDS:
         assert keys.scope(*owner, kind).startswith(f"{tenant}:")
@@ -221,7 +221,7 @@ def test_a_saved_state_belongs_to_whom_its_key_names(text: str, owner: tuple[str
 
 
 @given(texts | st.just(""), owners)
-def test_no_saved_state_stands_where_a_conversation_or_a_lease_does(
+def test_saved_states_never_share_a_key_with_conversations_or_leases(
     text: str, owner: tuple[str, str]
 ) -> None:
     others = {keys.scope(*owner, kind) for kind in keys.KINDS if kind != "blob"}

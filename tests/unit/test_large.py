@@ -1,4 +1,4 @@
-"""Large values: whatever is killed, lost or doubled, an entry is whole or not there, and garbage is found."""
+"""Large values: after kills, lost answers and repeats, an entry is complete or absent. Garbage is found."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class RemovesWhatStillStands(LargeEntries):
 class NeverRenews(LargeEntries):
     """Gives parts a time to live once and for all."""
 
-    async def _outlive(self, key: Key, ttl: float | None, *, created: bool) -> None:
+    async def _extend_life(self, key: Key, ttl: float | None, *, created: bool) -> None:
         del key, ttl, created
 
 
@@ -242,7 +242,7 @@ async def test_a_kill_at_any_step_of_an_append_leaves_all_of_it_or_nothing() -> 
     await killed_at_each_step(LargeEntries, two_large, appended)
 
 
-async def test_a_kill_at_any_step_of_a_fold_or_a_save_leaves_all_of_it_or_nothing() -> None:
+async def test_a_kill_at_any_step_leaves_a_fold_or_save_complete_or_undone() -> None:
     await killed_at_each_step(LargeEntries, two_large, folded)
     await killed_at_each_step(LargeEntries, two_large, saved)
 
@@ -266,7 +266,7 @@ async def lacking_a_part(kind: type[LargeEntries]) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     first, *_ = await world.parts()
     await (await world.raw()).delete(Key(PARTS, first))
-    with pytest.raises(Corrupt, match=r"memory\.load: what is kept beside the record is missing"):
+    with pytest.raises(Corrupt, match=r"memory\.load: parts beside the record are missing"):
         await (await world.process()).load(KEY)
 
 
@@ -347,7 +347,7 @@ async def resent(kind: type[LargeEntries]) -> None:
             raise OutcomeUnknown("lost")
 
     world.after = lose
-    await operations.resent(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
+    await operations.retried(lambda: driver.append(KEY, LARGE, initial_version="v", ttl=None))
     assert (await driver.load(KEY)) == Record("v", None, (LARGE,) * 3)
     assert len(await world.parts()) == 3
 
@@ -386,7 +386,7 @@ async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
 
 
 async def one_of_two_dropped(kind: type[LargeEntries]) -> None:
-    """Drop an entry whose repeat stands further on: the same pointer, sent twice."""
+    """Drop an entry with a later repeat: the same pointer, appended twice."""
     world = World(kind)
     driver, raw = await world.process(), await world.raw()
     await driver.append(KEY, LARGE, initial_version="v", ttl=None)
@@ -400,7 +400,7 @@ async def one_of_two_dropped(kind: type[LargeEntries]) -> None:
     assert await (await world.process()).load(KEY) == Record("w", b"body", (b"small", LARGE))
 
 
-async def test_a_repeat_that_stands_keeps_the_parts() -> None:
+async def test_a_repeat_in_the_record_keeps_the_parts() -> None:
     await one_of_two_dropped(LargeEntries)
     with pytest.raises(Corrupt):
         await one_of_two_dropped(RemovesWhatStillStands)
@@ -421,7 +421,7 @@ async def test_a_lost_race_and_a_refused_entry_leave_no_parts() -> None:
     assert await world.parts() == []
 
 
-async def test_parts_that_cannot_be_stored_are_an_error_that_says_that_nothing_was_done() -> None:
+async def test_parts_that_cannot_be_stored_raise_unavailable() -> None:
     world = World()
     driver = await world.process()
 
@@ -508,7 +508,7 @@ async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed() -> 
     assert await world.parts() == []
 
 
-async def test_cancelling_an_append_at_any_step_leaves_all_or_nothing_and_a_driver_that_works() -> None:
+async def test_cancelling_an_append_at_any_step_leaves_all_or_nothing() -> None:
     for step in range(1, 6):  # three parts, the pointer, and a look at the parts
         world = World()
         driver = await two_large(world)
@@ -567,7 +567,7 @@ async def test_parts_that_have_just_been_dropped_are_removed_a_little_later() ->
     assert await world.parts() == []
 
 
-async def test_parts_without_a_pointer_are_removed_once_none_can_come_and_no_earlier() -> None:
+async def test_parts_without_a_pointer_are_removed_only_once_none_can_follow() -> None:
     world = World()
     killed, driver = await world.process(), await world.process()
 
@@ -629,7 +629,7 @@ async def lives_on(kind: type[LargeEntries]) -> None:
     assert found == Record("v", None, (LARGE, *[b"small"] * 40))
 
 
-async def test_parts_live_as_long_as_their_record_whoever_adds_to_it() -> None:
+async def test_parts_outlive_their_record_regardless_of_who_adds_to_it() -> None:
     await lives_on(LargeEntries)
     with pytest.raises(Corrupt):
         await lives_on(NeverRenews)
@@ -690,7 +690,7 @@ async def test_parts_are_not_written_again_each_time() -> None:
 # Limits
 
 
-async def test_what_is_larger_than_the_largest_is_refused_before_anything_is_written() -> None:
+async def test_a_value_above_the_limit_is_refused_before_any_write() -> None:
     world = World()
     driver = await world.process()
     assert driver.traits.max_entry == 64 * 1024 * 1024
@@ -709,7 +709,7 @@ async def test_a_driver_that_holds_next_to_nothing_is_used_as_it_is() -> None:
         await driver.append(KEY, b"x" * 101, initial_version="v", ttl=None)
 
 
-async def test_a_pointer_takes_the_same_room_whatever_it_points_to() -> None:
+async def test_every_pointer_has_the_same_size() -> None:
     for ttl, size in ((None, 1), (1e11 / 3, 64 * 1024 * 1024), (0.1 + 0.2, 10)):
         pointer = Pointer(pointers.new_id(1e10), size, "f" * 64, 100_000, ttl)
         sealed = pointer.seal()

@@ -99,7 +99,7 @@ async def play(store: PlainStore, pods: list[Pod], operations: list[tuple[int, s
 @pytest.mark.parametrize("make_store", [ConditionalStore, PlainStore])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations=OPERATIONS, seed=st.integers(0, 2**32), pods=st.integers(1, 3), zone=st.integers(0, 3))
-def test_no_turn_is_lost_or_doubled_whatever_the_pods_do_at_once(
+def test_concurrent_pods_lose_and_double_no_turn(
     make_store: Any, operations: list[tuple[int, str, int]], seed: int, pods: int, zone: int
 ) -> None:
     chance = random.Random(seed)

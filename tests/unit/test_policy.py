@@ -64,7 +64,7 @@ def test_a_healthy_memory_folds_all_that_is_pending() -> None:
     assert next_step(config(), Body(summary="S"), turns(3), now=NOW) == Fold("S", tuple(turns(3)))
 
 
-def test_a_fold_waits_for_its_batch_unless_told_otherwise() -> None:
+def test_a_fold_waits_for_its_batch_by_default() -> None:
     settings = config(fold_batch_turns=4)
     assert next_step(settings, Body(), turns(3), now=NOW) is None
     assert isinstance(next_step(settings, Body(), turns(4), now=NOW), Fold)
@@ -83,13 +83,13 @@ def test_a_failed_attempt_is_followed_by_a_wait() -> None:
     assert isinstance(next_step(settings, body, turns(1), now=NOW + 2), Fold)
 
 
-def test_a_clock_that_is_wrong_by_years_delays_an_attempt_by_one_backoff_only() -> None:
+def test_a_clock_wrong_by_years_delays_an_attempt_by_one_backoff_only() -> None:
     settings = config(retry_backoff_base_s=2.0)
     body = after_failure(settings, Body(), now=NOW + 1e9)
     assert next_step(settings, body, turns(1), now=NOW) == Wait(2.0)
 
 
-def test_the_backlog_is_trimmed_to_its_limit_only_while_degraded_and_between_attempts() -> None:
+def test_the_backlog_is_trimmed_only_while_degraded_between_attempts() -> None:
     settings = config(recovery_backlog_limit=3, degraded_retry_interval_s=30.0)
     waiting = Body(health=DEGRADED, attempts=4, next_attempt_at=NOW + 10)
     assert next_step(settings, waiting, turns(5), now=NOW) == Trim(2, lost=True)
@@ -103,7 +103,7 @@ def test_the_backlog_is_trimmed_to_its_limit_only_while_degraded_and_between_att
     )
 
 
-def test_who_has_waited_for_the_whole_delay_does_not_ask_a_clock_that_is_behind() -> None:
+def test_after_the_whole_delay_a_clock_that_is_behind_is_not_used() -> None:
     settings = config(degraded_retry_interval_s=30.0)
     body = Body(health=DEGRADED, attempts=4, next_attempt_at=NOW + 1e6)
     assert next_step(settings, body, turns(1), now=NOW, known_for=10.0) == Wait(20.0)
@@ -118,7 +118,7 @@ def test_with_nothing_left_to_summarize_a_memory_is_healthy_again(health: Memory
     assert after_recovery(body) == Body("old", HEALTHY, folded=2)
 
 
-def test_a_fold_is_bounded_in_turns_and_halved_for_each_failure_in_a_row_and_starts_over() -> None:
+def test_a_fold_is_bounded_and_halved_per_failure_and_starts_over() -> None:
     settings = config(fold_max_turns=20, retry_attempts=0)
     body, sizes = Body(), list[int]()
     for _ in range(7):
@@ -173,7 +173,7 @@ def test_truncation_trims_at_twice_its_zone() -> None:
     assert next_step(settings, Body(), turns(4), now=NOW) == Trim(4, lost=False)
 
 
-def test_without_room_for_a_summary_turns_are_trimmed_and_nobody_is_asked() -> None:
+def test_without_summary_tokens_turns_are_trimmed_without_a_call() -> None:
     assert next_step(config(summary_max_tokens=0), Body(), turns(2), now=NOW) == Trim(2, lost=False)
 
 
@@ -223,7 +223,7 @@ def test_a_summary_over_its_budget_is_cut_before_it_is_stored() -> None:
 
 
 @pytest.mark.parametrize(("lost", "dropped"), [(True, 3), (False, 1)])
-def test_only_turns_that_nobody_meant_to_lose_count_as_dropped(lost: bool, dropped: int) -> None:
+def test_only_unintentionally_lost_turns_count_as_dropped(lost: bool, dropped: int) -> None:
     after = after_trim(Body(dropped=1), Trim(2, lost=lost), turns(2), now=NOW, keep_for=0)
     assert after.dropped == dropped
     assert "id-1" in after.forgotten
@@ -287,7 +287,7 @@ def test_young_ids_are_remembered_however_many_they_are() -> None:
     assert "id-0" not in _after([200, 200, 200], keep_for=0.5)
 
 
-def test_ids_of_which_a_copy_still_stands_are_remembered_however_old_they_are() -> None:
+def test_ids_with_a_copy_in_the_record_are_remembered_at_any_age() -> None:
     forgotten = Forgotten()
     for number in range(600):
         copies = {"id-7"} if number < 590 else set[str]()
@@ -320,7 +320,7 @@ def test_a_union_has_the_ids_of_both_once_each() -> None:
     "answer",
     [None, "text", 7, [], {}, {"summary": None}, {"summary": b"x"}, {"summary": " \n"}, {"Summary": "x"}],
 )
-def test_anything_but_a_mapping_with_a_summary_that_says_something_is_refused(answer: object) -> None:
+def test_anything_but_a_mapping_with_a_nonblank_summary_is_rejected(answer: object) -> None:
     with pytest.raises(BadSummary):
         summary_of(answer)
 

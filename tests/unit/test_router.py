@@ -155,7 +155,7 @@ async def test_persist_ends_what_was_left_stacked_on_its_key(router: MemoryRoute
     assert await router.get_llm_context() == {}
 
 
-async def test_a_nested_run_that_raises_leaves_the_outer_turn_to_its_own_conversation(
+async def test_a_nested_run_that_raises_does_not_take_the_outer_turn(
     router: MemoryRouter,
 ) -> None:
     async def inner() -> None:
@@ -172,7 +172,7 @@ async def test_a_nested_run_that_raises_leaves_the_outer_turn_to_its_own_convers
     assert await stored(router, B) == []
 
 
-async def test_a_nested_run_that_times_out_leaves_the_outer_turn_to_its_own_conversation(
+async def test_a_nested_run_that_times_out_does_not_take_the_outer_turn(
     router: MemoryRouter,
 ) -> None:
     async def inner() -> None:
@@ -202,7 +202,7 @@ async def test_what_a_nested_run_left_behind_is_not_shown_to_the_outer_one(route
     assert await router.turns() == []
 
 
-async def test_a_helper_that_hydrates_under_wait_for_never_lends_an_older_binding(
+async def test_hydrating_under_wait_for_never_shows_an_older_binding(
     router: MemoryRouter,
 ) -> None:
     await router.hydrate(None, A)  # paused: no persist
@@ -338,7 +338,7 @@ async def test_an_error_inside_bound_ends_the_binding(router: MemoryRouter) -> N
     assert await router.get_llm_context() == {}
 
 
-async def test_memory_objects_of_idle_conversations_are_let_go(driver: Driver) -> None:
+async def test_memory_objects_of_idle_conversations_are_freed(driver: Driver) -> None:
     made: weakref.WeakSet[DistributedShortTermMemory] = weakref.WeakSet()
 
     def make(key: MemoryKey) -> DistributedShortTermMemory:
@@ -355,7 +355,7 @@ async def test_memory_objects_of_idle_conversations_are_let_go(driver: Driver) -
     assert (await say(router, "acme:u1:0", "2"))["recent"] == ["u1"]
 
 
-async def test_memory_objects_that_wait_for_a_broken_summarizer_are_let_go_too(driver: Driver) -> None:
+async def test_memory_objects_that_wait_for_a_broken_summarizer_are_freed(driver: Driver) -> None:
     failing = LedgerSummarizer()
     failing.fail = 10**6
     settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=60.0)

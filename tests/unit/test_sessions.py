@@ -110,9 +110,7 @@ def elsewhere(document: dict[str, Any], key: MemoryKey) -> dict[str, Any]:
 # Listing
 
 
-async def test_a_users_conversations_are_listed_and_nobody_elses(
-    backend: Backend, sessions: Sessions
-) -> None:
+async def test_only_the_users_own_conversations_are_listed(backend: Backend, sessions: Sessions) -> None:
     mine = [MemoryKey("acme", "u", text) for text in ("%", "a", "a:b", "nul\0", "\ud800", "日本")]
     for key in (
         *mine,
@@ -363,7 +361,7 @@ async def test_merging_twice_is_merging_once(backend: Backend, sessions: Session
 
 
 @pytest.mark.parametrize("there", [None, Body(health=MemoryHealth.RETRY, attempts=1)])
-async def test_merging_what_is_there_writes_nothing_into_a_conversation_that_no_turn_has_left(
+async def test_merging_an_identical_conversation_writes_nothing(
     backend: Backend, sessions: Sessions, there: Body | None
 ) -> None:
     await store(backend, KEY, there, 1, 2)
@@ -374,7 +372,7 @@ async def test_merging_what_is_there_writes_nothing_into_a_conversation_that_no_
 
 
 def left(numbers: range, *, counted: bool = True) -> Body:
-    """The body of a conversation that these turns have left: summarized, or let go by truncation."""
+    """The body of a conversation that these turns have left: summarized, or dropped by truncation."""
     forgotten = Forgotten().adding([f"t{number}" for number in numbers], now=0.0, keep_for=0.0)
     return Body(summary="S" if counted else "", folded=len(numbers) if counted else 0, forgotten=forgotten)
 
@@ -393,7 +391,7 @@ async def test_merging_an_older_export_brings_back_nothing_that_has_left(
     assert await backend.driver.load(keys.memory_key(KEY)) == before
 
 
-async def test_merging_an_older_export_without_times_brings_back_nothing_that_was_summarized(
+async def test_merging_an_older_export_restores_no_summarized_turn(
     backend: Backend, sessions: Sessions
 ) -> None:
     await store(backend, OTHER, None, 0, 1)
@@ -406,7 +404,7 @@ async def test_merging_an_older_export_without_times_brings_back_nothing_that_wa
 
 
 @pytest.mark.parametrize("held", [range(300, 306), range(303, 306), range(304, 306)])
-async def test_what_was_said_since_is_missing_from_a_conversation_that_has_forgotten_much(
+async def test_later_turns_are_missing_from_a_conversation_that_forgot_much(
     backend: Backend, sessions: Sessions, held: range
 ) -> None:
     await store(backend, OTHER, left(range(held.start)), *held)
@@ -416,7 +414,7 @@ async def test_what_was_said_since_is_missing_from_a_conversation_that_has_forgo
     assert await ids(backend, KEY) == ["t301", "t302", "t303", "t304", "t305"]
 
 
-async def test_an_import_of_a_long_conversation_that_was_interrupted_is_completed(
+async def test_an_interrupted_import_of_a_long_conversation_is_completed(
     backend: Backend, sessions: Sessions
 ) -> None:
     await store(backend, KEY, left(range(400)), 400, 401)
@@ -515,7 +513,7 @@ async def test_a_merge_that_meets_a_fold_starts_from_what_is_there_then(
     assert [stored.id for stored in found.turns] == ["t8", "t3"]
 
 
-async def test_a_merge_into_what_is_erased_meanwhile_is_an_import(
+async def test_a_merge_into_a_conversation_erased_in_between_is_an_import(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store(backend, KEY, FOLDED, 3)
@@ -651,7 +649,7 @@ async def standing(backend: Backend, places: list[Key]) -> list[bool]:
     return [await backend.driver.load(place) is not None for place in places]
 
 
-async def test_erasing_a_conversation_takes_its_lease_state_and_items_and_nothing_else(
+async def test_erasing_a_conversation_erases_exactly_its_lease_state_and_items(
     backend: Backend, sessions: Sessions
 ) -> None:
     places = await everything_of(backend, KEY)
@@ -662,7 +660,7 @@ async def test_erasing_a_conversation_takes_its_lease_state_and_items_and_nothin
     assert not await sessions.erase(KEY)
 
 
-async def test_erasing_a_user_takes_records_of_every_kind_and_nobody_elses(
+async def test_erasing_a_user_erases_every_kind_and_no_other_users_records(
     backend: Backend, sessions: Sessions
 ) -> None:
     mine = [*await everything_of(backend, KEY), *await everything_of(backend, OTHER)]
@@ -700,7 +698,7 @@ async def test_many_conversations_are_erased_over_pages(backend: Backend, sessio
     assert await listed(sessions) == []
 
 
-async def test_a_conversation_born_while_its_user_is_erased_stays_listed(
+async def test_a_conversation_created_during_an_erasure_stays_listed(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Backend(backend.driver).memory(OTHER, ShortTermMemoryConfig(strategy="truncation"))
@@ -719,7 +717,7 @@ async def test_a_conversation_born_while_its_user_is_erased_stays_listed(
     assert await users(sessions) == ["u"]
 
 
-async def test_a_conversation_born_after_its_user_was_erased_is_listed(
+async def test_a_conversation_created_after_an_erasure_is_listed(
     backend: Backend, sessions: Sessions
 ) -> None:
     memory = Backend(backend.driver).memory(OTHER, ShortTermMemoryConfig(strategy="truncation"))
@@ -730,7 +728,7 @@ async def test_a_conversation_born_after_its_user_was_erased_is_listed(
     assert await users(sessions) == ["u"]
 
 
-async def test_what_an_import_goes_on_storing_while_its_user_is_erased_stays_listed(
+async def test_an_import_during_an_erasure_of_its_user_keeps_the_user_listed(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = backend.driver.append
@@ -765,7 +763,7 @@ async def test_an_erasure_whose_answer_was_lost_says_so(
         await sessions.erase(KEY)
 
 
-async def test_erasing_a_conversation_erases_its_saved_states_and_nobody_elses(driver: Driver) -> None:
+async def test_erasing_a_conversation_erases_only_its_own_saved_states(driver: Driver) -> None:
     backend = Backend(driver)
     store, key = backend.state_store, MemoryKey("acme", "u1", "chat")
     theirs = ["kv:v1:acme:u1:chat:session:ns:a", "kv:v1:acme:u1:chat:task:t:ns:b", key.composite()]
@@ -795,7 +793,7 @@ async def remaining(backend: Backend, *texts: str) -> list[str]:
 @pytest.mark.parametrize(
     "key", [MemoryKey("a:b", "c", "d"), MemoryKey("a", "b:c", "d"), MemoryKey("a", "b", "c:d")]
 )
-async def test_erasing_a_conversation_whose_key_has_colons_spares_what_may_be_anothers(
+async def test_erasing_a_key_with_colons_spares_states_of_other_conversations(
     backend: Backend, sessions: Sessions, key: MemoryKey
 ) -> None:
     foreign = ("kv:v1:a:b:c:d:notes", "kv:v1:a:b:c:d", "kv:v1:a:b:c:d:")
@@ -832,7 +830,7 @@ async def test_a_conversation_whose_ids_are_too_long_for_a_saved_state_is_erased
 
 
 @pytest.mark.parametrize(("ttl", "immortal"), [(None, True), (0.05, False)])
-async def test_a_merge_that_adds_a_turn_gives_a_conversation_the_life_it_is_told(
+async def test_a_merge_that_adds_a_turn_sets_the_given_time_to_live(
     backend: Backend, sessions: Sessions, ttl: float | None, immortal: bool
 ) -> None:
     await store(backend, OTHER, None, 1, 2)
@@ -881,7 +879,7 @@ async def test_a_refused_document_is_not_quoted(
     assert "none" not in str(refused.value)
 
 
-async def test_a_birth_whose_answer_was_lost_during_an_import_lists_its_user(
+async def test_a_creation_with_a_lost_answer_during_an_import_lists_its_user(
     backend: Backend, sessions: Sessions, lose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store(backend, OTHER, None, 1)
@@ -901,10 +899,10 @@ async def test_a_birth_whose_answer_was_lost_during_an_import_lists_its_user(
     assert await users(sessions) == ["u"]
 
 
-async def test_a_conversation_whose_birth_was_perhaps_done_is_found_when_its_tenant_is_erased(
+async def test_a_creation_with_unknown_outcome_is_found_by_an_erasure(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tenant is erased while a birth is under way, whose answer is lost; then the user goes on."""
+    """The tenant is erased during a creation whose answer is lost; then the user continues."""
     memory = backend.memory(KEY, ShortTermMemoryConfig(strategy="truncation"))
     append, lost = backend.driver.append, 0
 

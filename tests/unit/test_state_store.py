@@ -22,7 +22,7 @@ from stm_backends.protocols import SupportsMemoryState
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.records.operations import SENDS
+from stm_backends.records.operations import ATTEMPTS
 from stm_backends.records.state_store import StateStore
 from stm_backends.types import ConversationTurn, ShortTermMemoryConfig
 
@@ -266,9 +266,7 @@ async def test_the_owner_of_a_key_is_listed(
     assert listed == ([owner] if owner else [])
 
 
-async def test_a_state_born_just_after_its_owner_was_erased_is_listed(
-    driver: Driver, store: StateStore
-) -> None:
+async def test_a_state_created_just_after_an_erasure_is_listed(driver: Driver, store: StateStore) -> None:
     await store.save_memory_state("acme:u:s", {})
     elsewhere = Directory(driver, Codec())
     await elsewhere.forget("acme", "u")
@@ -322,7 +320,7 @@ async def test_a_store_remembers_a_bounded_number_of_versions(
 # Time
 
 
-async def test_a_state_has_no_time_to_live_unless_told(
+async def test_a_state_has_no_time_to_live_by_default(
     store: StateStore, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ttls: list[Any] = []
@@ -415,7 +413,7 @@ async def test_a_save_whose_answer_was_lost_is_sent_again(
 
 
 async def test_a_save_whose_every_answer_is_lost_says_so(store: StateStore, lose: Any) -> None:
-    lose("replace", done=True, times=SENDS)
+    lose("replace", done=True, times=ATTEMPTS)
     with pytest.raises(OutcomeUnknown):
         await store.save_memory_state("k", {"a": 1})
 
@@ -493,7 +491,7 @@ async def test_a_run_whose_loading_is_overtaken_after_its_load_is_not_handed_out
     assert await store.load_planner_state("token") is None
 
 
-async def test_a_run_that_is_paused_again_under_its_token_is_handed_out_anew(store: StateStore) -> None:
+async def test_a_run_paused_again_under_its_token_is_returned_again(store: StateStore) -> None:
     for reason in ("await_input", "approval_required"):
         await store.save_planner_state("token", RUN | {"reason": reason})
         assert await store.load_planner_state("token") == RUN | {"reason": reason}
@@ -554,16 +552,14 @@ async def test_a_run_that_is_not_json_is_refused_and_not_kept(store: StateStore)
     assert await store.load_planner_state("token") is None
 
 
-async def test_a_run_that_was_not_taken_after_all_is_taken_when_the_answer_was_lost(
-    store: StateStore, lose: Any
-) -> None:
+async def test_a_paused_run_is_claimed_again_when_the_answer_was_lost(store: StateStore, lose: Any) -> None:
     await store.save_planner_state("token", RUN)
     lose("delete", done=False)
     assert await store.load_planner_state("token") == RUN
     assert await store.load_planner_state("token") is None
 
 
-async def test_a_run_that_perhaps_another_took_is_handed_out_to_nobody(store: StateStore, lose: Any) -> None:
+async def test_a_run_that_another_may_have_claimed_is_not_returned(store: StateStore, lose: Any) -> None:
     await store.save_planner_state("token", RUN)
     lose("delete", done=True)
     with pytest.raises(OutcomeUnknown):
@@ -614,7 +610,7 @@ async def test_a_transform_is_applied_to_what_is_stored(driver: Driver, store: S
         await store.load_memory_state("k")
 
 
-async def test_a_state_of_a_future_version_is_refused_by_a_memory_and_replaced_by_a_plain_save(
+async def test_a_newer_state_fails_to_load_and_a_plain_save_replaces_it(
     driver: Driver, store: StateStore
 ) -> None:
     future = b'stm/2 state\n{"version": 2}'

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stm_backends.records import steps
-from stm_backends.records.steps import Steps, at_once, unhurried
+from stm_backends.records.steps import Steps, run_in_slices, run_now
 
 
 def counting(to: int, done: list[int]) -> Steps[str]:
@@ -19,7 +19,7 @@ def counting(to: int, done: list[int]) -> Steps[str]:
 
 def test_at_once_does_all_of_it() -> None:
     done: list[int] = []
-    assert at_once(counting(3, done)) == "done"
+    assert run_now(counting(3, done)) == "done"
     assert done == [0, 1, 2]
 
 
@@ -35,17 +35,17 @@ async def test_others_go_on_after_each_slice(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(0)
 
     looking = asyncio.create_task(look())
-    assert await unhurried(counting(3, done)) == "done"
+    assert await run_in_slices(counting(3, done)) == "done"
     ended.append(True)
     await looking
-    assert seen == [1, 2, 3, 3], "whoever goes on with the result begins a slice of its own"
+    assert seen == [1, 2, 3, 3], "the code that continues with the result begins a new slice"
 
 
 async def test_what_is_done_within_a_slice_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "SLICE_S", 3600.0)
     done: list[int] = []
     other = asyncio.ensure_future(asyncio.sleep(0))
-    await unhurried(counting(1000, done))
+    await run_in_slices(counting(1000, done))
     assert not other.done()
     await other
     assert len(done) == 1000
@@ -57,6 +57,6 @@ async def test_an_error_in_a_step_is_raised() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await unhurried(failing())
+        await run_in_slices(failing())
     with pytest.raises(ValueError, match="no"):
-        at_once(failing())
+        run_now(failing())

@@ -12,7 +12,7 @@ from stm_backends.memory.tasks import Background
 from tests.support import clock
 
 
-async def test_a_task_that_nobody_holds_is_not_lost() -> None:
+async def test_an_unreferenced_task_is_not_lost() -> None:
     background, done = Background(), asyncio.Event()
 
     async def work() -> None:
@@ -65,7 +65,7 @@ async def test_what_a_function_returns_or_raises_reaches_the_caller() -> None:
         await background.call_within(5, raises, 7)
 
 
-def test_a_function_that_ignores_its_cancellation_is_timed_out_all_the_same() -> None:
+def test_a_function_that_ignores_its_cancellation_times_out() -> None:
     async def main() -> None:
         background, ended = Background(), asyncio.Event()
 
@@ -87,7 +87,7 @@ def test_a_function_that_ignores_its_cancellation_is_timed_out_all_the_same() ->
     clock.run(main())
 
 
-def test_a_function_that_fails_after_its_timeout_disturbs_nobody() -> None:
+def test_a_function_that_fails_after_its_timeout_has_no_effect() -> None:
     async def main() -> None:
         background = Background()
 
@@ -154,7 +154,7 @@ def test_closing_waits_and_then_cancels() -> None:
     clock.run(main())
 
 
-def test_closing_that_is_cancelled_still_cancels_and_lets_what_runs_give_back_what_it_holds() -> None:
+def test_a_cancelled_close_still_lets_tasks_release_what_they_hold() -> None:
     async def main() -> None:
         background, given_back = Background(), asyncio.Event()
 
@@ -179,7 +179,7 @@ def test_closing_that_is_cancelled_still_cancels_and_lets_what_runs_give_back_wh
     clock.run(main())
 
 
-def test_closing_covers_what_is_started_meanwhile() -> None:
+def test_closing_covers_tasks_started_during_the_close() -> None:
     async def main() -> None:
         background, done = Background(), list[str]()
 

@@ -102,7 +102,7 @@ def test_a_key_with_a_blank_part_has_no_composite(blank: Any) -> None:
             MemoryKey(*parts).composite()
 
 
-def test_a_foreign_configuration_is_copied_and_what_it_lacks_has_its_default() -> None:
+def test_a_foreign_configuration_is_copied_with_defaults_added() -> None:
     theirs = SimpleNamespace(
         strategy="truncation", budget=SimpleNamespace(full_zone_turns=2), retry_attempts=9
     )
@@ -193,7 +193,7 @@ def test_what_a_turn_lacks_is_named() -> None:
         as_turn("hello")
 
 
-def test_a_turn_without_an_id_gets_one_of_its_own_and_an_id_is_kept() -> None:
+def test_a_turn_without_an_id_gets_a_new_one_and_an_id_is_kept() -> None:
     assert as_turn_id("mine") == "mine"
     assert len({as_turn_id(None) for _ in range(100)}) == 100
 

@@ -131,7 +131,7 @@ def test_truncate_summary_cuts_the_summary_before_any_turn_goes() -> None:
     assert 150 < len(said) < 400
 
 
-def test_a_summary_too_long_to_stand_alone_is_cut_by_truncate_summary_and_else_goes() -> None:
+def test_an_oversized_summary_is_cut_by_truncate_summary_else_dropped() -> None:
     budget = {"total_max_tokens": 30, "summary_max_tokens": 30}
     cut = rendered(config(overflow_policy="truncate_summary", **budget), summary="S" * 119)
     assert 50 < len(shown(cut)[2]) < 119
@@ -178,7 +178,7 @@ def test_an_estimator_that_is_not_monotonous_still_ends() -> None:
     assert view.tokens <= 100
 
 
-def test_there_is_no_room_once_the_budget_leaves_a_turn_out_and_the_refusal_quotes_nobody() -> None:
+def test_a_turn_over_budget_is_refused_without_quoting_it() -> None:
     settings = config(total_max_tokens=50, summary_max_tokens=9, overflow_policy="error")
     rendered(settings, recent=1, summary="word " * 500).require_room()
     with pytest.raises(MemoryBudgetExceeded) as caught:
@@ -212,7 +212,7 @@ def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
     assert summary_within_budget("x" * 39, config(summary_max_tokens=10)) == "x" * 39
 
 
-def test_no_summary_tokens_leave_no_summary_whatever_the_estimator_says() -> None:
+def test_no_summary_tokens_leave_no_summary_with_any_estimator() -> None:
     settings = config(summary_max_tokens=0, token_estimator=lambda text: 0)
     assert summary_within_budget("S", settings) == ""
 
@@ -254,7 +254,7 @@ def test_a_turn_larger_than_the_budget_is_cut_in_its_middle(policy: Any, strateg
 
 
 @POLICIES
-def test_both_texts_of_a_turn_are_cut_alike_if_both_are_large(policy: Any) -> None:
+def test_both_texts_of_a_turn_are_cut_if_both_are_large(policy: Any) -> None:
     settings = config(total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
     turn = only(
         render(settings, health=HEALTHY, summary="", pending=(), recent=[stored(1, "u" * 9000, "a" * 999)])
@@ -284,7 +284,7 @@ def test_a_large_turn_that_is_pending_is_cut_too() -> None:
     assert [turn["user"] for turn in memory["recent_turns"]] == ["u0"]
 
 
-def test_a_turn_that_fits_into_the_budget_is_shown_whole_or_not_at_all_beside_newer_ones() -> None:
+def test_a_turn_that_fits_the_budget_is_shown_whole_or_not_at_all() -> None:
     settings = config(total_max_tokens=100, summary_max_tokens=10)
     recent = [stored(1, "before", "x" * 200), stored(2, "after", "y" * 200)]
     assert (
@@ -360,7 +360,7 @@ ROOM: Final = len(
     TEXTS,
 )
 @settings(deadline=None, max_examples=400)
-def test_large_turns_never_exceed_the_budget_and_never_leave_the_model_with_nothing(
+def test_large_turns_fit_the_budget_and_something_is_always_shown(
     policy: Any,
     strategy: Any,
     estimator: Any,
@@ -401,7 +401,7 @@ def test_large_turns_never_exceed_the_budget_and_never_leave_the_model_with_noth
         assert view.kept or payload.get("summary")
 
 
-def test_a_turn_of_many_megabytes_is_cut_at_the_cost_of_reading_it_a_few_times() -> None:
+def test_cutting_a_huge_turn_costs_a_few_reads_of_it() -> None:
     lengths: list[int] = []
 
     def estimate(text: str) -> int:

@@ -1,4 +1,4 @@
-"""A conversation as one process changes it: no clock, no event loop, the same cost for every turn."""
+"""The conversation of a local memory: no clock, no event loop, and a constant cost for each turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from stm_backends.memory import policy
-from stm_backends.memory.local.merge import is_another, merge
+from stm_backends.memory.local.merge import is_unrelated, merge
 from stm_backends.memory.local.state import FORGET_BY_COUNT, State
 from stm_backends.memory.policy import Fold, Step, Trim
 from stm_backends.memory.view import View, render, summary_within_budget
@@ -17,11 +17,11 @@ from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 COVERED_KEPT: Final = REMEMBERED_IDS
-"""How many turns are kept after a summary of ours covers them, in case another process's summary stands."""
+"""How many turns are kept after a local summary covers them, in case a merge keeps another summary."""
 
 
 class Sides(NamedTuple):
-    """What merging with a stored state needs, as of one instant."""
+    """The inputs of a merge with a stored state, at one instant."""
 
     local: State
     agreed: State
@@ -29,11 +29,11 @@ class Sides(NamedTuple):
 
 
 class Conversation:
-    """The turns, the body, and what is known of the state they are saved in.
+    """The turns, the body, and what is known of the stored state.
 
-    `agreed` is the stored state as it was last seen or last confirmed saved. `recovering` says that an
-    attempt to leave `DEGRADED` is under way. `confirmed_by` is the store that `agreed` stood in, if that
-    is one that says for certain what it does not hold.
+    `agreed` is the stored state as it was last loaded or saved. `recovering` says that an attempt to leave
+    `DEGRADED` is running. `confirmed_by` is the store of `agreed`, if it is authoritative: a missing state
+    was certainly erased or has expired.
     """
 
     def __init__(self, config: ShortTermMemoryConfig, state: State, *, now: float) -> None:
@@ -41,7 +41,7 @@ class Conversation:
         self._covered: deque[StoredTurn] = deque(maxlen=COVERED_KEPT)
         self._lengths = _Lengths.of(config)
         self.confirmed_by: object | None = None
-        # No turn is known to be stored, but summaries grow from this one and counters count on top.
+        # No turn is known to be stored, but summaries and counters start from these.
         body = Body(state.body.summary, folded=state.body.folded, dropped=state.body.dropped)
         self.agreed = State(body=body, gone=state.gone)
         self._become(state.divided(config, now=now))
@@ -57,7 +57,7 @@ class Conversation:
         if self._lengths is not None:
             self._lengths.forget()
 
-    # What it is
+    # Reading
 
     @property
     def health(self) -> MemoryHealth:
@@ -65,7 +65,7 @@ class Conversation:
 
     @property
     def pending(self) -> Sequence[StoredTurn]:
-        """The turns that are not recent any more and that no summary covers."""
+        """The turns that are no longer recent and that no summary covers."""
         return self._pending
 
     @property
@@ -81,11 +81,11 @@ class Conversation:
 
     @property
     def unsaved(self) -> int:
-        """How many turns were never seen in a store."""
+        """How many turns are not in the last known stored state."""
         return len(self._ids.difference(stored.id for stored in self.agreed.turns))
 
-    def knows(self, turn_id: str) -> bool:
-        """Say whether a turn stands here, or did within the remembered past."""
+    def remembers(self, turn_id: str) -> bool:
+        """Say whether a turn is held here, or left recently enough to be remembered."""
         return turn_id in self._ids or turn_id in self.body.forgotten
 
     def view(self) -> View:
@@ -98,7 +98,7 @@ class Conversation:
         )
 
     def require_room(self, stored: StoredTurn) -> None:
-        """Raise `MemoryBudgetExceeded` if the configuration refuses this turn."""
+        """Raise `MemoryBudgetExceeded` if `overflow_policy="error"` rejects this turn."""
         if self._config.budget.overflow_policy != "error":
             return
         if self._lengths is not None and self._fits(self._lengths, stored):
@@ -115,7 +115,7 @@ class Conversation:
         view.require_room()
 
     def _fits(self, lengths: _Lengths, stored: StoredTurn) -> bool:
-        """Say whether everything fits with one more turn, at a cost that does not grow with everything."""
+        """Say whether all turns fit with one more turn, at a cost independent of their number."""
         if not lengths.known:
             lengths.count(self._pending, self._recent)
         recent = [*self._recent, stored]
@@ -130,10 +130,10 @@ class Conversation:
             recent_length=lengths.recent + lengths.sum_of([stored]) - lengths.sum_of(going),
         )
 
-    # What happens to it
+    # Changing
 
     def add(self, stored: StoredTurn, *, now: float) -> None:
-        """Take a turn that is not known yet."""
+        """Add a turn that is not known yet."""
         self._ids.add(stored.id)
         self._recent.append(stored)
         leaving: list[StoredTurn] = []
@@ -146,23 +146,23 @@ class Conversation:
             self.trim(Trim(len(self._pending), lost=False), now=now)
 
     def next_step(self, *, now: float, batch: int | None = None) -> Step:
-        """Say what the background shall do."""
+        """Return the next step of the background."""
         return policy.next_step(self._config, self.body, self._pending, now=now, batch=batch)
 
     def trim(self, trim: Trim, *, now: float) -> None:
-        """Let the oldest pending turns go."""
+        """Drop the oldest pending turns."""
         gone = self._pending[: trim.count]
         self.body = policy.after_trim(self.body, trim, gone, now=now, keep_for=FORGET_BY_COUNT)
         self._drop(len(gone))
 
     def fold(self, fold: Fold, body: Body) -> None:
-        """Put a body whose summary covers the turns of `fold` in the place of these turns."""
+        """Replace the turns of `fold` by a body whose summary covers them."""
         self.body, self.recovering = body, False
         self._covered.extend(fold.turns)
         self._drop(len(fold.turns))
 
     def recover(self) -> None:
-        """Be healthy again: nothing is left of what could not be summarized."""
+        """Become healthy: nothing is left to summarize."""
         self.body = policy.after_recovery(self.body)
         self.recovering = False
 
@@ -173,17 +173,17 @@ class Conversation:
         del self._pending[:count]
         self._gone += count
 
-    # What others made of it
+    # Merging
 
     def sides(self) -> Sides:
-        """Return what `merged` needs of this instant."""
+        """Return the inputs of `merged` as of now."""
         return Sides(self.state, self.agreed, tuple(self._covered))
 
     def summarized_sides(self) -> Sides | None:
-        """Return `sides` as if no turn had been added that was never seen in a store.
+        """Return `sides` without the turns that were never stored.
 
-        `None` if a summary to be saved of them is not there, or covers one that was never seen there: it is
-        for `persist` to say when a turn is saved.
+        `None` if there is no new summary, or if it covers a turn that was never stored: only `persist` saves
+        new turns.
         """
         if self.body.summary == self.agreed.body.summary:
             return None
@@ -196,23 +196,23 @@ class Conversation:
         return self.sides()._replace(local=replace(self.state, pending=pending, recent=recent))
 
     def merged(self, stored: State | None, sides: Sides, *, now: float) -> State:
-        """Return what is to be saved over a stored state, `None` being nothing there."""
+        """Return the state to save over a stored one; `None` means that nothing is stored."""
         if stored is None:
             return sides.local
         return merge(self._config, stored, *sides, now=now)
 
-    def let_go_if_erased(self, stored: State | None, by: object | None, *, now: float) -> bool:
-        """Keep only what was never confirmed saved if a store that confirmed the rest holds it no longer.
+    def discard_if_erased(self, stored: State | None, by: object | None, *, now: float) -> bool:
+        """Discard the stored part of the conversation if it was erased or has expired in its store.
 
-        Only a store that says so for certain is believed; from another, everything is kept and saved
-        again. Returns whether it was so: the conversation was erased there, or has expired.
+        Only an authoritative store is relied upon; for any other store, everything is kept and saved again.
+        Returns whether the stored part was discarded. Turns that were never confirmed as saved are kept.
         """
-        if by is None or by is not self.confirmed_by or not is_another(stored, self.agreed, self._config):
+        if by is None or by is not self.confirmed_by or not is_unrelated(stored, self.agreed, self._config):
             return False
         confirmed, remembered = {turn.id for turn in self.agreed.turns}, self.agreed.body.forgotten
         turns = (*self._covered, *self._pending, *self._recent)
         ours = tuple(turn for turn in turns if turn.id not in confirmed and turn.id not in remembered)
-        # Our summary tells of what was erased. How summarizing goes here does not.
+        # The summary contains erased turns. The state of summarizing does not.
         body = Body(
             health=self.body.health,
             attempts=self.body.attempts,
@@ -225,11 +225,11 @@ class Conversation:
         return True
 
     def take_stored(self, stored: State, by: object | None, *, now: float) -> None:
-        """Continue with what a store holds, and with what it does not have yet."""
+        """Continue with the stored state and the turns that it lacks."""
         self._rebase(stored, merge(self._config, stored, *self.sides(), now=now), by)
 
     def take_saved(self, saved: State, since: Sides, by: object | None, *, now: float) -> None:
-        """Continue with what was saved, and with what has happened since it was made of `since`."""
+        """Continue with the saved state and the changes since the inputs `since`."""
         sides = self.sides()
         if sides == since:
             self._rebase(saved, saved, by)
@@ -240,22 +240,21 @@ class Conversation:
     def _rebase(self, agreed: State, state: State, by: object | None) -> None:
         self._become(state)
         self.agreed, self.confirmed_by = agreed, by
-        # What came back is pending; what nobody remembers has been let go for good.
+        # Turns that returned are pending; turns that are not remembered are dropped for good.
         covered = [stored for stored in self._covered if stored.id in self.body.forgotten]
         self._covered = deque(covered, maxlen=COVERED_KEPT)
 
 
 class _Lengths:
-    """How many characters a conversation takes as the model sees it, kept up to date turn by turn.
+    """The number of characters of a conversation as the model is shown it, updated with each turn.
 
-    That is all the default token estimator looks at; with another one there is none of these. How turns
-    become text is `view`'s business: it is asked with an estimator that counts characters, for one turn
-    at a time.
+    The default token estimator depends only on this number; with a custom estimator this class is not used.
+    `view` produces the text: it is called for one turn at a time, with an estimator that counts characters.
     """
 
     @staticmethod
     def of(config: ShortTermMemoryConfig) -> _Lengths | None:
-        """Return one where it is of use."""
+        """Return an instance if the configuration needs one."""
         budget = config.budget
         limited = budget.overflow_policy == "error" and budget.total_max_tokens > 0
         return _Lengths(config) if limited and config.token_estimator is None else None
@@ -269,7 +268,7 @@ class _Lengths:
         self.pending = self.recent = 0
 
     def forget(self) -> None:
-        """Count all over when it is asked for next: the turns are others."""
+        """Recount on the next use, because the turns have changed."""
         self.known = False
 
     def count(self, pending: Iterable[StoredTurn], recent: Iterable[StoredTurn]) -> None:
@@ -277,14 +276,14 @@ class _Lengths:
         self.pending, self.recent, self.known = self.sum_of(pending), self.sum_of(recent), True
 
     def add(self, stored: StoredTurn, leaving: Sequence[StoredTurn]) -> None:
-        """Count one more recent turn, and those that leave the recent ones for it."""
+        """Add a recent turn, and move those that became pending."""
         if self.known:
             gone = self.sum_of(leaving)
             self.recent += self.sum_of([stored]) - gone
             self.pending += gone
 
     def drop(self, turns: Sequence[StoredTurn]) -> None:
-        """Count pending turns no longer."""
+        """Remove pending turns."""
         if self.known:
             self.pending -= self.sum_of(turns)
             for stored in turns:
@@ -300,17 +299,17 @@ class _Lengths:
         pending_length: int,
         recent_length: int,
     ) -> bool:
-        """Say whether a conversation fits whose first pending and recent turns, if any, are these."""
+        """Say whether a conversation fits, given its first pending and its first recent turn, if any."""
         summary = summary_within_budget(summary, self._config)
         view = render(self._counting, health=health, summary=summary, pending=pending, recent=recent)
         characters = view.tokens + recent_length - self.sum_of(recent)
         if view.kept > len(recent):
             characters += pending_length - self.sum_of(pending)
-        # What `default_token_estimator` makes of a text of this length.
+        # As `default_token_estimator` computes it.
         return characters // 4 + 1 <= self._config.budget.total_max_tokens
 
     def sum_of(self, turns: Iterable[StoredTurn]) -> int:
-        """Return how many characters longer everything is for these turns, one of which is not the first."""
+        """Return how many characters these turns add to a list that is not empty."""
         return sum(self._length(stored) for stored in turns)
 
     def _length(self, stored: StoredTurn) -> int:

@@ -1,7 +1,7 @@
-"""The memory of one process: an asyncio task summarizes, and any store may keep the state.
+"""The memory of one process: an asyncio task summarizes, and any store can save the state.
 
-Nothing here waits while it changes the conversation, so every method sees it whole; whatever was read
-before an `await` is looked at again after it.
+No change of the conversation awaits anything, so every method sees a consistent state. Values that were read
+before an `await` are read again after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
 from stm_backends.memory.tasks import Background
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import Body
-from stm_backends.records.steps import unhurried
+from stm_backends.records.steps import run_in_slices
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -47,16 +47,16 @@ from stm_backends.types import (
 logger = logging.getLogger("stm_backends")
 
 SAVES: Final = 100
-"""How many lost races in a row make `persist` give up."""
+"""After how many lost races in a row `persist` fails."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     """One run of the background.
 
-    `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it is making an
-    attempt to leave `DEGRADED`, and has said so. `failed` says that it ended by an error that is no
-    failure of the summarizer: one of a user's clock or observer, say.
+    `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it has announced an
+    attempt to leave `DEGRADED`. `failed` says that it ended with an error that is not a failure of the
+    summarizer, for example one of a user's clock or observer.
     """
 
     task: asyncio.Task[None] | None = None
@@ -66,12 +66,12 @@ class _Worker:
 
     @property
     def running(self) -> bool:
-        """Whether it runs here: a task of another loop, closed or not, cannot be counted on."""
+        """Whether it runs on the current event loop; a task of another loop may never finish."""
         task = self.task
         return task is not None and not task.done() and task.get_loop() is _loop()
 
     def cancel(self) -> None:
-        """End it, if its loop is there to see to that."""
+        """Cancel it, unless its loop is closed."""
         if self.task is not None and not self.task.get_loop().is_closed():
             self.task.cancel()
 
@@ -79,13 +79,12 @@ class _Worker:
 class DefaultShortTermMemory:
     """Conversation memory in one process, which any store with `SupportsMemoryState` can keep.
 
-    One object is one conversation at a time: `hydrate` and `persist` tie it to a key, and `hydrate` of
-    another key lets go of the old conversation first. `time_source` returns seconds since the epoch: a
-    retry that a saved state tells of is due by it. `observer` hears what it does. Not for use by several
-    threads.
+    One object is one conversation at a time: `hydrate` and `persist` bind it to a key, and `hydrate` with
+    another key discards the old conversation first. `time_source` returns seconds since the epoch and decides
+    when a retry recorded in a saved state is due. `observer` receives events. Not thread-safe.
 
-    A summary of turns that were persisted is saved by itself when it is finished, where they were last
-    persisted, if they still stand there; `write_back_summaries=False` leaves that to the next `persist`.
+    A finished summary of persisted turns is saved automatically where they were last persisted, if they are
+    still stored there; `write_back_summaries=False` leaves that to the next `persist`.
     """
 
     def __init__(
@@ -116,22 +115,22 @@ class DefaultShortTermMemory:
 
     @property
     def health(self) -> MemoryHealth:
-        """How summarization is doing; `RECOVERING` while an attempt to leave `DEGRADED` is under way."""
+        """The health of summarization; `RECOVERING` while an attempt to leave `DEGRADED` is running."""
         return self._conversation.health
 
     @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
-        """Remember a completed turn; costs the same for a conversation of any age, and never waits.
+        """Store a completed turn; the cost does not depend on the length of the conversation. Never waits.
 
-        Adding the same `turn_id` again changes nothing, while the first stands and until 256 more turns
-        have left. Raises `InvalidState` for a turn that is not JSON, and `MemoryBudgetExceeded` if
-        `overflow_policy="error"` refuses it; then nothing is stored and nothing called back.
+        Adding the same `turn_id` again has no effect while the first is held and until 256 more turns have
+        left. Raises `InvalidState` for a turn that is not JSON, and `MemoryBudgetExceeded` if
+        `overflow_policy="error"` rejects it; then nothing is stored and no callback is called.
         """
         if self._config.strategy == "none":
             log.keeps_nothing()
             return
         identity = as_turn_id(turn_id)
-        if turn_id is not None and self._conversation.knows(identity):
+        if turn_id is not None and self._conversation.remembers(identity):
             return
         stored = own_turn(StoredTurn(identity, as_turn(turn)))
         self._conversation.require_room(stored)
@@ -142,7 +141,7 @@ class DefaultShortTermMemory:
 
     @observed
     async def get_llm_context(self) -> dict[str, Any]:
-        """Return what the model shall know: `{}` or `{"conversation_memory": {...}}`; never waits."""
+        """Return the context for the model: `{}` or `{"conversation_memory": {...}}`. Never waits."""
         self._wake()
         view = self._conversation.view()
         if view.trimmed and self._config.budget.overflow_policy == "error":
@@ -167,17 +166,16 @@ class DefaultShortTermMemory:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 
-        Folds even less than `fold_batch_turns`, and waits for the summary to be saved where it saves itself.
-        Unless told otherwise it waits for one summarizer call
-        and all its retries. Cancelling it stops the waiting and nothing else. If the background ends by an
-        error, which is in the log, there is nothing to wait for.
+        Folds fewer turns than `fold_batch_turns`, too, and waits for the automatic save of the summary. The
+        default timeout allows for one summarizer call and all its retries. Cancelling stops only the waiting.
+        Returns at once if the background has failed with an error, which is logged.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
         self._flushing += 1
         try:
             await self._settled(until)
-            # What others have saved may leave something pending again.
+            # A merge with what others saved may leave turns pending again.
             while writes := {write for write in self._writes if write.get_loop() is loop}:
                 await asyncio.wait(writes, timeout=max(until - loop.time(), 0))
                 if loop.time() >= until:
@@ -187,7 +185,7 @@ class DefaultShortTermMemory:
             self._flushing -= 1
 
     async def _settled(self, until: float) -> None:
-        """Wait until nothing is pending, or it cannot be helped, or `until` has come by the loop's time."""
+        """Wait until nothing is pending, or summarizing has failed, or until the loop's time is `until`."""
         loop = asyncio.get_running_loop()
         while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
             self._wake()
@@ -206,9 +204,9 @@ class DefaultShortTermMemory:
                 return
 
     async def close(self, *, timeout: float = 5.0) -> None:
-        """End the background; callbacks may finish within `timeout` seconds.
+        """Stop the background; callbacks may finish within `timeout` seconds.
 
-        What is pending stays pending. The memory can still be read and persisted.
+        Pending turns stay pending. The memory can still be read and persisted.
         """
         self._closed = True
         shown = self.health
@@ -219,34 +217,34 @@ class DefaultShortTermMemory:
 
     @property
     def busy(self) -> bool:
-        """Whether work of this object is under way or scheduled."""
+        """Whether work of this object is running or scheduled."""
         return bool(self._background)
 
     # The state, and the stores that keep it
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole state as a JSON object, in PenguiFlow's shape, the caller's to keep."""
+        """Return the complete state as a new JSON object, in PenguiFlow's shape."""
         return dump_state(self._conversation.state, self._config)
 
     def from_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state, ours or PenguiFlow's, for the whole conversation.
+        """Replace the whole conversation by a state of this library or PenguiFlow.
 
-        Raises `ValueError`, and changes nothing, for what is no state or is of a version that this
-        library does not read. A summarizer call that is under way has no effect any more.
+        Raises `ValueError`, and changes nothing, for an invalid state or one of an unknown version. The
+        result of a running summarizer call is discarded.
         """
         self._start_over(load_state(state, self._config))
         self._wake()
 
     @observed
     async def persist(self, store: Any, key: str | MemoryKey) -> None:
-        """Save the conversation: what is stored, and what was said here since the last confirmed save.
+        """Save the conversation, merged with the stored state.
 
-        Two processes that save under one key keep both their turns, see `merge`. Raises `InvalidKey`
-        under another key than the one this conversation was hydrated from or first persisted under.
-        Nothing is saved unless what is stored could be loaded and read. Where a store of ours holds no
-        longer what it had confirmed, the conversation was erased or has expired: that is let go, and
-        only what was never confirmed saved is. A store without PenguiFlow's methods is left alone, with a
-        warning in the log. However many turns there are, other tasks go on meanwhile.
+        The turns of two processes that save under one key are all kept, see `merge`. Raises `InvalidKey` for
+        a key other than the one that this conversation was hydrated from or first persisted under. Nothing is
+        saved unless the stored state could be loaded and read. If a `StateStore` no longer has a state that
+        was saved in it, the conversation was erased or has expired: the saved part is discarded, and only
+        turns that were never saved are. For a store without PenguiFlow's methods, logs a warning and saves
+        nothing. Other tasks run during the save, regardless of its size.
         """
         key = as_composite(key)
         slot = StateSlot(store, key)
@@ -259,113 +257,111 @@ class DefaultShortTermMemory:
         await self._save(slot)
         self._wake()
 
-    async def _save(self, slot: StateSlot, *, unasked_for: Conversation | None = None) -> None:
-        """Save a conversation on a shelf.
+    async def _save(self, slot: StateSlot, *, summary_only_of: Conversation | None = None) -> None:
+        """Save the conversation in a slot.
 
-        `unasked_for` is one of which a new summary alone is saved, and only over what stands there: one that
-        was erased is not begun again, and no turn is saved that was never persisted.
+        With `summary_only_of`, save only the new summary of that conversation, over an existing state: an
+        erased conversation is not created again, and no turn is saved that was never persisted.
         """
         binding, conversation = self._binding, self._conversation
-        async with self._one_at_a_time():
+        async with self._save_lock():
             for attempt in range(SAVES):
                 stored, version = await self._read(slot)
-                # If another key was bound meanwhile, what was to be persisted still is.
+                # If another key was bound during the load, the original conversation is saved.
                 if self._binding is binding:
                     conversation = self._conversation
-                erased = self._let_go_if_erased(conversation, stored, slot)
-                sides = conversation.sides() if unasked_for is None else conversation.summarized_sides()
-                gone = erased or stored is None or conversation is not unasked_for
-                if sides is None or (unasked_for is not None and gone):
+                erased = self._discard_if_erased(conversation, stored, slot)
+                sides = conversation.sides() if summary_only_of is None else conversation.summarized_sides()
+                gone = erased or stored is None or conversation is not summary_only_of
+                if sides is None or (summary_only_of is not None and gone):
                     return
                 merged = conversation.merged(stored, sides, now=self._clock())
-                if await slot.save(await unhurried(dump_steps(merged, self._config)), version):
+                if await slot.save(await run_in_slices(dump_steps(merged, self._config)), version):
                     break
                 await asyncio.sleep(random.uniform(0, 0.001 * attempt))
             else:
-                raise Unavailable("another process came first every time", operation="persist")
+                raise Unavailable("every attempt lost the race to another process", operation="persist")
             if self._conversation is conversation:
                 shown = self.health
-                conversation.take_saved(merged, sides, slot.certain, now=self._clock())
+                conversation.take_saved(merged, sides, slot.authoritative, now=self._clock())
                 self._saved_in = (conversation, slot)
-                self._taken(shown)
+                self._after_merge(shown)
 
-    def _write_back(self, conversation: Conversation) -> None:
-        """Have a summary that is finished saved by itself, where its conversation was last persisted."""
+    def _schedule_summary_save(self, conversation: Conversation) -> None:
+        """Save a finished summary in the background, where its conversation was last persisted."""
         if self._write_back_summaries and self._saved_in is not None and self._saved_in[0] is conversation:
-            write = self._background.start(self._written_back(*self._saved_in), name="stm-write-back")
+            write = self._background.start(self._save_summary(*self._saved_in), name="stm-write-back")
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 
-    async def _written_back(self, conversation: Conversation, slot: StateSlot) -> None:
+    async def _save_summary(self, conversation: Conversation, slot: StateSlot) -> None:
         try:
-            # Before this began, another key may have been bound: nothing of that one is on this shelf.
+            # Another key may have been bound before this task began; its turns are not in this slot.
             if self._conversation is conversation and conversation.summarized_sides() is not None:
                 with self.observer.background():
-                    await self._save(slot, unasked_for=conversation)
+                    await self._save(slot, summary_only_of=conversation)
         except Exception as error:
-            # Any store's error; its message may quote the conversation.
-            logger.warning(
-                "a summary was not saved by itself (%s); the next persist saves it", type(error).__name__
-            )
+            # Any error of a store; its message may quote the conversation.
+            logger.warning("could not save a summary (%s); the next persist saves it", type(error).__name__)
             logger.debug("the traceback of saving a summary", exc_info=True)
 
     @observed
     async def hydrate(self, store: Any, key: str | MemoryKey) -> None:
-        """Continue the conversation that is stored under a key, and keep what is not saved yet.
+        """Continue the conversation that is stored under a key, and keep turns that are not saved yet.
 
-        Another key than before first lets go of everything that belongs to the other conversation, so
-        that an error, a timeout or an unknown key shows nothing of it. The same key lets go of what was
-        erased, see `persist`. However many turns there are, other tasks go on meanwhile.
+        A different key first discards everything of the old conversation, so that an error, a timeout or an
+        unknown key shows nothing of it. The same key discards what was erased, see `persist`. Other tasks run
+        during the load, regardless of its size.
         """
         key = as_composite(key)
         if self._key not in (None, key):
             self._binding = object()
             unsaved = self._conversation.unsaved
             if unsaved:
-                logger.warning("%d turns that were not persisted are let go for another key", unsaved)
+                logger.warning("hydrate with another key discards %d turns that were not persisted", unsaved)
             self._start_over(State())
         self._key = key
         slot, binding = StateSlot(store, key), self._binding
         if not slot.readable:
             return
-        async with self._one_at_a_time():
+        async with self._save_lock():
             stored, _ = await self._read(slot)
             if self._binding is binding:
                 shown = self.health
-                self._let_go_if_erased(self._conversation, stored, slot)
+                self._discard_if_erased(self._conversation, stored, slot)
                 if stored is not None:
-                    self._conversation.take_stored(stored, slot.certain, now=self._clock())
-                self._taken(shown)
+                    self._conversation.take_stored(stored, slot.authoritative, now=self._clock())
+                self._after_merge(shown)
         self._wake()
 
     async def _read(self, slot: StateSlot) -> tuple[State | None, str | None]:
-        """Return the state on a shelf, if there is one, and the version to save on."""
+        """Return the state in a slot, if there is one, and its version."""
         content, version = await slot.load()
         if content is None:
             return None, version
         steps = load_steps(content, self._config, self._conversation.state)
-        # The steps let go of it as they go on.
+        # The steps free it as they proceed.
         del content
-        return await unhurried(steps), version
+        return await run_in_slices(steps), version
 
-    def _let_go_if_erased(self, conversation: Conversation, stored: State | None, slot: StateSlot) -> bool:
-        """Keep no more of a conversation than was never saved, if what was saved has been erased.
+    def _discard_if_erased(self, conversation: Conversation, stored: State | None, slot: StateSlot) -> bool:
+        """Discard the saved part of a conversation if it was erased; returns whether it was.
 
-        A plain store may also answer `None` because it is out of order: there, all that is held is kept.
+        A store without conditional saves may return `None` during an outage, so nothing is discarded for it.
         """
-        erased = conversation.let_go_if_erased(stored, slot.certain, now=self._clock())
+        erased = conversation.discard_if_erased(stored, slot.authoritative, now=self._clock())
         if erased:
-            logger.info("a conversation that had been saved was erased or has expired, and is let go")
+            logger.info("a saved conversation was erased or has expired, and is discarded")
         return erased
 
-    def _taken(self, shown: MemoryHealth) -> None:
-        """After a state from a store: call back if it has ended a recovery that we had told of."""
+    def _after_merge(self, shown: MemoryHealth) -> None:
+        """After a merge: call back if it ended a recovery that was announced."""
         if self._worker is not None and self._worker.recovering:
             self._announce(shown)
         self._changed()
 
-    def _one_at_a_time(self) -> asyncio.Lock:
-        """Return the lock of this event loop: one that a closed loop left locked would stay so."""
+    def _save_lock(self) -> asyncio.Lock:
+        """Return the lock of this event loop; one that a closed loop left locked would stay locked."""
         loop = asyncio.get_running_loop()
         if self._persist_lock is None or self._persist_lock[0] is not loop:
             self._persist_lock = (loop, asyncio.Lock())
@@ -381,10 +377,10 @@ class DefaultShortTermMemory:
     # The background
 
     def _wake(self) -> None:
-        """Trim what is due, and see to it that the background runs if there is something for it."""
+        """Trim if due, and start the background if it has work."""
         worker = self._worker
         running = worker is not None and worker.running
-        # One that is not asleep looks for itself, and what it summarizes must not be trimmed meanwhile.
+        # A worker that is not asleep looks for work itself, and its turns must not be trimmed.
         if worker is not None and running and worker.waiting_for is None:
             return
         step = self._next_step()
@@ -399,7 +395,7 @@ class DefaultShortTermMemory:
         worker.task = self._background.start(self._work(worker), name="stm-memory")
 
     def _next_step(self, *, now: float | None = None) -> Step:
-        """Trim what is due, and return what is to be done besides."""
+        """Trim if due, and return the next step."""
         conversation, batch = self._conversation, 1 if self._flushing else None
         while True:
             clock = self._clock()
@@ -413,7 +409,7 @@ class DefaultShortTermMemory:
                 log.dropped(step.count)
 
     async def _work(self, worker: _Worker) -> None:
-        """Do what is due, and end when nothing is."""
+        """Take all due steps, then end."""
         try:
             await self._do_what_is_due(worker)
         except Exception as error:
@@ -423,10 +419,10 @@ class DefaultShortTermMemory:
             logger.debug("the background's traceback", exc_info=True)
 
     async def _do_what_is_due(self, worker: _Worker) -> None:
-        """Do one step after another, waiting as long as the policy says."""
+        """Take one step after another, with the waits of the policy."""
         while self._worker is worker:
             due = self._conversation.body.next_attempt_at
-            # Whoever has slept through the whole wait need not ask a clock that may stand still.
+            # After the whole wait, the clock is not needed, which may have stopped.
             step = self._next_step(now=due if worker.waiting_for == due else None)
             worker.waiting_for = None
             match step:
@@ -466,7 +462,7 @@ class DefaultShortTermMemory:
         except asyncio.CancelledError:
             conversation.recovering = False
             raise
-        except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
+        except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
             if self._worker is worker:
                 self._note_failure(conversation, error)
         else:
@@ -483,9 +479,9 @@ class DefaultShortTermMemory:
             self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
             if before.health is not MemoryHealth.HEALTHY:
                 log.recovered()
-            self._write_back(conversation)
+            self._schedule_summary_save(conversation)
         else:
-            # Another summary, or other turns, have come from the store; they are looked at next.
+            # The store had another summary or other turns, which are handled next.
             conversation.recovering = False
             self.observer.race_lost()
         self._announce(shown)
@@ -502,7 +498,7 @@ class DefaultShortTermMemory:
         self._announce(shown)
 
     def _announce(self, shown: MemoryHealth) -> None:
-        """Call back if the health is not what was shown before."""
+        """Call back if the health differs from what was shown before."""
         if self.health is not shown:
             self.observer.health_changed(shown, self.health)
             if _loop() is not None:
@@ -510,13 +506,13 @@ class DefaultShortTermMemory:
         self._changed()
 
     def _changed(self) -> None:
-        """Let everybody who waits for a change look again."""
+        """Wake the callers that wait for a change."""
         for change in self._changes:
             if not change.done() and not change.get_loop().is_closed():
                 change.set_result(None)
 
     def _stop_worker(self) -> bool:
-        """End the background; returns whether it was making an attempt to leave `DEGRADED`."""
+        """Stop the background; returns whether it was making an attempt to leave `DEGRADED`."""
         worker, self._worker = self._worker, None
         if worker is None:
             return False

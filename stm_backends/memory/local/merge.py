@@ -1,9 +1,8 @@
-"""How two states of one conversation, changed apart from each other, become one again.
+"""Merges two states of one conversation that were changed independently.
 
-A memory in one process and the store it is saved in both change; `base` is what they last agreed on.
-Turns commute, so both sides keep theirs. Summaries do not: two of them that grew from the same one cover
-some turns both and other turns only one of them. So one stands, and what only the other covers becomes
-pending again.
+A local memory and the store that it is saved in both change; `base` is their last common state. Turns
+commute, so the turns of both sides are kept. Summaries do not: two summaries with the same predecessor share
+some turns and differ in others. So one is kept, and turns that only the other covers become pending again.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ def merge(
     exact: bool = False,
     now: float,
 ) -> State:
-    """Return the state that holds what both sides have and have done since `base`.
+    """Return the state with the changes of both sides since `base`.
 
-    Our summary stands if the stored one is the one it grew from, or the same; otherwise the stored one
-    does, and those of the turns that ours `covered` come back that it neither holds nor remembers.
-    The stored order stands, and a turn that is missing there goes before the one that follows it here.
+    The local summary is kept if the stored one is its predecessor, or equal. Otherwise the stored summary is
+    kept, and the `covered` turns of the local one return, unless the stored state has or remembers them. The
+    stored order is kept; a turn that is missing there is put before the turn that follows it locally.
 
-    A turn that both sides had and the store lacks was let go by another process if the stored state
-    remembers it; otherwise it was lost to a writer that had not seen it, and is put back. `exact` says
-    that there was no such writer: `stored` is itself a merge of `base`.
+    A turn that both sides had and the store lacks was removed by another process if the stored state
+    remembers it. Otherwise a writer that had not seen it overwrote it, and it is put back. `exact` says that
+    there was no such writer: `stored` is itself a merge of `base`.
     """
-    ours_stands = (
+    keep_ours = (
         stored.body.summary in (base.body.summary, local.body.summary)
-        # A state that was loaded by itself meets a store that has no summary yet.
+        # A state from `from_dict` is merged with a store that has no summary yet.
         or not (stored.body.summary or base.turns)
         or (not exact and _lost_our_summary(stored, local, base))
     )
     kept, candidates = stored.turns, (*covered, *local.turns)
     base_ids = _ids(base.turns)
-    if ours_stands:
+    if keep_ours:
         here = _ids(local.turns)
-        # Whether an id is remembered is asked of few: it takes a hash.
+        # Few ids are looked up in `forgotten`, because that takes a hash.
         kept = tuple(
             t for t in kept if t.id in here or not (t.id in base_ids or t.id in local.body.forgotten)
         )
         candidates = local.turns
 
-    def is_let_go(turn: StoredTurn) -> bool:
+    def was_removed(turn: StoredTurn) -> bool:
         if turn.id in stored.body.forgotten:
             return True
         if turn.id not in base_ids and turn.id not in base.body.forgotten:
@@ -61,23 +60,23 @@ def merge(
         return exact or not stored.ours or since >= REMEMBERED_IDS
 
     held = _ids(kept)
-    turns = _woven(kept, held, [t for t in candidates if t.id in held or not is_let_go(t)])
+    turns = _woven(kept, held, [t for t in candidates if t.id in held or not was_removed(t)])
     pending = _ids(stored.pending)
     boundary = 0
     if pending:
         boundary = max((index + 1 for index, turn in enumerate(turns) if turn.id in pending), default=0)
     merged = replace(
-        _body_of(stored, local, base, ours_stands=ours_stands, now=now),
+        _body_of(stored, local, base, keep_ours=keep_ours, now=now),
         pending=turns[:boundary],
         recent=turns[boundary:],
     )
     return merged.divided(config, now=now)
 
 
-def is_another(stored: State | None, base: State, config: ShortTermMemoryConfig) -> bool:
-    """Say whether what is stored did not grow from `base`, which stood there: it was erased meanwhile.
+def is_unrelated(stored: State | None, base: State, config: ShortTermMemoryConfig) -> bool:
+    """Say whether the stored state does not descend from `base`, which was stored: it was erased in between.
 
-    For a store where nobody saves without having seen what stands there; `None` is nothing there.
+    Only valid for a store with conditional saves. `stored` is `None` if there is no state.
     """
     if stored is None:
         return True
@@ -85,7 +84,7 @@ def is_another(stored: State | None, base: State, config: ShortTermMemoryConfig)
         return False
     if stored.gone < base.gone:
         return True
-    # A truncated state is saved without the turns that nobody would be shown.
+    # A truncated state is saved without the turns that are not shown.
     if config.strategy == "truncation" or stored.gone - base.gone >= REMEMBERED_IDS:
         return False
     held = _ids(stored.turns)
@@ -93,20 +92,20 @@ def is_another(stored: State | None, base: State, config: ShortTermMemoryConfig)
 
 
 def _lost_our_summary(stored: State, local: State, base: State) -> bool:
-    """Say whether the store fell back to a state that our summary has long left behind.
+    """Say whether the store went back to a state before the local summary.
 
-    It takes a store that saves without conditions: a process that had not seen our confirmed save has
-    overwritten it. Ours stands if it covers all that the older one does.
+    This happens in a store without conditional saves: a process that had not seen our confirmed save has
+    overwritten it. The local summary is kept if it covers all that the older one does.
     """
     went_back = stored.ours and stored.gone < base.gone
     return went_back and set(stored.body.forgotten.each()) <= set(local.body.forgotten.each())
 
 
-def _body_of(stored: State, local: State, base: State, *, ours_stands: bool, now: float) -> State:
+def _body_of(stored: State, local: State, base: State, *, keep_ours: bool, now: float) -> State:
     """Return the merged state without its turns."""
     theirs, mine, before = stored.body, local.body, base.body
     body, gone = theirs, stored.gone
-    if ours_stands:
+    if keep_ours:
         tried_here = _attempts(mine) != _attempts(before) or mine.summary != theirs.summary
         body = replace(
             mine if tried_here else theirs,
@@ -116,7 +115,7 @@ def _body_of(stored: State, local: State, base: State, *, ours_stands: bool, now
             forgotten=theirs.forgotten.union(mine.forgotten, now=now, keep_for=FORGET_BY_COUNT),
         )
         gone = max(stored.gone, base.gone) + local.gone - base.gone
-    # An attempt that is under way here still is, whatever the store says.
+    # A running attempt of this process still runs, regardless of the store.
     attempting = body.health is MemoryHealth.DEGRADED and (stored.recovering or local.recovering)
     return State(
         body=replace(body, extra={**mine.extra, **theirs.extra}),
@@ -135,7 +134,7 @@ def _woven(
 ) -> tuple[StoredTurn, ...]:
     """Put each candidate before the first kept turn that follows it among the candidates, or at the end.
 
-    `held` are the ids of those kept.
+    `held` has the ids of the kept turns.
     """
     before: dict[str, list[StoredTurn]] = {}
     waiting: list[StoredTurn] = []
@@ -151,7 +150,7 @@ def _woven(
 
 
 def _younger(body: Body, turn_id: str) -> int:
-    """Return how many ids have been forgotten since this one."""
+    """Return how many ids were added to `forgotten` after this one."""
     _, found, after = body.forgotten.digests.partition(f",{digest(turn_id)},")
     return after.count(",") if found else 0
 

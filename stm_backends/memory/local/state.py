@@ -1,7 +1,7 @@
-"""The whole of a conversation as one value, and as the JSON object that PenguiFlow calls its state.
+"""The complete state of a conversation as one value, and as the JSON object that PenguiFlow calls its state.
 
-PenguiFlow's fields have PenguiFlow's meaning. What it does not have stands in one more field, `stm`, and
-in a `turn_id` beside each turn; it ignores both.
+PenguiFlow's fields have PenguiFlow's meaning. Additional data is in the field `stm` and in the `turn_id` of
+each turn; PenguiFlow ignores both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stm_backends.records.codec import (
     load_turn,
     require_json,
 )
-from stm_backends.records.steps import STEP, Steps, at_once
+from stm_backends.records.steps import STEP, Steps, run_now
 from stm_backends.types import (
     ConversationTurn,
     MemoryHealth,
@@ -38,21 +38,21 @@ from stm_backends.types import (
 )
 
 OURS: Final = "stm"
-"""The field of a state that holds what PenguiFlow's states do not."""
+"""The field of a state for data that PenguiFlow's states do not have."""
 
 FORGET_BY_COUNT: Final = -math.inf
-"""The `keep_for` of a memory in one process: no write of it is ever sent twice, so no id is kept for its
-age, and the cost of a turn stays the same however many there were."""
+"""The `keep_for` of a local memory: its writes are never retried, so no id is kept because of its age, and
+the cost of a turn does not depend on the length of the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """A conversation at one instant.
 
-    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering`
-    says that an attempt to leave `DEGRADED` was under way. `ours` is whether this library wrote it: a
-    state that PenguiFlow rewrote remembers nobody. `extra` are fields of a saved state that this version
-    does not know. The turns are our own all the way down, and nobody changes them.
+    `gone` counts the ids ever added to `body.forgotten`, which remembers the last of them. `recovering` says
+    that an attempt to leave `DEGRADED` was running. `ours` says whether this library wrote the state: one
+    that PenguiFlow rewrote remembers no ids. `extra` has the fields of a saved state that this version does
+    not know. The turns are deep copies and are never changed.
     """
 
     body: Body = Body()
@@ -84,9 +84,9 @@ class State:
         )
 
     def divided(self, config: ShortTermMemoryConfig, *, now: float) -> State:
-        """Return the state with its turns where this configuration has them.
+        """Return the state with its turns divided by this configuration.
 
-        What is pending stays pending, even if the full zone has become larger since.
+        Pending turns stay pending, even if the full zone has become larger.
         """
         if config.strategy == "none":
             return self
@@ -99,9 +99,9 @@ class State:
 
 
 def own_turn(stored: StoredTurn) -> StoredTurn:
-    """Return our own copy of a turn, exactly as it would come back from a state.
+    """Return a deep copy of a turn, exactly as loading a state would return it.
 
-    Raises `InvalidState` for what would not come back.
+    Raises `InvalidState` for a turn that could not be loaded.
     """
     try:
         return StoredTurn(stored.id, load_turn(_copy(dump_turn(stored))), stored.extra)
@@ -114,7 +114,7 @@ def own_turn(stored: StoredTurn) -> StoredTurn:
 
 
 def _own_loaded(turn: ConversationTurn) -> ConversationTurn:
-    """Make a turn that `load_turn` returned our own all the way down; the same as `own_turn`, but faster."""
+    """Complete the deep copy of a turn that `load_turn` returned; like `own_turn`, but faster."""
     if turn.artifacts_shown:
         turn.artifacts_shown = _own_json(turn.artifacts_shown, "turn.artifacts_shown")
     if turn.artifacts_hidden_refs:
@@ -132,11 +132,11 @@ def _own_json(value: Any, path: str) -> Any:
 
 
 def dump_state(state: State, config: ShortTermMemoryConfig) -> dict[str, Any]:
-    """Return a state as JSON, the caller's to keep.
+    """Return a state as a new JSON object.
 
-    Under `truncation` it holds only the turns that the token budget shows, as PenguiFlow's does.
+    With `truncation` it has only the turns that fit the token budget, as PenguiFlow's does.
     """
-    return at_once(dump_steps(state, config))
+    return run_now(dump_steps(state, config))
 
 
 def dump_steps(state: State, config: ShortTermMemoryConfig) -> Steps[dict[str, Any]]:
@@ -165,27 +165,26 @@ _FIELDS: Final = ("version", "health", "summary", "turns", "pending", "backlog",
 
 
 def load_state(content: object, config: ShortTermMemoryConfig) -> State:
-    """Return the state in a JSON object, ours or PenguiFlow's. Raises `ValueError` if it is none.
+    """Return the state in a JSON object of this library or PenguiFlow. Raises `ValueError` if it is invalid.
 
-    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. What else is in it is
-    kept.
+    Accepts what PenguiFlow 3.11.2 accepts, with the same turns, summary and health. Other fields are kept.
     """
-    return at_once(load_steps(content, config))
+    return run_now(load_steps(content, config))
 
 
 def load_steps(content: object, config: ShortTermMemoryConfig, known: State | None = None) -> Steps[State]:
-    """Do what `load_state` does, in steps; a turn that is as it is in the state `known` is that turn."""
+    """Do what `load_state` does, in steps; reuses equal turns of the state `known`."""
     if not isinstance(content, Mapping):
-        raise ValueError("a memory state is a mapping")
-    # Whoever handed it out may change it while others have their turn. If nobody else has it, it is let go
-    # bit by bit, too: that of many turns takes as long as loading some of them.
+        raise ValueError("a memory state must be a mapping")
+    # A copy, because the caller may change the mapping between steps. It is also freed in steps if there is
+    # no other reference: freeing many turns takes as long as loading some of them.
     fields = {**cast("Mapping[str, Any]", content)}
     del content
     if fields.get("version") != 1:
         raise ValueError("a memory state of a version that this library does not read; it reads version 1")
     ours = fields.get(OURS)
     if ours is not None and not isinstance(ours, Mapping):
-        raise ValueError(f"the field {OURS!r} of a memory state is a mapping")
+        raise ValueError(f"the field {OURS!r} of a memory state must be a mapping")
     kept = dict(cast("Mapping[str, Any]", ours or {}))
     try:
         health = MemoryHealth(fields.get("health"))
@@ -200,7 +199,7 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
         raise
     except (TypeError, OverflowError, ValueError):
         # The cause may quote the conversation.
-        raise ValueError("not a memory state: a field is of another type, or has no such value") from None
+        raise ValueError("not a memory state: a field has another type or an invalid value") from None
     return State(
         body=replace(_with_health(body, health, config), summary=str(fields.get("summary") or "")),
         pending=(*backlog, *pending),
@@ -213,27 +212,27 @@ def load_steps(content: object, config: ShortTermMemoryConfig, known: State | No
 
 
 def _listed(payloads: object) -> list[object]:
-    """Return the turns of one field of a state, which nobody else can add to any more."""
+    """Return a copy of the turns of one field of a state."""
     payloads = payloads or []
     if not isinstance(payloads, Sequence):
-        raise ValueError("the turns of a memory state are lists")
+        raise ValueError("the turns of a memory state must be lists")
     return [*cast("Sequence[object]", payloads)]
 
 
 class _Turns:
     """The turns of one state, each id once.
 
-    A turn without an id gets one from its content and from how many like it stood before it, so that
-    everybody who reads the same state calls it the same.
+    A turn without an id gets one from its content and the number of equal turns before it, so that every
+    process that reads the same state uses the same id.
     """
 
     def __init__(self, known: State | None) -> None:
         self._known = {} if known is None else {stored.id: stored for stored in known.turns}
         self._ids: set[str] = set()
-        self._alike: Counter[str] = Counter()
+        self._equal: Counter[str] = Counter()
 
     def of(self, payloads: list[object]) -> Steps[tuple[StoredTurn, ...]]:
-        """Return the turns of a list, which is emptied."""
+        """Return the turns of a list, and empty the list."""
         turns: list[StoredTurn] = []
         payloads.reverse()
         while payloads:
@@ -254,9 +253,9 @@ class _Turns:
             turn = load_turn(fields)
             content = dump_turn(StoredTurn("", turn))
             text = json.dumps(content, sort_keys=True)
-            alike = hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
-            turn_id = f"{alike}-{self._alike[alike]}"
-            self._alike[alike] += 1
+            content_hash = hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+            turn_id = f"{content_hash}-{self._equal[content_hash]}"
+            self._equal[content_hash] += 1
         known = self._known.get(turn_id)
         if known is not None and _is_as_saved(known, fields):
             return known
@@ -265,7 +264,7 @@ class _Turns:
 
 
 def _is_as_saved(stored: StoredTurn, fields: Mapping[str, Any]) -> bool:
-    """Say whether a turn is what it was saved as; `False` if that cannot be told at a glance."""
+    """Say whether a turn equals its saved form; may return `False` for an equal turn with extra fields."""
     _, turn, extra = stored
     if extra or len(fields) != len(TURN_FIELDS):
         return False
@@ -285,7 +284,7 @@ def _is_as_saved(stored: StoredTurn, fields: Mapping[str, Any]) -> bool:
 
 
 def _with_health(body: Body, health: MemoryHealth, config: ShortTermMemoryConfig) -> Body:
-    """Add the health of a state, and the failures that must have led to it if they are not told."""
+    """Add the health of a state, and at least the failures that lead to it."""
     if health is MemoryHealth.HEALTHY:
         return replace(body, health=health, attempts=0, next_attempt_at=0.0)
     if health is MemoryHealth.RETRY:
@@ -303,7 +302,7 @@ def _dump_turns(turns: Sequence[StoredTurn]) -> Steps[list[dict[str, Any]]]:
 
 
 def _dump_own(stored: StoredTurn) -> dict[str, Any]:
-    """Return a turn of ours as it stands in a state, like `dump_turn`, the caller's all the way down."""
+    """Return a turn as JSON, like `dump_turn`, as a deep copy."""
     _, turn, extra = stored
     return {
         **_copy(extra),
@@ -327,7 +326,7 @@ def _dump_digest(digest: TrajectoryDigest) -> dict[str, Any]:
 
 
 def _copy(value: Any) -> Any:
-    """Copy JSON, with lists for tuples, as it would come back from a store."""
+    """Copy JSON, with lists for tuples, as loading it would return it."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
         return {name: item if type(item) in _PLAIN else _copy(item) for name, item in items}
@@ -337,7 +336,7 @@ def _copy(value: Any) -> Any:
 
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
-"""What is most of a state and need not be looked into."""
+"""Types that need no copy; most values of a state have one of them."""
 
 
 def _snapshot(config: ShortTermMemoryConfig) -> dict[str, Any]:

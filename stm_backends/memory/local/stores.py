@@ -1,4 +1,4 @@
-"""Any object that may keep states: PenguiFlow's two methods, or ours that save on a condition."""
+"""Stores of states: PenguiFlow's two methods, or conditional saves as `StateStore` has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _warned_of: WeakSet[type[Any]] = WeakSet()
 
 
 def warn_unwritable(store: object) -> None:
-    """Say, once for each kind of store, that nothing can be saved in it."""
+    """Log, once for each type of store, that nothing can be saved in it."""
     if type(store) not in _warned_of:
         _warned_of.add(type(store))
         logger.warning(
@@ -22,31 +22,31 @@ def warn_unwritable(store: object) -> None:
 
 
 class StateSlot:
-    """Where one state is kept: a key of a duck-typed store.
+    """One state under a key of a duck-typed store.
 
-    A store with `load_versioned` and `save_if` (see `StateStore`) loses no race. One with
-    `load_memory_state` and `save_memory_state` alone is overwritten by whoever saves last.
+    With `load_versioned` and `save_if` (see `StateStore`), concurrent saves do not overwrite each other. With
+    only `load_memory_state` and `save_memory_state`, the last save wins.
     """
 
     def __init__(self, store: Any, key: str) -> None:
         self._store = store
         self._key = key
         self._conditional = hasattr(store, "load_versioned") and hasattr(store, "save_if")
-        # The store, if what it does not hold is erased or expired for certain: others may answer so when
-        # they are out of order, and anybody may overwrite what they hold.
-        self.certain: object | None = store if self._conditional else None
+        # The store, if a missing state was certainly erased or has expired. Other stores may return `None`
+        # during an outage, and any process may overwrite what they hold.
+        self.authoritative: object | None = store if self._conditional else None
         self.readable = self._conditional or hasattr(store, "load_memory_state")
         self.writable = self._conditional or hasattr(store, "save_memory_state")
 
     async def load(self) -> tuple[object | None, str | None]:
-        """Return the state and the version to save it on; two `None` if there is none."""
+        """Return the state and its version; `(None, None)` if there is none."""
         if self._conditional:
             return await self._store.load_versioned(self._key)
-        # A store that can only be written to cannot be asked; its user wants it so.
+        # A store without `load_memory_state` can only be written to.
         return (await self._store.load_memory_state(self._key) if self.readable else None), None
 
     async def save(self, state: dict[str, Any], version: str | None) -> bool:
-        """Save a state; `False` if another writer came first and nothing was saved."""
+        """Save a state; `False` after a lost race, in which nothing was saved."""
         if self._conditional:
             return await self._store.save_if(self._key, state, expect=version)
         await self._store.save_memory_state(self._key, state)

@@ -1,4 +1,4 @@
-"""The backgrounds of a backend: one of each conversation, however many memory objects ask for it."""
+"""The background work of a backend: one `Maintenance` for each conversation in the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from stm_backends.drivers.contract import Driver, Key
-from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.maintenance import Maintenance
 from stm_backends.memory.shared.record import SharedConversation
-from stm_backends.memory.shared.schedule import Waiting
+from stm_backends.memory.shared.schedule import Timers
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import SILENT, Observer
@@ -22,13 +22,13 @@ from stm_backends.types import MemoryKey
 logger = logging.getLogger("stm_backends")
 
 MAX_SUMMARIES: Final = 8
-"""How many summarizer calls are in flight at once, unless told otherwise."""
+"""The default number of summarizer calls in flight."""
 
 
 class Backgrounds:
-    """What the memory objects of one process share: each conversation's background, slots and timers.
+    """What the memory objects of one process share: the background of each conversation, limits and timers.
 
-    A background lives as long as a memory object holds it, or it has something to do or to wait for.
+    A background is kept as long as a memory object refers to it or it has work to do or to wait for.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Backgrounds:
         self._codec = codec
         self._observer = observer
         self._clock = clock
-        self._slots = Slots(max_summaries)
-        self._waiting = Waiting()
+        self._slots = FairConcurrencyLimit(max_summaries)
+        self._timers = Timers()
         self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
 
     def __len__(self) -> int:
@@ -59,16 +59,16 @@ class Backgrounds:
             return known
         shared = SharedConversation(self._driver, key, self._codec, self._clock)
         maintenance = Maintenance(
-            shared, keys.lease_key(key), key.tenant_id, self._slots, self._waiting, self._observer
+            shared, keys.lease_key(key), key.tenant_id, self._slots, self._timers, self._observer
         )
         self._each[record] = maintenance
         return maintenance
 
     async def close(self, *, timeout: float) -> None:
-        """End all of them: what runs may finish within `timeout` seconds, leases are given back.
+        """Stop all background work; running work may finish within `timeout` seconds. Releases the leases.
 
-        Takes no longer than that and a few operations. If it is cancelled, it waits for no summary any more
-        and still does all of this before it ends.
+        Takes no longer than that and a few operations. A cancellation ends the waiting for summaries; the
+        rest is still done.
         """
         deadline = self._driver.traits.deadline
         closings = {asyncio.ensure_future(one.close(timeout=timeout)) for one in [*self._each.values()]}
@@ -81,8 +81,8 @@ class Backgrounds:
             for task in late:
                 task.cancel()
             if late:
-                # What they cancel in turn gives its lease back, which takes the driver.
+                # The tasks that they cancel release their leases, which needs the driver.
                 await asyncio.wait(late, timeout=1.0 + deadline)
         for task in closings:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                logger.warning("a memory did not close well: %s", type(error).__name__)
+                logger.warning("closing a memory failed: %s", type(error).__name__)

@@ -1,4 +1,4 @@
-"""Who may call the summarizer next: a bound on the calls in flight that is fair to tenants."""
+"""A limit on the summarizer calls in flight that is fair to tenants."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator
 
 
-class Slots:
-    """At most `count` calls in flight, of which a tenant that has some leaves a quarter to the others.
+class FairConcurrencyLimit:
+    """At most `count` calls in flight; a quarter of them is reserved for tenants without a call in flight.
 
-    That quarter (two of eight; none of fewer than four) is for tenants without a call in flight: a tenant
-    whose model hangs cannot take every slot. Waiting tenants take turns, and within a tenant whoever came
-    first is first. Slots that an event loop held when it was closed are free again.
+    With the reserve (two of eight, none of fewer than four), a tenant whose model hangs cannot take every
+    slot. Waiting tenants are served round robin, and the calls of one tenant in order of arrival. Slots that
+    an event loop held when it was closed become free.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._kept = count // 4
+        self._reserved = count // 4
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start_over()
 
@@ -29,7 +29,7 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def slot(self, tenant: str) -> AsyncGenerator[None]:
-        """Hold a slot for as long as the context lasts."""
+        """Hold a slot for the duration of the context."""
         loop = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
             self._loop = loop
@@ -50,7 +50,7 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # It was given a slot in the same moment.
+                # It was given a slot at the same moment.
                 self._give_back(tenant)
             raise
 
@@ -65,18 +65,18 @@ class Slots:
         while (tenant := self._next()) is not None:
             turns = self._waiting.pop(tenant)
             while turns and (turns[0].done() or turns[0].get_loop().is_closed()):
-                # Cancelled while it waited, or its event loop was closed.
+                # Cancelled while waiting, or its event loop was closed.
                 turns.popleft()
             if turns:
                 self._free -= 1
                 self._running[tenant] += 1
                 turns.popleft().set_result(None)
             if turns:
-                # Behind every other tenant that waits.
+                # Behind every other waiting tenant.
                 self._waiting[tenant] = turns
 
     def _next(self) -> str | None:
         for tenant in self._waiting:
-            if self._free > (self._kept if self._running[tenant] else 0):
+            if self._free > (self._reserved if self._running[tenant] else 0):
                 return tenant
         return None

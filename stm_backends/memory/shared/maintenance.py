@@ -1,8 +1,7 @@
-"""What has to be done to a shared conversation, done in the background by the process that sees it.
+"""The background work on a shared conversation: folds, trims, compactions and recoveries.
 
-One pod at a time changes what stands there, under a lease: it folds, trims, compacts and recovers. Any
-process that sees something due starts to see to it, so any pod resumes what a dead one left.
-`policy.next_step` says what is due; a `Plan` says when this process acts on it.
+One pod at a time does it, under a lease. Every process that notices due work plans it, so any pod resumes
+the work of one that died. `due.next_step` says what is due; a `Plan` says when this process acts on it.
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ from weakref import WeakSet
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory import log, policy
-from stm_backends.memory.policy import Fold, Recover, Step, Trim, Wait
-from stm_backends.memory.shared.concurrency import Slots
+from stm_backends.memory.policy import Fold, Recover, Trim, Wait
+from stm_backends.memory.shared import due
+from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
+from stm_backends.memory.shared.due import Compact, Due
 from stm_backends.memory.shared.record import SharedConversation
-from stm_backends.memory.shared.schedule import TICK_S, Plan, Planned, Waiting, now
+from stm_backends.memory.shared.room import Room, RoomRequest
+from stm_backends.memory.shared.schedule import TICK_S, Plan, PlannedWork, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
 from stm_backends.records.body import Body
@@ -34,21 +36,18 @@ logger = logging.getLogger("stm_backends")
 
 FIRST_POLL_S: Final = 0.2
 LONGEST_POLL_S: Final = 5.0
-"""How long to wait before looking again while another process holds the lease: doubling, with jitter."""
+"""How long to wait before the next look while another process holds the lease: doubling, with jitter."""
 
 FAULTS_BEFORE_REST: Final = 3
-"""After so many storage errors in a row the background ends; the next call that sees work starts it."""
+"""After how many storage errors in a row the background ends. The next call that sees work starts it."""
 
 RACES: Final = 10
-"""How often a failure is stored on yet another version before it is left to the next attempt."""
-
-REPEATS_KEPT: Final = 16
-"""So many repeats at the head of a record are worth a write that removes them."""
+"""How many lost races end the attempt to store a failure; the next attempt stores it then."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """What has been done. `lost_races` counts summaries and trims that came too late."""
+    """Counters of what was done. `lost_races` counts summaries and trims that came too late."""
 
     appended: int = 0
     summaries: int = 0
@@ -64,21 +63,12 @@ class Stats:
         return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__match_args__})
 
 
-@dataclass(frozen=True, slots=True)
-class Compact:
-    """Let the oldest `entries` go, whose turns stand in the record a second time or have left it."""
+class Maintenance(PlannedWork):
+    """The background of one conversation in one process, shared by its memory objects there.
 
-    entries: int
-
-
-Due: TypeAlias = Step | Compact
-
-
-class Maintenance(Planned):
-    """The background of one conversation in one process, for all its memory objects there.
-
-    `flush_waiters` counts the callers that wait for it: for them even less than `fold_batch_turns` is folded.
-    `slots` bounds the summarizer calls in flight, across as many conversations as share it.
+    `flush_waiters` counts the callers that wait in `flush`: while there are any, fewer turns than
+    `fold_batch_turns` are folded, too. `slots` limits the summarizer calls of all conversations that share
+    it.
     """
 
     def __init__(
@@ -86,11 +76,11 @@ class Maintenance(Planned):
         shared: SharedConversation,
         lease_key: Key,
         tenant: str,
-        slots: Slots,
-        waiting: Waiting,
+        slots: FairConcurrencyLimit,
+        timers: Timers,
         observer: Observer,
     ) -> None:
-        super().__init__(waiting)
+        super().__init__(timers)
         self.shared = shared
         self.memories: WeakSet[object] = WeakSet()
         self.config = ShortTermMemoryConfig()
@@ -104,30 +94,30 @@ class Maintenance(Planned):
         self._attempt: tuple[_Attempt, float] | None = None
         self._unstored: tuple[_Attempt, Exception] | None = None
         self._polls = self._faults = 0
-        self._wants: dict[object, int] = {}
-        self._relieved, self._held = 0, False
+        self.room = Room()
+        self._held = False
         self.flush_waiters = 0
         self.failures = 0
         self.stats = Stats()
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
-        """Work with these settings from now on: those of the newest memory object that keeps anything."""
+        """Use these settings from now on, unless they store nothing; the newest memory object wins."""
         if config.strategy != "none":
             self.config, self._summarizer = config, summarizer
 
     @property
     def lease_ttl(self) -> float:
-        """The summarizer's own time in seconds, and then time to load, store and release."""
+        """The summarizer's timeout in seconds, plus time to load, store and release."""
         return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
 
     async def close(self, *, timeout: float) -> None:
-        """End what runs, within `timeout` seconds if it does so by itself, and give the lease back."""
+        """Stop the work, which may finish within `timeout` seconds, and release the lease."""
         self.closing = True
-        self.rest()
+        self.cancel_plan()
         if self._queued and self._worker is not None:
-            # It has begun nothing yet that is worth waiting for.
+            # It has not begun a summarizer call.
             self._worker.cancel()
-        self._tell_change()
+        self._notify()
         try:
             await self.background.close(timeout=timeout)
         finally:
@@ -137,35 +127,18 @@ class Maintenance(Planned):
 
     def next_step(self, snapshot: Snapshot) -> Due:
         """Say what is due, in portions that this datastore takes."""
-        config, most = self.config, self.shared.driver.traits.max_drop
-        pending, _ = policy.split(snapshot.turns, config)
-        if self._needed and not pending and snapshot.repeats:
-            # Entries go from the oldest end only: these are in the way of the repeats.
-            pending = snapshot.turns
-        step = policy.next_step(
-            config,
-            snapshot.body,
-            pending,
+        return due.next_step(
+            self.config,
+            snapshot,
             now=self.shared.clock(),
-            batch=1 if self.flush_waiters or self._needed else None,
+            max_drop=self.shared.driver.traits.max_drop,
+            room=self.room.needed,
+            batch=1 if self.flush_waiters else None,
             known_for=self._known_for(snapshot.body),
         )
-        if self._needed:
-            count = max(1, snapshot.turns_of(self._needed))
-            step = policy.room_step(config, step, pending, count=count)
-        worthwhile = 1 if self._needed else REPEATS_KEPT
-        if snapshot.repeats >= worthwhile and (self._needed or step is None or isinstance(step, Wait)):
-            count = min(snapshot.leading_repeats(), most)
-            if count >= worthwhile:
-                return Compact(count)
-        if isinstance(step, Fold):
-            return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, most))])
-        if isinstance(step, Trim):
-            return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], most)))
-        return step
 
     def _known_for(self, body: Body) -> float:
-        """Return for how many seconds this process has known of the attempt that a body tells of."""
+        """Return how many seconds ago this process first saw the attempt that a body records."""
         attempt, moment = _attempt(body), now()
         if self._attempt is None or self._attempt[0] != attempt:
             self._attempt = attempt, moment
@@ -178,55 +151,45 @@ class Maintenance(Planned):
     # When it is done
 
     def schedule_after_append(self, length: int) -> None:
-        """Plan what a tail of this length has for the background, as far as is known without asking."""
+        """Plan the work that a tail of this length calls for, without a load."""
         config, seen = self.config, self.shared.seen
         zone, health = config.budget.full_zone_turns, seen.body.health
-        # Of a tail that was folded since the last load, nobody knows the repeats.
+        # The repeats of a tail that was folded since the last load are not known.
         count = length - zone - (seen.repeats if length > len(seen.entries) else 0)
         if config.strategy == "truncation":
-            due = count > zone
+            is_due = count > zone
         elif health is MemoryHealth.HEALTHY:
-            due = count >= (1 if self.flush_waiters else config.fold_batch_turns)
+            is_due = count >= (1 if self.flush_waiters else config.fold_batch_turns)
         elif self._plan is None and not self._running:
-            due = count > 0
+            is_due = count > 0
         else:
-            due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
-        if due:
+            is_due = health is MemoryHealth.DEGRADED and count > max(config.recovery_backlog_limit, 1)
+        if is_due:
             calls = self._summarizes and health is MemoryHealth.HEALTHY
-            self._want(Plan(now(), look=not calls, calls=calls))
+            self._propose(Plan(now(), look=not calls, calls=calls))
 
     def schedule(self, step: Due) -> None:
-        """Plan what a load has shown to be due."""
+        """Plan a step that a load has shown to be due."""
         plan = _plan_for(step)
         if plan is not None:
-            self._want(plan)
+            self._propose(plan)
 
-    @property
-    def _needed(self) -> int:
-        """How many bytes of room in a full record somebody waits for."""
-        return max(self._wants.values(), default=0)
+    async def make_room(self, request: RoomRequest, *, within: float) -> bool:
+        """Make room in a full record; returns whether a retry of the append may succeed.
 
-    async def make_room(self, want: object, size: int, *, within: float) -> bool:
-        """Make room for `size` bytes in a full record; say whether it may help to send them again.
-
-        Returns after one step of the background, or `within` seconds. The room is wanted until it is made, or
-        until `unwant` says that it is not any more.
+        Waits for one step of the background, at most `within` seconds.
         """
         if self.closing:
             return False
-        relieved, self._wants[want] = self._relieved, size
+        asked = self.room.ask(request)
         with self.change() as change:
-            self._want(Plan(now()))
+            self._propose(Plan(now()))
             if self._plan is not None or self._running:
                 await asyncio.wait({change}, timeout=within)
-        return self._relieved > relieved or want in self._wants
-
-    def unwant(self, want: object) -> None:
-        """Make no more room for this: its turn is stored, or was given up."""
-        self._wants.pop(want, None)
+        return self.room.may_help(request, since=asked)
 
     async def _carry_out(self, plan: Plan) -> Plan | None:
-        """Take one step. Returns the plan for the next, `None` if there is none in sight."""
+        """Take one step. Returns the plan for the next step, or `None`."""
         try:
             with self._observer.background():
                 return await self._advance_unless_held(plan)
@@ -234,30 +197,30 @@ class Maintenance(Planned):
             logger.error("the memory's background stopped: %s", error)
             self.failures += 1
         except StorageError as error:
-            logger.warning("the memory's background met an error: %s", error)
+            logger.warning("background work on a memory failed: %s", error)
             self._faults += 1
             if self._faults <= FAULTS_BEFORE_REST:
                 return Plan(now() + 2.0**self._faults, firm=True)
         except Exception as error:
-            # A user's token estimator, say; its message may quote the conversation.
+            # For example of a user's token estimator; its message may quote the conversation.
             logger.error("the memory's background stopped: %s", type(error).__name__)
             logger.debug("the background's traceback", exc_info=True)
             self.failures += 1
         self._plan, self._faults = None, 0
-        self._wants.clear()
+        self.room.refuse()
         return None
 
     async def _advance_unless_held(self, plan: Plan) -> Plan | None:
-        """Take one step, or plan to ask again if another process holds the lease, which is no error."""
-        if self._held and self._needed:
-            # The holder may have made room meanwhile, so whoever needs it tries that first.
+        """Take one step, or plan another look if another process holds the lease, which is not an error."""
+        if self._held and self.room.needed:
+            # The holder may have made room, so the waiting appends are retried first.
             self._held = False
             return Plan(now() + FIRST_POLL_S)
         try:
             following = await self._advance(plan)
         except _LeaseHeld:
             self._held = True
-            # Its holder sees our turns too; asking earlier would be in vain.
+            # The holder sees the turns of this process, too, so an earlier look would find nothing to do.
             wait = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)
             self._polls = min(self._polls + 1, 10)
             return Plan(now() + wait, firm=True)
@@ -272,12 +235,12 @@ class Maintenance(Planned):
                 return self._nothing_to_do(step)
             calls = isinstance(step, Fold)
         async with self._slot() if calls else contextlib.nullcontext(), self._leased():
-            # Loaded under the lease: its last holder may have stored a summary since anybody looked.
+            # Loaded under the lease: its last holder may have stored a summary since the previous load.
             snapshot = await self.shared.load("background")
             step = self.next_step(snapshot)
             match step:
                 case Fold():
-                    # A call takes a slot, and slots are not waited for under the lease.
+                    # A call needs a slot, and the lease is not held while waiting for one.
                     return await self._fold(snapshot, step) if calls else _plan_for(step)
                 case Trim():
                     return await self._trim(snapshot, step)
@@ -289,7 +252,7 @@ class Maintenance(Planned):
                     return self._nothing_to_do(step)
 
     def _nothing_to_do(self, step: Wait | None) -> Plan | None:
-        self._wants.clear()
+        self.room.refuse()
         return _plan_for(step)
 
     @contextlib.asynccontextmanager
@@ -318,7 +281,7 @@ class Maintenance(Planned):
             try:
                 await lease.release()
             except StorageError as error:
-                logger.warning("a lease was not given back and will expire: %s", error)
+                logger.warning("could not release a lease, it will expire: %s", error)
 
     async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
         version = await self.shared.replace(snapshot, body, drop=drop)
@@ -326,13 +289,12 @@ class Maintenance(Planned):
             self.stats.lost_races += 1
             self._observer.race_lost()
         elif drop:
-            self._wants.clear()
-            self._relieved += 1
+            self.room.made()
         return version
 
     async def _trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         gone = snapshot.turns[: trim.count]
-        drop, full = snapshot.entries_of(len(gone)), self._needed > 0
+        drop, full = snapshot.entries_of(len(gone)), self.room.needed > 0
         body = policy.after_trim(
             snapshot.body,
             trim,
@@ -372,25 +334,24 @@ class Maintenance(Planned):
         try:
             summary = await self._summarize(fold)
             self._body_after(snapshot, fold, summary)
-        except Exception as error:  # noqa: BLE001 -- whatever a user's summarizer raises is one failed attempt
+        except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
         else:
             if not await self._store_summary(snapshot, fold, summary):
                 return Plan(now())
-            pending, _ = policy.split(snapshot.turns, self.config)
-            left = len(pending) - len(fold.turns)
-            due = left >= (1 if self.flush_waiters else self.config.fold_batch_turns)
-            return Plan(now(), look=False, calls=True) if due else None
+            left = len(snapshot.split(self.config).pending) - len(fold.turns)
+            another = left >= (1 if self.flush_waiters else self.config.fold_batch_turns)
+            return Plan(now(), look=False, calls=True) if another else None
         finally:
             if self.shared.recovering:
-                # The conversation has become another one, or was erased.
+                # The conversation was replaced or erased.
                 self.shared.recovering = False
                 self._health_changed(MemoryHealth.RECOVERING, self.shared.health)
 
     def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> Body:
-        """Return the body with this summary, cut to what the datastore takes if need be."""
+        """Return the body with this summary, cut if necessary to what the datastore takes."""
         body = policy.after_fold(
             self.config,
             snapshot.body,
@@ -415,7 +376,7 @@ class Maintenance(Planned):
             return policy.summary_of(answer)
 
     async def _store_summary(self, snapshot: Snapshot, fold: Fold, summary: str) -> bool:
-        """Store a finished summary, through lost races too while it covers what is there; else `False`."""
+        """Store a finished summary, retrying lost races while it applies; returns whether it was stored."""
         while True:
             before = snapshot.body
             body = self._body_after(snapshot, fold, summary)
@@ -438,9 +399,9 @@ class Maintenance(Planned):
         return True
 
     async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan | None:
-        """Store that an attempt failed, through lost races too unless another process has stored a newer one.
+        """Store a failed attempt, retrying lost races unless another process has stored a newer attempt.
 
-        Until it is stored, this process makes no other attempt.
+        Until it is stored, this process makes no further attempt.
         """
         attempt = _attempt(snapshot.body)
         self._unstored = attempt, error
@@ -472,19 +433,19 @@ class Maintenance(Planned):
 
 
 class _LeaseHeld(Exception):
-    """Another process is at work on this conversation."""
+    """Another process holds the lease on this conversation."""
 
 
 _Attempt: TypeAlias = tuple[str, int, float]
 
 
 def _attempt(body: Body) -> _Attempt:
-    """Return what tells one summarizer call, made or planned, from the next."""
+    """Return what identifies one summarizer call, made or planned."""
     return body.summary, body.attempts, body.next_attempt_at
 
 
 def _plan_for(step: Due) -> Plan | None:
-    """Return when a step is to be taken; a slot is asked for where a summarizer call is."""
+    """Return the plan for a step; a summarizer call needs a slot."""
     if step is None:
         return None
     wait = max(step.seconds, TICK_S) if isinstance(step, Wait) else 0.0

@@ -1,9 +1,8 @@
 """Conversation memory that many processes share: `policy` decides, a `Driver` carries it out.
 
-Adding a turn is one `append`, reading is one `load`, for a conversation of any age. Summaries are
-written in the background by whichever process holds the conversation's lease; that none is lost or
-applied twice rests on one conditional `replace` alone. Everything shared may change during any await:
-nothing here concludes anything about the record from what an earlier call has seen.
+Adding a turn is one `append`, reading is one `load`, for a conversation of any age. The process that holds
+the conversation's lease writes summaries in the background. One conditional `replace` ensures that none is
+lost or applied twice. The record may change during any await, so no decision here relies on an earlier load.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.maintenance import Stats
-from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.view import render
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.operations import Appended
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -36,19 +34,18 @@ from stm_backends.types import (
 )
 
 OVERHEAD: Final = 512
-"""Bytes that a turn takes in a record beyond its entry: the datastore's own, and a remembered id or two."""
+"""Bytes that a turn takes in a record beyond its entry: the datastore's overhead and remembered ids."""
 
 
 class DistributedShortTermMemory:
     """The memory of one conversation, shared by every process that opens the same key.
 
-    `config` may be any object with the fields of `ShortTermMemoryConfig`. `backgrounds` has the background
-    of each conversation, for all memories that share it, and the clock; without it this memory has one of its
-    own. `observer` hears what it does. Raises `ConfigurationError` for `rolling_summary` without a
-    summarizer.
+    `config` may be any object with the fields of `ShortTermMemoryConfig`. `backgrounds` holds the clock and
+    the background of each conversation, shared by several memories; by default this memory creates its own.
+    `observer` receives events. Raises `ConfigurationError` for `rolling_summary` without a summarizer.
     """
 
-    def __init__(  # noqa: PLR0913 -- a backend gives them all; by hand a driver and a key will do
+    def __init__(  # noqa: PLR0913 -- a backend passes them all; a driver and a key suffice
         self,
         driver: Driver,
         key: MemoryKey,
@@ -76,28 +73,30 @@ class DistributedShortTermMemory:
 
     @property
     def stats(self) -> Stats:
-        """What this process has done for the conversation since this object was made."""
+        """What this process has done for the conversation since this object was created."""
         return self._maintenance.stats.since(self._before)
 
     @property
     def health(self) -> MemoryHealth:
-        """How summarization is doing, as of the last load; `RECOVERING` only while this process tries."""
+        """The health as of the last load; `RECOVERING` only while this process makes an attempt."""
         return self._shared.health
 
     def estimate_tokens(self) -> int:
-        """Estimate what `get_llm_context` would show, from the last load and this process's turns since."""
+        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since."""
         return self._shared.view(self._shared.known(), self._config).tokens
 
     @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
-        """Remember a completed turn: one round trip, whatever other processes do meanwhile.
+        """Store a completed turn in one round trip, regardless of what other processes do.
 
-        Adding the same `turn_id` again changes nothing, while the first stands and for some time after
-        (the last 256 turns that left, and at least ten operation deadlines); where this process knows of the
-        first, it reads instead of writing. A full record is summarized at once, or loses its oldest pending
-        turns while summarizing fails, so that this one is stored. Raises `InvalidState` for a
-        turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"` refuses it, `TooLarge`,
-        and `OutcomeUnknown` if it was perhaps stored; nothing else stores half a turn or doubles one.
+        Adding the same `turn_id` again has no effect while the first is stored and for some time after (for
+        the last 256 turns that left the record, and for at least ten operation deadlines). If this process
+        knows the first, it loads instead of writing. A full record is summarized at once; while summarizing
+        fails, it loses its oldest pending turns, so that this turn is stored.
+
+        Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
+        rejects the turn, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored. After any other
+        error the turn is not stored.
         """
         if self._config.strategy == "none":
             log.keeps_nothing()
@@ -106,31 +105,33 @@ class DistributedShortTermMemory:
         entry = self._codec.seal_turn(stored)
         refuses = self._config.budget.overflow_policy == "error"
         if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
-            # The exceptions to one round trip: a refusal must rest on what is there now, and so must it
-            # that a repeat is not stored.
+            # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
                 self._maintenance.schedule(self._maintenance.next_step(snapshot))
-                if self._shared.unsure.pop(stored.id, False) is None:
+                if self._shared.outcome_unknown.pop(stored.id, False) is None:
                     self._appended(turn)
                 return
             if refuses:
-                self._require_room(snapshot, stored)
-        # Costs a round trip once in a while: see Directory. Written first, so that whoever erases the
-        # tenant finds this user; again after a birth, because an erasure may have come in between.
-        known = self._shared.knows(stored.id)
+                self._shared.view(snapshot.plus(stored), self._config).require_room()
+        # Occasionally costs a round trip, see Directory. After a creation the user is listed again in the
+        # background, because an erasure may have come in between.
+        known = turn_id is not None and self._shared.remembers(stored.id)
         try:
             async with self._directory.listed(self._owner):
-                length, created = await self._append(entry)
+                try:
+                    length, created = await self._shared.append(entry, ttl=self._config.session_ttl_s)
+                except TooLarge as error:
+                    length, created = await self._append_to_full(entry, error)
         except (OutcomeUnknown, asyncio.CancelledError):
             if turn_id is not None and not known:
-                self._shared.note_unsure(stored.id)
+                self._shared.note_outcome_unknown(stored.id)
             raise
         if created:
             self._maintenance.background.start(
                 self._directory.note_creation(self._owner), name="stm-directory"
             )
-        if self._shared.unsure.pop(stored.id, False) is None or not (
+        if self._shared.outcome_unknown.pop(stored.id, False) is None or not (
             known or stored.id in self._shared.added
         ):
             self._shared.note_added(stored, length)
@@ -138,19 +139,19 @@ class DistributedShortTermMemory:
         self._maintenance.schedule_after_append(length)
 
     def _appended(self, turn: ConversationTurn) -> None:
-        """Tell that a turn is stored, once for each."""
+        """Report a stored turn, once for each turn."""
         self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
         self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     @staticmethod
     def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
-        """Return a copy of a turn under its id, a new one unless given. Raises `InvalidState`."""
+        """Return a copy of a turn with its id, by default a new one. Raises `InvalidState`."""
         return StoredTurn(as_turn_id(turn_id), as_turn(turn))
 
     @observed
     async def get_llm_context(self) -> dict[str, Any]:
-        """Return what the model shall know, in one round trip: `{}` or `{"conversation_memory": ...}`."""
+        """Return the context for the model, in one round trip: `{}` or `{"conversation_memory": ...}`."""
         if self._config.strategy == "none":
             return {}
         snapshot = await self._shared.load("get_llm_context")
@@ -164,14 +165,14 @@ class DistributedShortTermMemory:
     @observed
     async def turns(self) -> list[ConversationTurn]:
         """Return every turn that is retained in full, oldest first."""
-        return [stored.turn for stored in (await self._shared.load_anew("turns")).turns]
+        return [stored.turn for stored in (await self._shared.load_copy("turns")).turns]
 
     @observed
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
 
-        Folds even less than `fold_batch_turns`. Unless told otherwise it waits for one summarizer call, of
-        this process or another, and all its retries. Cancelling it stops the waiting and nothing else.
+        Folds fewer turns than `fold_batch_turns`, too. The default timeout allows for one summarizer call, of
+        this process or another, and all its retries. Cancelling stops only the waiting.
         """
         if self._config.strategy != "rolling_summary":
             return
@@ -181,14 +182,14 @@ class DistributedShortTermMemory:
         maintenance.flush_waiters += 1
         try:
             while True:
-                # Asked for first, so that no step is missed that the load does not show.
+                # Created before the load, so that no step after the load is missed.
                 with maintenance.change() as change:
                     trying = self._shared.recovering
                     snapshot = await self._shared.load("flush")
                     step = maintenance.next_step(snapshot)
-                    # An attempt that ended during the load may have recovered what the load shows degraded.
+                    # An attempt that ended during the load may have recovered since.
                     degraded = self.health is MemoryHealth.DEGRADED and not trying
-                    # What cannot do its work is not started again and again.
+                    # Work that fails is not started over and over.
                     given_up = degraded or maintenance.failures > failures
                     remaining = until - loop.time()
                     if step is None or given_up or maintenance.closing or remaining <= 0:
@@ -199,43 +200,34 @@ class DistributedShortTermMemory:
             maintenance.flush_waiters -= 1
 
     async def close(self, *, timeout: float = 0.0) -> None:
-        """End the background: what runs may finish within `timeout` seconds, the lease is given back.
+        """Stop the background; running work may finish within `timeout` seconds. Releases the lease.
 
-        While other memory objects of this process have the conversation, it goes on for them. A later call
-        that sees work starts the background again.
+        The background continues while other memory objects of this process use the conversation. A later
+        call that sees work starts it again.
         """
         self._maintenance.memories.discard(self)
         if not self._maintenance.memories:
             await self._maintenance.close(timeout=timeout)
 
     def abandon(self) -> None:
-        """End the background without waiting for it; the next call that sees work starts it again."""
+        """Stop the background without waiting; the next call that sees work starts it again."""
         self._maintenance.abandon()
 
     @property
     def busy(self) -> bool:
-        """Whether work for this conversation is under way or planned in this process."""
+        """Whether work for this conversation is running or planned in this process."""
         return self._maintenance.busy
 
-    def _require_room(self, snapshot: Snapshot, stored: StoredTurn) -> None:
-        pending, recent = policy.split((*snapshot.turns, stored), self._config)
-        body = snapshot.body
-        view = render(self._config, health=body.health, summary=body.summary, pending=pending, recent=recent)
-        view.require_room()
-
-    async def _append(self, entry: bytes) -> tuple[int, bool]:
-        """Append, making room in a full record if need be; see `SharedConversation.append`."""
-        loop, want = asyncio.get_running_loop(), object()
+    async def _append_to_full(self, entry: bytes, full: TooLarge) -> Appended:
+        """Append to a record that was `full`, as the background makes room in it."""
+        loop, size = asyncio.get_running_loop(), len(entry) + OVERHEAD
         give_up_at = loop.time() + self._maintenance.lease_ttl
-        try:
-            while True:
+        with self._maintenance.room.request(size) as request:
+            while full.what == "record" and (remaining := give_up_at - loop.time()) > 0:
+                if not await self._maintenance.make_room(request, within=remaining):
+                    break
                 try:
                     return await self._shared.append(entry, ttl=self._config.session_ttl_s)
                 except TooLarge as error:
-                    size, remaining = len(entry) + OVERHEAD, give_up_at - loop.time()
-                    if error.what == "entry" or remaining <= 0:
-                        raise
-                    if not await self._maintenance.make_room(want, size, within=remaining):
-                        raise
-        finally:
-            self._maintenance.unwant(want)
+                    full = error
+        raise full

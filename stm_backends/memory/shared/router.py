@@ -4,17 +4,16 @@ Such a framework names the conversation through `hydrate(store, composite)`, the
 calls `persist(store, composite)`. The router binds the key for the task that called `hydrate` and
 passes everything on to that conversation's memory.
 
-The binding is made in two halves. Calling `hydrate` puts an empty binding on top of the caller's stack
-*at once*, before there is anything to await; awaiting it fills the binding in. So whatever goes wrong
-in between (a key that is none, a timeout, a cancellation) leaves an empty binding on top, and an empty
-binding shows nothing and stores nothing. It also makes `asyncio.wait_for(router.hydrate(...), 1)` bind
-for the caller on Python 3.11, where `wait_for` awaits in a task of its own with a copied context.
+A binding is made in two steps. Calling `hydrate` pushes an empty binding onto the caller's stack immediately,
+before anything is awaited; awaiting it fills the binding in. An error in between (an invalid key, a timeout,
+a cancellation) therefore leaves an empty binding on top, which shows nothing and stores nothing. It also
+makes `asyncio.wait_for(router.hydrate(...), 1)` bind for the caller on Python 3.11, where `wait_for` awaits
+in a new task with a copied context.
 
-Nobody tells the router that a run has ended without `persist`: it was paused, it raised, it timed out.
-While bindings of different keys are stacked, what is on top may therefore belong to such a run, and the
-caller to another. Then nothing is taken on trust: a turn is kept back until `persist` says whose it is,
-and what a conversation knows is shown once for each `hydrate` and no more. `with router.bound(key):`
-says where a run ends, and has no such doubts.
+The router is not notified of a run that ends without `persist` because it was paused, raised or timed out.
+While bindings of different keys are stacked, the top may belong to such a run and the caller to another one.
+In that case a turn is held back until `persist` names its conversation, and each context is shown only once
+for each `hydrate`. `with router.bound(key):` marks the end of a run, so it needs no such caution.
 """
 
 from __future__ import annotations
@@ -23,29 +22,32 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.errors import InvalidKey
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite, as_config
 
+if TYPE_CHECKING:
+    from types import CoroutineType
+
 logger = logging.getLogger("stm_backends")
 
 DEEPEST: Final = 64
-"""How many bindings one task stacks; below lie those of calls that ended without `persist`."""
+"""How many bindings one task stacks; the lower ones belong to calls that ended without `persist`."""
 
 KEPT_MEMORIES: Final = 1_024
-"""How many conversations' memory objects are kept for their next turn."""
+"""For how many conversations a memory object is cached."""
 
 
 class _Binding:
-    """Which conversation is meant. `memory` is `None` before it is known and after it is over.
+    """A bound conversation. `memory` is `None` before the binding is filled in and after it has ended.
 
-    `below` are the bindings of other keys that it was stacked on, and `above` counts those that were
-    stacked on it and are not over. `kept` are turns that wait for `persist` to say whose they are.
+    `below` has the bindings of other keys beneath it, and `above` counts the active bindings stacked on it.
+    `kept` has the turns that are held back until `persist` names their conversation.
     """
 
     __slots__ = ("above", "below", "composite", "exact", "kept", "memory", "shown")
@@ -63,11 +65,11 @@ class _Binding:
 
     @property
     def doubtful(self) -> bool:
-        """Whether a caller may be another run than the one that made this binding."""
+        """Whether the caller may belong to another run than the one that made this binding."""
         return self.above > 0 or (bool(self.below) and not self.exact)
 
     def end(self) -> None:
-        """Be over, also in a task that was started inside, lives on and has this in its own stack."""
+        """End the binding, also for tasks that were started within it and have it on their stacks."""
         self.memory = None
         for other in self.below:
             other.above -= 1
@@ -77,7 +79,7 @@ class _Binding:
 class MemoryRouter:
     """A `ShortTermMemory` that is, for each task, the memory of the conversation bound there.
 
-    Nothing bound means: shows nothing, stores nothing, and says so in the log.
+    Without a binding it shows nothing, stores nothing, and logs a warning.
     """
 
     def __init__(
@@ -93,12 +95,12 @@ class MemoryRouter:
         self._memories: OrderedDict[str, DistributedShortTermMemory] = OrderedDict()
         self._stack: ContextVar[tuple[_Binding, ...]] = ContextVar("stm_bindings", default=())
 
-    def hydrate(self, store: object, key: str | MemoryKey) -> Coroutine[Any, Any, None]:
+    def hydrate(self, store: object, key: str | MemoryKey) -> CoroutineType[Any, Any, None]:
         """Bind a conversation for the current task until `persist`; `key` is its composite, or its key.
 
-        Whatever was bound is hidden from this very call on. Raises `InvalidKey`, when awaited, for
-        anything but three `:`-separated parts as `MemoryKey.composite()` writes them. `store` is not
-        used: the conversation is in the backend already.
+        Takes effect when called, and hides the previous binding. Awaiting it raises `InvalidKey` for anything
+        but three `:`-separated parts as `MemoryKey.composite()` writes them. `store` is not used: the
+        conversation is in the backend already.
         """
         try:
             composite = as_composite(key)
@@ -107,10 +109,10 @@ class MemoryRouter:
             return _raise(error)
         return self._fill(self._push(composite), composite)
 
-    def persist(self, store: object, key: str | MemoryKey) -> Coroutine[Any, Any, None]:
-        """End the binding of `key`, and those stacked on it.
+    def persist(self, store: object, key: str | MemoryKey) -> CoroutineType[Any, Any, None]:
+        """End the binding of `key` and those stacked on it, and store the turns that were held back.
 
-        The turns are stored already, but for those that had to be kept back: they are stored now.
+        All other turns are stored already.
         """
         try:
             key = as_composite(key)
@@ -119,8 +121,8 @@ class MemoryRouter:
         stack = self._stack.get()
         top = stack[-1] if stack else None
         bound = next((one for one in reversed(stack) if one.composite == key), None)
-        # Whoever persists the top has added all of it. Another has added the last turn, and whose the
-        # others are, nobody will say any more.
+        # A caller that persists the top has added all of its turns. Any other caller has added the last one,
+        # and the conversation of the others is unknown.
         kept = [] if top is None else top.kept if bound is top else top.kept[-1:]
         lost = 0 if top is None else len(top.kept) - len(kept)
         if lost:
@@ -155,7 +157,7 @@ class MemoryRouter:
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Remember a turn of the bound conversation; stores nothing if none is bound.
 
-        Within another conversation's run the turn is checked now and stored by `persist`.
+        Within another conversation's run the turn is checked at once and stored by `persist`.
         """
         binding, memory = self._bound("add_turn")
         if memory is None or binding is None:
@@ -167,7 +169,7 @@ class MemoryRouter:
             await memory.add_turn(turn, turn_id=turn_id)
 
     async def get_llm_context(self) -> dict[str, Any]:
-        """Return what the model shall know of the bound conversation; `{}` if none is bound.
+        """Return the context of the bound conversation; `{}` if none is bound.
 
         Within another conversation's run it is shown once for each `hydrate`.
         """
@@ -194,25 +196,25 @@ class MemoryRouter:
             await memory.flush(timeout)
 
     async def close(self, *, timeout: float = 0.0) -> None:
-        """End the background work of every conversation that is still held."""
+        """Stop the background work of every cached conversation."""
         memories = [*self._memories.values()]
         self._memories.clear()
         await asyncio.gather(*(memory.close(timeout=timeout) for memory in memories))
 
-    # Bindings: a tuple per context, of cells that a copied context shares
+    # Bindings: a tuple for each context; copied contexts share the bindings in it
 
     def _push(self, composite: str, *, exact: bool = False) -> _Binding:
         stack = self._stack.get()
         below = tuple(one for one in stack if one.memory is not None and one.composite != composite)
         binding = _Binding(composite, below, exact=exact)
         stack = (*stack, binding)
-        for forgotten in stack[:-DEEPEST]:
-            forgotten.end()
+        for dropped in stack[:-DEEPEST]:
+            dropped.end()
         self._stack.set(stack[-DEEPEST:])
         return binding
 
     def _pop(self, binding: _Binding) -> None:
-        """End a binding and those stacked on it."""
+        """End a binding and the bindings stacked on it."""
         stack = self._stack.get()
         depth = stack.index(binding) if binding in stack else len(stack)
         self._stack.set(stack[:depth])
@@ -246,17 +248,17 @@ class MemoryRouter:
             return None, None
         return binding, binding.memory
 
-    # Memory objects of conversations seen lately
+    # Cached memory objects
 
     def _memory_of(self, composite: str, key: MemoryKey) -> DistributedShortTermMemory:
         memory = self._memories.pop(composite, None) or self._make_memory(key)
         self._memories[composite] = memory
         while len(self._memories) > self._keep:
-            # One that a binding needs lives on in it, and its background by itself.
+            # A binding keeps its memory object, and a running background keeps itself.
             self._memories.popitem(last=False)
         return memory
 
 
 async def _raise(error: InvalidKey) -> None:
-    """Raise an error once it is awaited."""
+    """Raise an error when awaited."""
     raise error

@@ -1,4 +1,4 @@
-"""When the background of a conversation acts: a plan, a task only while it is carried out, else a timer."""
+"""When the background of a conversation acts: a task while a plan is carried out, otherwise a timer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stm_backends.memory.tasks import Background
 TICK_S: Final = 0.001
 """The shortest wait: timers may fire a little early."""
 
-WAITING_KEPT: Final = 10_000
-"""So many conversations of a backend may wait for their time. Past that, those touched longest ago are let
-go, until a call or another process sees to them."""
+MAX_TIMERS: Final = 10_000
+"""How many conversations of a backend may have a timer. Beyond that, the least recently used timers are
+dropped; a later call, or another process, resumes their work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """When the background acts next, and how.
 
-    `at` is on the event loop's clock. `look` loads first, to see whether anything is due at all; otherwise
-    the lease is taken at once. `calls` says that a summarizer call is expected, which takes a slot. A `firm`
-    plan is not brought forward: another process holds the lease, or the datastore has failed.
+    `at` is on the event loop's clock. With `look`, the record is loaded first to see whether anything is due;
+    otherwise the lease is taken at once. `calls` says that a summarizer call is expected, which needs a slot.
+    A `firm` plan is not brought forward: another process holds the lease, or the datastore has failed.
     """
 
     at: float
@@ -34,59 +34,59 @@ class Plan:
     firm: bool = False
 
 
-class Waiting:
-    """The conversations of a backend that wait for their time: a timer each, no task, and not too many."""
+class Timers:
+    """The timers of the conversations that wait: at most `most`, and no tasks."""
 
-    def __init__(self, most: int = WAITING_KEPT) -> None:
+    def __init__(self, most: int = MAX_TIMERS) -> None:
         self._most = most
-        self._timers: OrderedDict[Planned, asyncio.TimerHandle] = OrderedDict()
+        self._timers: OrderedDict[PlannedWork, asyncio.TimerHandle] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._timers)
 
-    def wait(self, planned: Planned, until: float) -> None:
-        """Wake a background at this time of the running loop, and not before."""
+    def wait(self, planned: PlannedWork, until: float) -> None:
+        """Wake a background at this time of the running loop."""
         self.end(planned)
         self._timers[planned] = asyncio.get_running_loop().call_at(until, planned.wake)
         if len(self._timers) > self._most:
-            next(iter(self._timers)).rest()
+            next(iter(self._timers)).cancel_plan()
 
-    def end(self, planned: Planned) -> None:
-        """Do not wake it any more."""
+    def end(self, planned: PlannedWork) -> None:
+        """Cancel the timer of a background."""
         timer = self._timers.pop(planned, None)
         if timer is not None:
             timer.cancel()
 
 
-class Planned:
-    """Carries out one plan after another, in a task while one is due; until then it has only a timer."""
+class PlannedWork:
+    """Carries out one plan after another: in a task while one is due, with a timer until then."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, timers: Timers) -> None:
         self.background = Background(self)
         self.closing = False
-        self._waiting = waiting
+        self._timers = timers
         self._plan: Plan | None = None
         self._worker: asyncio.Task[None] | None = None
         self._changes: set[asyncio.Future[None]] = set()
 
     async def _carry_out(self, plan: Plan) -> Plan | None:
-        """Take one step. Returns the plan for the next, `None` if there is none in sight."""
+        """Take one step. Returns the plan for the next step, or `None` if none is planned."""
         raise NotImplementedError
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way or planned."""
+        """Whether anything is running or planned."""
         return bool(self.background) or self._plan is not None
 
     def abandon(self) -> None:
-        """End what runs without waiting for it."""
-        self.rest()
+        """Stop what is running without waiting for it."""
+        self.cancel_plan()
         if self._worker is not None and not self._worker.get_loop().is_closed():
             self._worker.cancel()
 
     @contextlib.contextmanager
     def change(self) -> Generator[asyncio.Future[None]]:
-        """Give what is done when the background has taken its next step, or ends."""
+        """Give a future that is done when the background has taken its next step, or has ended."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changes.add(change)
         try:
@@ -94,7 +94,7 @@ class Planned:
         finally:
             self._changes.discard(change)
 
-    def _tell_change(self) -> None:
+    def _notify(self) -> None:
         for change in tuple(self._changes):
             if not change.done() and not change.get_loop().is_closed():
                 change.set_result(None)
@@ -104,33 +104,33 @@ class Planned:
         worker = self._worker
         return worker is not None and not worker.done() and worker.get_loop() is asyncio.get_running_loop()
 
-    def _want(self, plan: Plan) -> None:
-        """Carry out a plan, unless another comes before it."""
+    def _propose(self, plan: Plan) -> None:
+        """Carry out a plan, unless an earlier one exists."""
         if self.closing:
             return
         current = self._plan
         if current is None or (plan.at < current.at and not current.firm):
-            # What runs may just be doing it.
+            # The running step may be doing just this.
             self._plan = replace(plan, look=True, calls=False) if self._running else plan
         self._arm()
 
     def _arm(self) -> None:
-        """See to it that the plan is carried out when its time comes."""
+        """Start the plan if it is due, otherwise set a timer for it."""
         plan = self._plan
         if plan is not None and not self._running:
             if plan.at <= now():
                 self.wake()
             else:
-                self._waiting.wait(self, plan.at)
+                self._timers.wait(self, plan.at)
 
     def wake(self) -> None:
         """Carry out the plan now."""
-        self._waiting.end(self)
+        self._timers.end(self)
         self._worker = self.background.start(self._work(), name="stm-memory")
 
-    def rest(self) -> None:
-        """Plan nothing; the next call that sees work does."""
-        self._waiting.end(self)
+    def cancel_plan(self) -> None:
+        """Drop the plan; the next call that sees work makes a new one."""
+        self._timers.end(self)
         self._plan = None
 
     async def _work(self) -> None:
@@ -144,18 +144,18 @@ class Planned:
                 if following is not None and (following.firm or other is None or following.at < other.at):
                     self._plan = following
                 due = self._plan is not None and self._plan.at <= now()
-                self._tell_change()
+                self._notify()
         except BaseException:
             self._plan = None
             raise
         finally:
             if self._worker is task:
                 self._worker = None
-                self._tell_change()
+                self._notify()
                 if not self.closing:
                     self._arm()
 
 
 def now() -> float:
-    """Return the time of the running event loop, by which plans are made."""
+    """Return the time of the running event loop, which plans use."""
     return asyncio.get_running_loop().time()

@@ -1,26 +1,28 @@
-"""One conversation as it was read: the record's raw entries made into turns, each exactly once."""
+"""One conversation as it was read: the raw entries of the record as turns, each turn once."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stm_backends.drivers.contract import Record
+from stm_backends.memory import policy
+from stm_backends.memory.policy import Split
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
-from stm_backends.types import StoredTurn
+from stm_backends.types import ShortTermMemoryConfig, StoredTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A conversation at one instant. `version` is `None` if there is no record.
 
-    `turns` are the distinct turns that no summary covers, oldest first; `starts` is where the first
-    entry of each stands among the raw entries of the tail. `entries` has the turn's id and the size in bytes
-    of each raw entry. Repeats of a turn, and late copies of one that was folded or trimmed before, are
-    entries without being turns. `ids` are those of the turns. `opened` is what each raw entry holds, for a
-    late copy its id alone, so that the next snapshot need not open it again.
+    `turns` are the distinct turns that no summary covers, oldest first; `starts` has the position of each
+    turn's first entry in the tail. `entries` has the turn's id and the size in bytes of each raw entry.
+    Repeats of a turn, and late copies of a turn that was folded or trimmed before, are entries but not turns.
+    `ids` are the ids of the turns. `opened` maps each raw entry to its turn, or to the id alone for a late
+    copy, so that the next snapshot need not decode it again.
     """
 
     version: str | None = None
@@ -30,13 +32,14 @@ class Snapshot:
     entries: tuple[tuple[str, int], ...] = ()
     ids: Set[str] = frozenset[str]()
     opened: Mapping[bytes, StoredTurn | str] = field(default_factory=dict[bytes, StoredTurn | str])
+    _splits: dict[int, Split] = field(default_factory=dict[int, Split], init=False, repr=False, compare=False)
 
     @staticmethod
     def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
-        """Read a record. Raises `Corrupt` rather than leave out what cannot be read.
+        """Read a record. Raises `Corrupt` if any part of it cannot be read.
 
-        A body of the version that `last` has, and entries that stand there too, are not opened again;
-        a version never stands for two bodies.
+        Reuses from `last` the body, if the version is the same, and the entries that it has too. A version
+        identifies one body.
         """
         if record is None:
             return Snapshot()
@@ -72,27 +75,39 @@ class Snapshot:
             opened=opened,
         )
 
+    def split(self, config: ShortTermMemoryConfig) -> Split:
+        """Return the pending and the recent turns, computed once for each `full_zone_turns`."""
+        zone = config.budget.full_zone_turns
+        found = self._splits.get(zone)
+        if found is None:
+            found = self._splits[zone] = policy.split(self.turns, config)
+        return found
+
+    def plus(self, *turns: StoredTurn) -> Snapshot:
+        """Return the snapshot with more turns at the end, which have no entries."""
+        return replace(self, turns=(*self.turns, *turns))
+
     @property
     def repeats(self) -> int:
-        """How many raw entries are no turns."""
+        """How many raw entries are not turns."""
         return max(0, len(self.entries) - len(self.turns))
 
     def entries_of(self, count: int) -> int:
-        """Return how many raw entries go when the oldest `count` turns do, repeats included.
+        """Return how many raw entries are dropped with the oldest `count` turns, repeats included.
 
-        Nothing up to the next turn that stays is left behind, so a repeat is dropped with its like.
+        That is every entry before the next turn that stays.
         """
         return self.starts[count] if count < len(self.starts) else len(self.entries)
 
     def within(self, turns: Sequence[StoredTurn], max_drop: int) -> int:
-        """Return how many of these oldest turns can go in one `replace` of at most `max_drop` entries."""
+        """Return how many of these oldest turns one `replace` of at most `max_drop` entries can drop."""
         count = len(turns)
         while count and self.entries_of(count) > max_drop:
             count -= 1
         return count
 
     def turns_of(self, size: int) -> int:
-        """Return how many of the oldest turns take so many bytes together, with their repeats."""
+        """Return how many of the oldest turns take `size` bytes together, with their repeats."""
         taken = 0
         for position, (_, length) in enumerate(self.entries):
             taken += length
@@ -101,17 +116,16 @@ class Snapshot:
         return len(self.turns)
 
     def copies(self, drop: int) -> frozenset[str]:
-        """Return the ids that late copies would have once the oldest `drop` entries are gone."""
+        """Return the ids of entries that become late copies when the oldest `drop` entries go."""
         going = {identity for identity, _ in self.entries[:drop]} | {
             stored for stored in self.opened.values() if isinstance(stored, str)
         }
         return frozenset(identity for identity, _ in self.entries[drop:] if identity in going)
 
     def leading_repeats(self) -> int:
-        """Return how many of the oldest entries can go without a trace.
+        """Return how many of the oldest entries can be dropped without changing the turns or their order.
 
-        What is left must hold the same turns in the same order, so an entry goes only if a repeat of its turn
-        stands before the next other turn.
+        An entry can be dropped if a repeat of its turn comes before the next other turn.
         """
         if not self.repeats:
             return 0
@@ -129,5 +143,5 @@ class Snapshot:
         return self.starts[0]
 
     def holds(self, turn_id: str) -> bool:
-        """Say whether a turn stands here, or did within the remembered past."""
+        """Say whether a turn is in the record, or left it recently enough to be remembered."""
         return turn_id in self.ids or turn_id in self.body.forgotten

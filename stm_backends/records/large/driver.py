@@ -1,12 +1,11 @@
-"""Entries and bodies of any size on every datastore: a driver around a driver, which is one itself.
+"""Entries and bodies of any size on every datastore: a driver that wraps another driver.
 
-What is too large for a record, or would take a large share of it, is stored in parts beside the record, and
-a small pointer stands in its place (`pointers`). The parts never change. They are written before the pointer
-and removed after it, so that what an interruption leaves is garbage and never half a value. How garbage is
-found, and why parts outlive their record, is in docs/decisions/0018-large-entries-beside-the-record.md.
+A value that is too large for a record, or would take a large share of it, is stored in parts beside the
+record, and the record holds a small pointer (`pointers`). The parts never change. They are written before the
+pointer and removed after it, so an interruption leaves garbage and never half a value. How garbage is found,
+and why parts outlive their record, is in docs/decisions/0018-large-entries-beside-the-record.md.
 
-A record without pointers takes no round trip more than on the driver within, with one exception: see
-`LargeEntries.append`.
+A record without pointers takes no additional round trip, with one exception: see `LargeEntries.append`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 from stm_backends.drivers.checks import require_drop, require_fits, require_ttl
@@ -35,19 +35,19 @@ from stm_backends.drivers.contract import (
     Ttl,
 )
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable, located
-from stm_backends.records.large.parts import REMEMBERED, Parts, keep
+from stm_backends.records.large.parts import REMEMBERED, Parts, remember
 from stm_backends.records.large.pointers import FRESH, MARK, POINTER, Pointer, id_in, open_pointer, time_of
 
 logger = logging.getLogger("stm_backends")
 
 LARGEST: Final = 64 * 1024 * 1024
-"""The largest entry and the largest body, in bytes, unless the driver within takes larger ones."""
+"""The largest entry and the largest body, in bytes, unless the inner driver takes larger ones."""
 
 SHARE: Final = 16
-"""What takes more than this part of a record is kept beside it, so that several such stand in one."""
+"""A value larger than `max_record // SHARE` is stored in parts, so that a record has room for several."""
 
 REUSED_S: Final = 30.0
-"""For so long the parts of a value serve again when it is sent again, because the outcome was unknown."""
+"""For how many seconds a retry after an unknown outcome uses the same parts."""
 
 ORPHANED_S: Final = 3600.0
 """Parts that no pointer refers to are removed once they are so old, in seconds, that none is on its way.
@@ -56,8 +56,8 @@ Clocks of processes that share a datastore may differ by nearly as much.
 """
 
 SETTLED: Final = 2
-"""Parts of what was dropped are removed once they are `REUSED_S` and so many deadlines old: until then a
-write that is sent again, by us or by a client library, may put the pointer there again."""
+"""Parts of dropped values are removed once they are `REUSED_S` plus this many deadlines old: until then a
+retry, by this library or a client library, may store the pointer again."""
 
 _ROUNDS: Final = 5
 _UNSETTLED: Final = 16
@@ -67,12 +67,12 @@ _Answer = TypeVar("_Answer", int, bool)
 
 @dataclass(slots=True)
 class _Seen:
-    """What this process knows of one record; `at` is when it was looked at, by the monotonic clock.
+    """What this process knows of one record; `at` is the time of the last load, by the monotonic clock.
 
-    `pointers` has, by id, all that stood there then and all that this process has written since. `order` is
-    the id of each entry of the tail (`None`: a small one) as of `version`, and `body` that of the body.
-    `left` are ids of what this process has removed from the record, whose parts may still be there. `ttl` is
-    the time to live that this process gave it last.
+    `pointers` has those of the last load and those that this process has written since. `order` has the id of
+    each entry of the tail as of `version` (`None` for a small entry), and `body` is the id of the body.
+    `left` has the ids of values that this process removed from the record, whose parts may still exist.
+    `ttl` is the time to live that this process set last.
     """
 
     at: float
@@ -112,7 +112,7 @@ class LargeEntries:
         self._unsettled: OrderedDict[tuple[Key, bytes], Pointer] = OrderedDict()
         self._parts = Parts(inner, clock=clock, steady=steady)
         self._traits = self._limits(inner.traits)
-        # Most of a record: what is small stays where one round trip finds it.
+        # Small values stay in the record, where one round trip loads them.
         self._inline = min(inner.traits.max_entry, max(inner.traits.max_record // SHARE, 4 * POINTER))
 
     def _limits(self, traits: Traits) -> Traits:
@@ -124,20 +124,20 @@ class LargeEntries:
 
     @property
     def name(self) -> str:
-        """The name of the driver within."""
+        """The name of the inner driver."""
         return self.inner.name
 
     @property
     def traits(self) -> Traits:
-        """The facts about the driver within, with the limits that are in force around it."""
+        """The facts about the inner driver, with the larger limits."""
         return self._traits
 
     async def open(self) -> None:
-        """Open the driver within."""
+        """Open the inner driver."""
         await self.inner.open()
 
     async def close(self) -> None:
-        """Close the driver within."""
+        """Close the inner driver."""
         await self.inner.close()
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
@@ -147,71 +147,66 @@ class LargeEntries:
     # Reading
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, every value whole.
+        """Return the record as it is now, with the complete values.
 
-        A value whose parts are gone was dropped since the record was read, so the record is read again.
-        Raises `Corrupt` if it still points to them then.
+        If parts are missing, their value was dropped after the record was read, so the record is read again.
+        Raises `Corrupt` if it still points to them.
         """
         missing: set[str] = set()
         for _ in range(_ROUNDS):
-            with located(self.name, "load"):
-                record, pointers = await self._look(key)
-                if record is None or not pointers:
-                    return record
-                if missing & pointers.keys():
-                    raise Corrupt("what is kept beside the record is missing")
-                values: dict[str, bytes] = {}
-                for pointer in pointers.values():
+            record, pointers = await self._look(key)
+            if record is None or not pointers:
+                return record
+            if missing & pointers.keys():
+                raise Corrupt("parts beside the record are missing", backend=self.name, operation="load")
+            values: dict[str, bytes] = {}
+            for pointer in pointers.values():
+                with located(self.name, "load"):
                     value = await self._parts.read(key, pointer)
-                    if value is None:
-                        missing.add(pointer.id)
-                        break
-                    values[pointer.id] = value
-                else:
-                    return _resolved(record, values)
+                if value is None:
+                    missing.add(pointer.id)
+                    break
+                values[pointer.id] = value
+            else:
+                return _resolved(record, values)
         raise Unavailable(
             "the record changed each time that it was read", backend=self.name, operation="load"
         )
 
     async def _look(self, key: Key) -> tuple[Record | None, Mapping[str, Pointer]]:
-        """Return a record as it is stored, and its pointers by id, and remember what stands there."""
-        found = _Seen(self._steady())
+        """Return a record as it is stored and its pointers by id, and remember both."""
+        found, pointers = _Seen(self._steady()), dict[str, Pointer]()
         record = await self.inner.load(key)
         if record is not None:
-            body = None if record.body is None else open_pointer(record.body)
-            tail = [open_pointer(entry) for entry in record.tail if entry.startswith(MARK)]
-            found.version, found.body = record.version, body and body.id
-            if tail:
-                of = iter(tail)
-                ids = (next(of) if entry.startswith(MARK) else None for entry in record.tail)
-                found.order = [pointer and pointer.id for pointer in ids]
-            found.pointers = tuple({one.id: one for one in (body, *tail) if one is not None}.values())
+            found.version = record.version
+            if any(value.startswith(MARK) for value in (record.body or b"", *record.tail)):
+                with located(self.name, "load"):
+                    body, *tail = [open_pointer(value or b"") for value in (record.body, *record.tail)]
+                found.body, found.order = body and body.id, [one and one.id for one in tail]
+                pointers = {one.id: one for one in (body, *tail) if one is not None}
+                found.pointers = tuple(pointers.values())
         before = self._seen.get(key)
         if before is not None:
-            found.left = before.left - found.ids
-            found.ttl = before.ttl
-        keep(self._seen, key, found, REMEMBERED)
-        return record, {pointer.id: pointer for pointer in found.pointers}
+            found.left, found.ttl = before.left.difference(pointers), before.ttl
+        remember(self._seen, key, found, REMEMBERED)
+        return record, pointers
 
     # Writing
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; a large one in parts first, then the pointer to them.
+        """Add one entry at the end; for a large one, store the parts and then the pointer to them.
 
-        The time to live starts anew, and with it that of what is kept beside the record. So an append with a
-        time to live by a process that has not looked at the record lately takes one load more.
+        Restarts the time to live of the record and of its parts. An append with a time to live therefore
+        takes an additional load if this process has not loaded the record recently.
         """
-
-        def send(data: bytes) -> Awaitable[int]:
-            return self.inner.append(key, data, initial_version=initial_version, ttl=ttl)
-
+        send = partial(self.inner.append, key, initial_version=initial_version, ttl=ttl)
         if self._fits(entry):
             length = await send(entry)
         else:
             require_ttl(ttl)
             length = await self._send(key, entry, "append", ttl, send)
-        with self._harmless():
-            await self._outlive(key, ttl, created=length == 1)
+        with self._logging_errors():
+            await self._extend_life(key, ttl, created=length == 1)
         return length
 
     async def replace(
@@ -224,7 +219,7 @@ class LargeEntries:
         drop: int = 0,
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body if the record is what the caller expects; parts of what went are removed after it."""
+        """Store a body if the record is what the caller expects, then remove the parts of dropped values."""
         sent = body
 
         def send(data: bytes) -> Awaitable[bool]:
@@ -240,28 +235,28 @@ class LargeEntries:
             life = self._last_ttl(key) if isinstance(ttl, Ttl) else ttl
             done = await self._send(key, body, "replace", life, send)
         if done:
-            with self._harmless():
+            with self._logging_errors():
                 await self._dropped(key, sent, version, expect, drop)
                 if isinstance(expect, str) and not isinstance(ttl, Ttl):
-                    await self._outlive(key, ttl, created=False)
+                    await self._extend_life(key, ttl, created=False)
         return done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record, if it is there and carries `expect`; returns whether it did.
 
-        Parts that this process knows of are removed after it; `records.erase` removes all there are.
+        Then removes the parts that this process knows of; `operations.erase` removes all parts.
         """
         done = await self.inner.delete(key, expect=expect)
         seen = self._seen.get(key)
         if done and seen is not None:
             seen.left |= seen.ids
             seen.version, seen.body, seen.order, seen.pointers = None, None, (), ()
-            with self._harmless():
+            with self._logging_errors():
                 await self._sweep(key, seen.left)
         return done
 
     def _fits(self, value: bytes) -> bool:
-        """Say whether a value stands in its record: it is small, and cannot be mistaken for a pointer."""
+        """Say whether a value is stored in its record: it is small, and cannot be mistaken for a pointer."""
         return len(value) <= self._inline and not value.startswith(MARK)
 
     async def _send(
@@ -274,8 +269,8 @@ class LargeEntries:
     ) -> _Answer:
         """Store the parts of a value, then send the pointer to them.
 
-        A value that is sent again because the outcome was unknown gets the pointer that it had, so that
-        whichever arrives there is one set of parts.
+        A retry after an unknown outcome sends the same pointer, so that there is one set of parts regardless
+        of which attempt succeeds.
         """
         require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
         pointer = self._unsettled.get((key, value)) if self._unsettled else None
@@ -287,7 +282,7 @@ class LargeEntries:
         try:
             answer = await send(pointer.seal())
         except (OutcomeUnknown, asyncio.CancelledError):
-            keep(self._unsettled, (key, value), pointer, _UNSETTLED)
+            remember(self._unsettled, (key, value), pointer, _UNSETTLED)
             raise
         except StorageError:
             if not again:
@@ -295,25 +290,25 @@ class LargeEntries:
             raise
         self._unsettled.pop((key, value), None)
         if answer is False and not again:
-            # A lost race. What was sent before with an unknown outcome may have won it.
+            # A lost race. An earlier attempt with an unknown outcome may have won it.
             await self._discard(key, pointer)
         if answer is False:
             return answer
         seen = self._seen.get(key)
         if seen is None:
-            # Older than any look: whatever else stands there has not been seen.
+            # Older than any load: the other values of the record have not been seen.
             seen = _Seen(-math.inf)
-            keep(self._seen, key, seen, REMEMBERED)
+            remember(self._seen, key, seen, REMEMBERED)
         if pointer not in seen.pointers:
             seen.pointers += (pointer,)
-        with self._harmless():
+        with self._logging_errors():
             await self._settle(key, pointer, value)
         return answer
 
     async def _settle(self, key: Key, pointer: Pointer, value: bytes) -> None:
-        """Look whether the parts are still there now that the pointer is, and remove old garbage.
+        """Check that the parts still exist now that the pointer is stored, and remove old garbage.
 
-        An erasure that began before the pointer was stored may have removed the parts after it.
+        An erasure that began before the pointer was stored may have removed the parts afterwards.
         """
         oldest = await self._parts.oldest(key)
         missing = await self._parts.complete(key, pointer, value, oldest)
@@ -322,30 +317,30 @@ class LargeEntries:
         await self._sweep(key, map(id_in, oldest))
 
     async def _sweep(self, key: Key, ids: Iterable[str]) -> None:
-        """Remove those of these values that are old and that no pointer refers to."""
+        """Remove the values among these that are old and that no pointer refers to."""
         now, seen = self._clock(), self._seen.get(key)
         left = frozenset[str]() if seen is None else seen.left
         settled = REUSED_S + SETTLED * self.traits.deadline
         old = {one for one in ids if now - time_of(one) > (settled if one in left else ORPHANED_S)}
         if old:
-            # Read again, so that it is seen what has been written since whoever dropped them looked.
-            _, standing = await self._look(key)
-            for one in old - standing.keys():
+            # Read again, because a pointer may have been written since the values were dropped.
+            _, pointers = await self._look(key)
+            for one in old - pointers.keys():
                 await self._parts.remove(key, one)
                 if (seen := self._seen.get(key)) is not None:
                     seen.left -= {one}
 
     async def _discard(self, key: Key, pointer: Pointer) -> None:
-        """Remove the parts of a value whose pointer was not stored; what cannot be is garbage."""
-        with self._harmless():
+        """Remove the parts of a value whose pointer was not stored; parts that remain are garbage."""
+        with self._logging_errors():
             await self._parts.remove(key, pointer.id)
 
     async def _dropped(
         self, key: Key, sent: bytes, version: str, expect: str | AbsentType | AnyType, drop: int
     ) -> None:
-        """Remove what a replace has dropped from the record, as far as this process has seen it.
+        """Remove the parts of values that a replace has dropped, as far as this process knows them.
 
-        `sent` is what stands as the body now.
+        `sent` is the body as it is stored now.
         """
         seen = self._seen.get(key)
         if seen is None:
@@ -367,14 +362,14 @@ class LargeEntries:
     # Time to live
 
     def _last_ttl(self, key: Key) -> float | None:
-        """Return the time to live that a record was given last, as far as this process knows."""
+        """Return the time to live that a record was given last, as far as known."""
         seen = self._seen.get(key)
         if seen is None:
             return None
         return seen.ttl or max((one.ttl for one in seen.pointers if one.ttl is not None), default=None)
 
-    async def _outlive(self, key: Key, ttl: float | None, *, created: bool) -> None:
-        """Give what is kept beside a record as long a life as the record has just been given, and longer.
+    async def _extend_life(self, key: Key, ttl: float | None, *, created: bool) -> None:
+        """Extend the time to live of a record's parts to that of the record, and beyond.
 
         `created` says that the tail has no other entry.
         """
@@ -382,7 +377,7 @@ class LargeEntries:
         if created:
             seen = seen or _Seen(now)
             seen.at = now
-            keep(self._seen, key, seen, REMEMBERED)
+            remember(self._seen, key, seen, REMEMBERED)
         elif ttl is not None and (seen is None or now - seen.at > FRESH * ttl):
             await self._look(key)
             seen = self._seen[key]
@@ -393,12 +388,12 @@ class LargeEntries:
             await self._parts.keep_alive(key, pointer, ttl)
 
     @contextmanager
-    def _harmless(self) -> Generator[None]:
-        """Log an error in what follows a write: the write was done, and a later one does the rest."""
+    def _logging_errors(self) -> Generator[None]:
+        """Log an error of the work after a write: the write was done, and a later one completes the work."""
         try:
             yield
         except StorageError as error:
-            logger.warning("the maintenance of what is kept beside a record was put off: %s", error)
+            logger.warning("could not maintain the parts of a record, a later write does: %s", error)
 
 
 def _resolved(record: Record, values: Mapping[str, bytes]) -> Record:

@@ -1,4 +1,4 @@
-"""The parts of large values beside their records: stored, read, listed, removed, and kept alive."""
+"""The parts of large values: store, read, list, remove them, and extend their time to live."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PART: Final = 1024 * 1024
 """The largest part, in bytes, so that each is stored well within a driver's deadline."""
 
 AT_ONCE: Final = 4
-"""How many parts one operation reads or writes at one time."""
+"""How many parts one operation reads or writes concurrently."""
 
 PATIENCE_S: Final = 60.0
-"""A value whose parts take longer to store than this many seconds is given up."""
+"""Storing a value fails if its parts take longer than this many seconds."""
 
 CACHED: Final = 32 * 1024 * 1024
-"""How many bytes of values that were read or written lately are kept; they never change."""
+"""How many bytes of recently read or written values are cached; values never change."""
 
 REMEMBERED: Final = 500
-"""Of how many records, and of how many values, it is remembered what was seen of them last."""
+"""For how many records, and for how many values, the last observation is remembered."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -47,9 +47,9 @@ class Parts:
         self._cached = 0
 
     async def store(self, key: Key, value: bytes, operation: str, ttl: float | None) -> Pointer:
-        """Store the parts of a value; returns the pointer to them. Raises `StorageError` with none left.
+        """Store the parts of a value; returns the pointer to them. Removes them before it raises.
 
-        That is never `OutcomeUnknown`: whatever became of the parts, nothing points to them.
+        Never raises `OutcomeUnknown`: parts without a pointer have no effect.
         """
         began = self._steady()
         digests = [b""] * -(-len(value) // self._size)
@@ -59,11 +59,11 @@ class Parts:
             digests[index] = pointers.digest(await self._put(key, pointer, value, index))
 
         try:
-            await at_once([partial(put, index) for index in range(len(digests))])
+            await run_concurrently([partial(put, index) for index in range(len(digests))])
             if self._steady() - began > PATIENCE_S:
-                raise Unavailable("storing a large value took too long, and nothing of it stands")
+                raise Unavailable("storing a large value took too long; nothing was stored")
         except StorageError as error:
-            with suppress(StorageError):  # what cannot be removed is garbage, and found as such
+            with suppress(StorageError):  # parts that remain are garbage and are found later
                 await self.remove(key, pointer.id)
             error.backend, error.operation = self._driver.name, operation
             if isinstance(error, OutcomeUnknown):
@@ -78,7 +78,7 @@ class Parts:
         return pointer
 
     async def complete(self, key: Key, pointer: Pointer, value: bytes, found: Iterable[str]) -> bool:
-        """Store parts that are not there; `found` are names that are. Returns whether any was missing."""
+        """Store missing parts; `found` are names of existing ones. Returns whether any was missing."""
         named = {part_key(key, pointer.id, index).name: index for index in range(pointer.parts)}
         missing = named.keys() - found
         if missing:
@@ -92,24 +92,26 @@ class Parts:
         chunk = value[index * self._size : (index + 1) * self._size]
         where, version = part_key(key, pointer.id, index), new_version()
         data, ttl = pointers.seal_part(chunk, pointer.life), pointer.life.given
-        await operations.resent(
+        await operations.retried(
             lambda: self._driver.replace(where, data, version=version, expect=ABSENT, ttl=ttl)
         )
         return chunk
 
     async def read(self, key: Key, pointer: Pointer) -> bytes | None:
-        """Return a value; `None` if a part of it is not there. Raises `Corrupt` if it is another one."""
+        """Return a value; `None` if a part is missing. Raises `Corrupt` if the value is damaged."""
         value = self._cache.get(pointer.id)
         if value is not None:
             self._cache.move_to_end(pointer.id)
             return value
         wheres = [part_key(key, pointer.id, index) for index in range(pointer.parts)]
-        found = await at_once([partial(self._driver.load, where) for where in wheres])
+        found = await run_concurrently([partial(self._driver.load, where) for where in wheres])
         parts = [pointers.open_part(record.body) for record in found if record is not None]
         if len(parts) < len(found):
             return None
         value = pointer.value([chunk for chunk, _ in parts])
-        keep(self._lives, pointer.id, min((life for _, life in parts), key=lambda life: life.at), REMEMBERED)
+        remember(
+            self._lives, pointer.id, min((life for _, life in parts), key=lambda life: life.at), REMEMBERED
+        )
         self._remember(pointer, value)
         return value
 
@@ -136,12 +138,12 @@ class Parts:
         """Remove the parts of one value."""
         scope = keys.parts_of(key).scope
         names = [name async for name in self.names(key, value_id)]
-        await at_once([partial(self._driver.delete, Key(scope, name)) for name in names])
+        await run_concurrently([partial(self._driver.delete, Key(scope, name)) for name in names])
 
     async def keep_alive(self, key: Key, pointer: Pointer, ttl: float | None) -> None:
-        """See to it that parts outlive a record that lives for `ttl` seconds from now, and longer.
+        """Ensure that parts outlive a record with a time to live of `ttl` seconds from now.
 
-        They are written again, if need be, the first of them last: it says of all whether that was done.
+        Rewrites them if necessary, the first part last: its header tells whether all were rewritten.
         """
         life, now = Life(ttl, self._clock()), self._clock()
         if self._lives.get(pointer.id, pointer.life).covers(ttl, now=now):
@@ -156,32 +158,32 @@ class Parts:
             if found.covers(ttl, now=now):
                 return
             if index == 0:
-                await at_once([partial(renew, other) for other in range(1, pointer.parts)])
+                await run_concurrently([partial(renew, other) for other in range(1, pointer.parts)])
             data, expect = pointers.seal_part(chunk, life), record.version
-            await operations.resent(
+            await operations.retried(
                 lambda: self._driver.replace(where, data, version=version, expect=expect, ttl=life.given)
             )
 
         await renew(0)
-        keep(self._lives, pointer.id, life, REMEMBERED)
+        remember(self._lives, pointer.id, life, REMEMBERED)
 
 
 def part_key(key: Key, value_id: str, index: int) -> Key:
-    """Return where one part of a value of a record is."""
+    """Return the key of one part of a value."""
     scope, prefix = keys.parts_of(key)
     return Key(scope, pointers.part_name(prefix, value_id, index))
 
 
-def keep(kept: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
-    """Remember a value as the newest, and forget the oldest beyond so many."""
+def remember(kept: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:
+    """Add a value as the newest, and remove the oldest beyond `most`."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > most:
         kept.popitem(last=False)
 
 
-async def at_once(jobs: Sequence[Callable[[], Awaitable[_V]]]) -> list[_V]:
-    """Do some jobs, `AT_ONCE` at one time; returns their answers in order. The first error ends them all."""
+async def run_concurrently(jobs: Sequence[Callable[[], Awaitable[_V]]]) -> list[_V]:
+    """Run jobs, `AT_ONCE` at a time; returns their results in order. The first error cancels the others."""
     answers: dict[int, _V] = {}
     waiting = iter(enumerate(jobs))
 

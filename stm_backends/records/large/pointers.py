@@ -1,12 +1,12 @@
-r"""What stands in a record in place of a value that is too large for it, and what stands beside the record.
+r"""The format of pointers, which replace large values in a record, and of the parts that they point to.
 
 ```
 pointer  stm/1 large\n{"id": ..., "size": ..., "digest": ..., "parts": ..., "ttl": ...}   padded to `POINTER`
 part     stm/1 part\n{"at": ..., "ttl": ...}   padded to `HEADER`, and then its share of the bytes
 ```
 
-A pointer never changes, and neither does a part's share. The header of a part says how long it was given to
-live, and when. Pure functions: no clock, no I/O.
+A pointer never changes, and neither does a part's share of the bytes. The header of a part has its time to
+live and when it was set. Pure functions: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from stm_backends.drivers.checks import LONGEST_S
 from stm_backends.errors import Corrupt
 
 MARK: Final = b"stm/1 large\n"
-"""What a pointer begins with. A value that begins so itself is kept beside its record, whatever its size."""
+"""The prefix of a pointer. A value with this prefix is stored in parts regardless of its size."""
 
 POINTER: Final = 256
-"""How many bytes a pointer takes, always: so many less stand in the record."""
+"""The size of every pointer in bytes."""
 
 HEADER: Final = 96
-"""How many bytes of a part are not of the value."""
+"""The size of a part's header in bytes."""
 
 _PART_MARK: Final = b"stm/1 part\n"
 
 OUTLIVES: Final = 3
-"""Parts are given so many times the record's time to live, see 0018."""
+"""The time to live of parts is this multiple of the record's, see decision 0018."""
 
 MARGIN_S: Final = 60.0
-"""And so many seconds more, for clocks that differ."""
+"""Plus this many seconds, for clocks that differ."""
 
 FRESH: Final = 0.25
-"""For so much of the record's time to live nothing has to be renewed."""
+"""For this fraction of the record's time to live, parts need not be renewed."""
 
 
 class Life(NamedTuple):
-    """How long parts were given: the record's time to live in seconds, and when, in epoch seconds."""
+    """The time to live of a record in seconds as its parts know it, and when it was set, in epoch seconds."""
 
     ttl: float | None
     at: float
 
     def covers(self, ttl: float | None, *, now: float) -> bool:
-        """Say whether parts outlive a record that lives for `ttl` seconds from now, with enough to spare.
+        """Say whether parts outlive a record with `ttl` seconds left, with a sufficient margin.
 
-        Parts that are for ever do not suit a record that ends: they would be left behind.
+        Parts without a time to live do not suit a record with one: they would be left behind.
         """
         if ttl is None or self.ttl is None:
             return ttl is self.ttl
@@ -65,7 +65,7 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a value is kept. `size` is its bytes; `ttl` is the time to live that its parts began with."""
+    """Where a value is stored. `size` is in bytes; `ttl` is the initial time to live of its parts."""
 
     id: str
     size: int
@@ -75,16 +75,16 @@ class Pointer:
 
     @property
     def at(self) -> float:
-        """When it was made, in epoch seconds, by the clock of its writer."""
+        """When the pointer was created, in epoch seconds, by the clock of its writer."""
         return time_of(self.id)
 
     @property
     def life(self) -> Life:
-        """How long its parts were given at first."""
+        """The initial life of its parts."""
         return Life(self.ttl, self.at)
 
     def seal(self) -> bytes:
-        """Return the bytes that stand in the record."""
+        """Return the bytes that the record holds."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return MARK + json.dumps(fields, separators=(",", ":")).encode().ljust(POINTER - len(MARK))
 
@@ -93,24 +93,24 @@ class Pointer:
         return replace(self, digest=digest_of(digests))
 
     def value(self, chunks: Sequence[bytes]) -> bytes:
-        """Return the value that parts make up. Raises `Corrupt` unless it is the one that was stored."""
+        """Return the value of these parts. Raises `Corrupt` unless it is the value that was stored."""
         if digest_of(map(digest, chunks)) != self.digest or sum(map(len, chunks)) != self.size:
-            raise Corrupt("what is kept beside the record is damaged")
+            raise Corrupt("a part beside the record is damaged")
         return b"".join(chunks)
 
 
 def new_id(now: float) -> str:
-    """Return the id of a new value: its time, in whole epoch seconds, and what makes it unique."""
+    """Return the id of a new value: the time in whole epoch seconds, and a random token."""
     return f"{int(now):010x}{secrets.token_hex(8)}"
 
 
 def time_of(value_id: str) -> float:
-    """Return when a value got its id, in epoch seconds. Raises `ValueError` if it is none of ours."""
+    """Return when a value id was created, in epoch seconds. Raises `ValueError` for an invalid id."""
     return float(int(value_id[:10], 16))
 
 
 def open_pointer(data: bytes) -> Pointer | None:
-    """Return the pointer that bytes of a record are, or `None`. Raises `Corrupt` if it cannot be read."""
+    """Return the pointer in these bytes, or `None` if they are not one. Raises `Corrupt` if it is damaged."""
     if not data.startswith(MARK):
         return None
     try:
@@ -125,7 +125,7 @@ def open_pointer(data: bytes) -> Pointer | None:
         )
         time_of(pointer.id)
     except (ValueError, TypeError, KeyError) as error:
-        raise Corrupt("the record points to something beside it in a way that cannot be read") from error
+        raise Corrupt("a pointer in the record cannot be read") from error
     return pointer
 
 
@@ -135,7 +135,7 @@ def part_name(prefix: str, value_id: str, index: int) -> str:
 
 
 def id_in(name: str) -> str:
-    """Return whose part a name is."""
+    """Return the value id in the name of a part."""
     return name.rpartition(":")[0].rpartition(":")[2]
 
 
@@ -146,23 +146,23 @@ def seal_part(chunk: bytes, life: Life) -> bytes:
 
 
 def open_part(data: bytes | None) -> tuple[bytes, Life]:
-    """Return a part's share of the value, and how long it was given. Raises `Corrupt` if it is no part."""
+    """Return a part's share of the value, and its life. Raises `Corrupt` if it is not a part."""
     if data is None or not data.startswith(_PART_MARK):
-        raise Corrupt("what is kept beside the record is not a part of it")
+        raise Corrupt("a value beside the record is not a part")
     try:
         fields = cast("dict[str, Any]", json.loads(data[len(_PART_MARK) : HEADER]))
         ttl = fields["ttl"]
         life = Life(None if ttl is None else float(ttl), float(fields["at"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise Corrupt("what is kept beside the record has a damaged header") from error
+        raise Corrupt("a part beside the record has a damaged header") from error
     return data[HEADER:], life
 
 
 def digest(chunk: bytes) -> bytes:
-    """Return what tells one part's bytes from any others."""
+    """Return the digest of one part's bytes."""
     return hashlib.sha256(chunk).digest()
 
 
 def digest_of(digests: Iterable[bytes]) -> str:
-    """Return what tells a value from any other, from the digests of its parts in order."""
+    """Return the digest of a value, from the digests of its parts in order."""
     return hashlib.sha256(b"".join(digests)).hexdigest()

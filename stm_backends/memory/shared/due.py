@@ -1,0 +1,60 @@
+"""The next step for a shared conversation, as a pure function of the record that was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from stm_backends.memory import policy
+from stm_backends.memory.policy import Fold, Step, Trim, Wait
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.types import ShortTermMemoryConfig
+
+REPEATS_KEPT: Final = 16
+"""How many repeats at the head of a record justify a write that removes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Remove the oldest `entries`: repeats of turns that stay in the record or have left it."""
+
+    entries: int
+
+
+Due: TypeAlias = Step | Compact
+
+
+def next_step(
+    config: ShortTermMemoryConfig,
+    snapshot: Snapshot,
+    *,
+    now: float,
+    max_drop: int,
+    room: int = 0,
+    batch: int | None = None,
+    known_for: float = 0.0,
+) -> Due:
+    """Return what is due, in portions of at most `max_drop` entries.
+
+    `room` is how many bytes a full record lacks for an append that waits; 0 if none waits. `now`, `batch`
+    and `known_for` are those of `policy.next_step`.
+    """
+    pending = snapshot.split(config).pending
+    if room and not pending and snapshot.repeats:
+        # Entries are removed from the oldest end only, and these turns come before the repeats.
+        pending = snapshot.turns
+    step = policy.next_step(
+        config, snapshot.body, pending, now=now, batch=1 if room else batch, known_for=known_for
+    )
+    if room:
+        step = policy.room_step(config, step, pending, count=max(1, snapshot.turns_of(room)))
+    worthwhile = 1 if room else REPEATS_KEPT
+    if snapshot.repeats >= worthwhile and (room or step is None or isinstance(step, Wait)):
+        count = min(snapshot.leading_repeats(), max_drop)
+        if count >= worthwhile:
+            return Compact(count)
+    if isinstance(step, Fold):
+        return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, max_drop))])
+    if isinstance(step, Trim):
+        return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], max_drop)))
+    return step

@@ -1,0 +1,45 @@
+"""The public names of `stm_backends` and `stm_backends.drivers`, written down once."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import pytest
+
+PUBLIC = {
+    name: names.split()
+    for name, names in {
+        "stm_backends": """
+        AmbiguousBackend Backend ConfigurationError ConversationTurn Corrupt DefaultShortTermMemory Denied
+        DistributedShortTermMemory ExtractiveSummarizer InvalidKey InvalidState ItemLog MemoryBudget
+        MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MissingExtra OnConflict
+        OutcomeUnknown OverflowPolicy SessionExists SessionNotFound Sessions ShortTermMemory
+        ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
+        StateStore StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator TooLarge
+        TrajectoryDigest Transform Unavailable UnknownBackend __version__ default_token_estimator open_backend
+    """,
+        "stm_backends.drivers": """
+        ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Record Traits hookimpl
+        new_version
+    """,
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_listed_names_are_the_ones_written_down(name: str) -> None:
+    assert sorted(importlib.import_module(name).__all__) == sorted(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    module = importlib.import_module(name)
+    assert not [public for public in PUBLIC[name] if not hasattr(module, public)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_not_public_has_an_underscore_or_is_a_module(name: str) -> None:
+    module = importlib.import_module(name)
+    found = {one for one in dir(module) if not isinstance(getattr(module, one), ModuleType)}
+    assert {one for one in found if not one.startswith("_")} == set(PUBLIC[name]) - {"__version__"}
