@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,7 +41,15 @@ pytestmark = [
     pytest.mark.parametrize("datastore", EACH),
     # PyMongo leaves the socket to the garbage collector if it is cancelled while it connects.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_socket_is_left_to_later_tests() -> Iterator[None]:
+    """Collect such sockets here, where they are no error."""
+    yield
+    gc.collect()
 
 
 @contextlib.asynccontextmanager
