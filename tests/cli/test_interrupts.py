@@ -226,4 +226,6 @@ def test_a_run_of_the_suite_says_that_it_was_interrupted(tmp_path: Path, python_
     status, _, said = interrupted(path, python_path, *arguments)
 
     assert status == 130
-    assert said.endswith("Interrupted. The checks that were not reached are left out; run the same again.\n")
+    assert said.endswith(
+        "The report leaves out the checks that did not run. Run the command again for all.\n"
+    )

@@ -65,8 +65,11 @@ def files_beside(path):
     return sorted(file.name for file in path.parent.iterdir())
 
 
+@pytest.fixture
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "stm-sqlite"]
+    """Return the threads of drivers that this test has opened, and no other test before it."""
+    before = set(threading.enumerate())
+    return lambda: [one for one in threading.enumerate() if one.name == "stm-sqlite" and one not in before]
 
 
 async def start_script(body, *arguments):
@@ -97,7 +100,7 @@ async def run_script(body, *arguments):
 # the file ------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_that_is_no_database_is_corrupt_and_left_as_it_is(path):
+async def test_a_file_that_is_no_database_is_corrupt_and_left_as_it_is(path, threads):
     before = b"Dear diary, this is not a database.\n" * 200
     path.write_bytes(before)
     with pytest.raises(Corrupt, match=r"sqlite\.open: the file is not an SQLite database") as caught:
@@ -108,7 +111,7 @@ async def test_a_file_that_is_no_database_is_corrupt_and_left_as_it_is(path):
     assert threads() == []
 
 
-async def test_a_missing_directory_is_unavailable_and_named_as_the_remedy(tmp_path):
+async def test_a_missing_directory_is_unavailable_and_named_as_the_remedy(tmp_path, threads):
     with pytest.raises(Unavailable, match="its directory must exist"):
         async with opened(tmp_path / "missing" / "stm.db"):
             pass
@@ -405,7 +408,7 @@ async def test_a_cancelled_operation_that_has_not_begun_never_does(path):
         assert await driver.load(KEY) is None
 
 
-async def test_closing_leaves_no_thread_and_no_journal(path):
+async def test_closing_leaves_no_thread_and_no_journal(path, threads):
     async with opened(path) as driver:
         assert len(threads()) == 1
         await driver.append(KEY, b"a", initial_version="v", ttl=None)
@@ -427,7 +430,7 @@ async def test_closing_lets_what_was_sent_end(path):
     await driver.close()
 
 
-async def test_closing_is_bounded_when_sqlite_stalls_and_the_thread_ends_by_itself_later(path):
+async def test_closing_is_bounded_when_sqlite_stalls_and_the_thread_ends_by_itself_later(path, threads):
     driver = OpenedUp(SqliteSettings(path=str(path), deadline_s=0.2))
     await driver.open()
     (thread,) = threads()
@@ -456,7 +459,7 @@ async def test_closing_is_bounded_when_sqlite_stalls_and_the_thread_ends_by_itse
     assert files_beside(path) == ["stm.db"]
 
 
-async def test_closing_interrupts_a_statement_that_nobody_waits_for_any_more(path):
+async def test_closing_interrupts_a_statement_that_nobody_waits_for_any_more(path, threads):
     driver = OpenedUp(SqliteSettings(path=str(path), deadline_s=0.2))
     await driver.open()
     task = asyncio.ensure_future(driver.run(lambda connection: connection.execute(SLOW).fetchall()))
@@ -466,7 +469,7 @@ async def test_closing_interrupts_a_statement_that_nobody_waits_for_any_more(pat
     assert threads() == []
 
 
-async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_created(path):
+async def test_a_file_that_must_exist_and_does_not_is_unavailable_and_not_created(path, threads):
     with pytest.raises(Unavailable) as caught:
         async with opened(path, must_exist=True):
             pass
@@ -546,7 +549,7 @@ async def test_another_process_that_closes_the_file_last_but_one_takes_nothing_a
         assert (await driver.load(Key("s", "n"))).tail == (b"a", b"b") * 3
 
 
-async def test_opening_at_once_from_several_tasks_makes_one_thread(path):
+async def test_opening_at_once_from_several_tasks_makes_one_thread(path, threads):
     driver = SqliteDriver(SqliteSettings(path=str(path)))
     await asyncio.gather(*(driver.open() for _ in range(5)))
     assert len(threads()) == 1

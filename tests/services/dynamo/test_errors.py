@@ -90,6 +90,6 @@ async def test_missing_and_mistyped_attributes_are_corrupt(place, key, damage):
             UpdateExpression=damage,
             **({"ExpressionAttributeValues": {":text": {"S": "else"}}} if ":text" in damage else {}),
         )
-        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is not whole"):
+        with pytest.raises(Corrupt, match=r"dynamo\.load: the record is incomplete"):
             await driver.load(key)
     client.close()

@@ -349,7 +349,7 @@ async def test_a_retry_while_the_driver_closes_leaves_no_connection(monkeypatch,
 
         return Nodes(node_at, seeds)
 
-    monkeypatch.setattr(driver_module, "connect", connect)
+    monkeypatch.setattr(driver_module, "make_client", connect)
     driver = RedisDriver()
     await driver.open()
     nodes[0].asked.clear()
