@@ -118,7 +118,8 @@ async def fails(request):
 
 async def main():
     settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=1000.0, recovery_backlog_limit=2)
-    async with open_backend(sys.argv[1], close_timeout_s=0) as backend:
+    # Closing gives a trim time to end: killed, it would keep the lease from the other process for a minute.
+    async with open_backend(sys.argv[1], close_timeout_s=20) as backend:
         memory = backend.memory(MemoryKey("acme", "u1", "chat"), settings, summarizer=fails)
         for number in range(20):
             await memory.add_turn(turn(f"{sys.argv[2]}-{number}"))

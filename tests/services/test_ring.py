@@ -43,7 +43,7 @@ def held(url: str) -> dict[Key, Record]:
 def copied(source: str, target: str) -> str:
     done = cli("copy", source, target, *WHOSE, "--create")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "What the source has of demo is at the target, byte for byte." in done.stdout
+    assert "All data of demo is at the target, byte for byte." in done.stdout
     return done.stdout
 
 
