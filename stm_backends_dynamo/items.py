@@ -1,6 +1,6 @@
 """The conversion of a record to items of DynamoDB and back: a head, and the parts beside it.
 
-A small record is its head alone. What is large stands in parts: items that are written once and never
+A small record is its head alone. Large values are in parts: items that are written once and never
 changed, each a list of values. The head then holds references in their place, and it alone says which
 parts are the record's.
 """

@@ -165,14 +165,14 @@ class MemoryDriver:
         self._is_open = False
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         await asyncio.sleep(0)
         with self._scope(key.scope, "load") as (scope, now):
             found = scope.find(key.name, now)
             return Record(found.version, found.body, tuple(found.tail)) if found else None
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
         await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
