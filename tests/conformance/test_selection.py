@@ -156,6 +156,7 @@ def test_a_class_may_be_quick_by_itself(tmp_path: Path) -> None:
     assert status == 0, printed
     extent = f"a quick run that left out {SLOW_CHECKS} of {CHECKS} checks"
     assert f"TestOther passes {extent}" in printed
+    assert "  left out: driver." in printed
 
 
 @pytest.mark.parametrize(
