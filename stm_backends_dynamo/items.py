@@ -40,7 +40,7 @@ _GRACE_S: Final = 7 * 86_400.0
 class Sizes:
     """How a record is divided; bytes. What is chosen costs units, and changes no answer.
 
-    A value of more than `large` gets a part of its own at once. Smaller entries stand in the head; each
+    A value of more than `large` gets its own part at once. Smaller entries are in the head; each
     time that another `loose` bytes of them were added, those that still stand there move into a part, of
     at most `part` bytes and `places` entries. `record` is how much body and tail may hold together.
     """

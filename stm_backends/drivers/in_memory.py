@@ -266,8 +266,11 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
     del create  # a dictionary needs no setup
     known = ("name", "clock", "max_entry_bytes", "max_record_bytes", "deadline_s")
     require_known(options, known, backend="memory")
-    parts = urlsplit(url or "memory://")
-    if parts.path.strip("/") or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url or "memory://")
+    except ValueError:
+        parts = None
+    if parts is None or parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigurationError("a memory URL is memory:// (a new store) or memory://NAME (a shared one)")
     options = merged({"name": unquote(parts.netloc)} if parts.netloc else {}, options)
     name: object = options.pop("name", None)
