@@ -177,8 +177,8 @@ class DynamoDriver:
             head = await stored.look(added.content) if added.content else None
             if head is None:
                 # There is no live record, so create one, replacing an expired one if there is one.
-                created = item_of(initial_version, None, (entry,), ttl=ttl, now=now)
-                created = await stored.requests.attempt(statements.create(key, created, now=now))
+                item = item_of(initial_version, None, (entry,), ttl=ttl, now=now)
+                created = await stored.requests.attempt(statements.create(key, item, now=now))
                 if created.done:
                     await stored.replaced(created.content.get("Attributes", {}))
                     return 1
@@ -199,8 +199,8 @@ class DynamoDriver:
             kept = stored.kept_of(head, ttl)
             if head is None:
                 marks = stored.of_parts(new_version(), len(entry), kept)
-                created = item_of(initial_version, None, (reference,), ttl=ttl, now=now) | marks
-                statement = statements.create(key, created, now=now)
+                item = item_of(initial_version, None, (reference,), ttl=ttl, now=now) | marks
+                statement = statements.create(key, item, now=now)
             elif not await stored.admit(head, len(entry), ttl):
                 continue
             elif not head.life:

@@ -1,6 +1,6 @@
 """The conversion of a record to items of DynamoDB and back: a head, and the parts beside it.
 
-A small record is its head alone. What is large stands in parts: items that are written once and never
+A small record is its head alone. Large values are in parts: items that are written once and never
 changed, each a list of values. The head then holds references in their place, and it alone says which
 parts are the record's.
 """
@@ -40,7 +40,7 @@ _GRACE_S: Final = 7 * 86_400.0
 class Sizes:
     """How a record is divided; bytes. What is chosen costs units, and changes no answer.
 
-    A value of more than `large` gets a part of its own at once. Smaller entries stand in the head; each
+    A value of more than `large` gets its own part at once. Smaller entries are in the head; each
     time that another `loose` bytes of them were added, those that still stand there move into a part, of
     at most `part` bytes and `places` entries. `record` is how much body and tail may hold together.
     """

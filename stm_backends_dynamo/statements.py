@@ -146,7 +146,7 @@ def append(key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int
 def append_part(
     key: Key, reference: Reference, *, head: Head, ttl: float | None, now: Seconds, most: int
 ) -> Statement:
-    """Add an entry that stands in a part; commutes with every append and with every fold."""
+    """Add an entry that is in a part; commutes with every append and with every fold."""
     sets, removes, values = _lifetime(ttl, now)
     same, of_head = _same_life(head)
     return _update(
@@ -248,7 +248,7 @@ def fold(
 ) -> Statement:
     """Store a body and remove the oldest entries by their places; entries appended since move up and stay.
 
-    Refused if the record has parts, since it takes the head to know what stands at a place.
+    Refused if the record has parts, because only the head says what is at a place.
     """
     sets, removes, values = _lifetime(ttl, now)
     return _update(
@@ -279,7 +279,7 @@ def fold_parts(
 ) -> Statement:
     """Make of a record with parts what is to be after a fold; no fold and no seal came between.
 
-    What is set stands below what is removed, so places mean the same in whichever order the two are done.
+    Places that are set precede those that are removed, so the order of the two does not matter.
     """
     sets, removes, values = _lifetime(ttl, now)
     same, setting, removing, of_head = _as_seen(head, after, of_parts)
@@ -332,7 +332,7 @@ def scan(scope: str, *, after: str, limit: int, now: Seconds) -> Statement:
     """List live records in the order of their sort key, which DynamoDB compares as UTF-8 bytes.
 
     The expired are left out after the page was cut, so it may be empty and not the last. A record whose
-    parts are still being erased is listed, so that whoever erases what is listed finds it again.
+    parts are still being erased is listed, so that erasing all listed records finds it again.
     """
     return Statement(
         "query",
@@ -422,8 +422,8 @@ def seal(
 ) -> Statement:
     """Set references at places of the tail, and remove the other places whose entries they refer to.
 
-    Appends do not get in the way; a fold or a seal that came between does. What is set stands below what is
-    removed of the same run, and DynamoDB means the places as they were before.
+    A concurrent append does not conflict; a concurrent fold or seal does. In each run, the place that is set
+    precedes those that are removed, and DynamoDB counts places as they were before the update.
     """
     same, setting, removing, values = _as_seen(head, after, of_parts)
     return _update(
@@ -499,7 +499,7 @@ def erase(key: Key, *, expect: str | None, now: Seconds) -> Statement:
 
 
 def bury(key: Key, *, life: Mapping[str, Any]) -> Statement:
-    """Delete the head of an erased record, unless another record stands in its place."""
+    """Delete the head of an erased record, unless another record has taken its place."""
     return Statement(
         "delete_item",
         {

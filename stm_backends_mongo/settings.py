@@ -96,7 +96,7 @@ class MongoSettings(Settings):
         return {**in_url, **self.client_options}
 
     @classmethod
-    def from_options(cls, **options: Any) -> Self:
+    def from_options(cls, /, **options: Any) -> Self:
         """Return the settings that keyword arguments spell out, PyMongo's options among them."""
         known = {"client", *(one.name for one in fields(cls))} - {"client_options"}
         theirs = {name: options.pop(name) for name in [*options] if name not in known}

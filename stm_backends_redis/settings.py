@@ -120,12 +120,14 @@ def _hosts(hosts: str, *, default_port: int) -> tuple[Address, ...]:
     for host in hosts.split(","):
         try:
             one = urlsplit(f"//{host}")
-            port = one.port
+            name, port = one.hostname, one.port
         except ValueError:
-            raise ConfigurationError("a port in the redis URL is not a number between 1 and 65535") from None
-        if not one.hostname:
+            name, port = None, 0
+        if port == 0:
+            raise ConfigurationError("a port in the redis URL is not a number between 1 and 65535")
+        if not name:
             raise ConfigurationError("a redis URL needs a host: redis://localhost:6379/0")
-        found.append((one.hostname, port or default_port))
+        found.append((name, port or default_port))
     return tuple(found)
 
 

@@ -165,14 +165,14 @@ class MemoryDriver:
         self._is_open = False
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         await asyncio.sleep(0)
         with self._scope(key.scope, "load") as (scope, now):
             found = scope.find(key.name, now)
             return Record(found.version, found.body, tuple(found.tail)) if found else None
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
         await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
@@ -266,8 +266,11 @@ def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Dri
     del create  # a dictionary needs no setup
     known = ("name", "clock", "max_entry_bytes", "max_record_bytes", "deadline_s")
     require_known(options, known, backend="memory")
-    parts = urlsplit(url or "memory://")
-    if parts.path.strip("/") or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url or "memory://")
+    except ValueError:
+        parts = None
+    if parts is None or parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigurationError("a memory URL is memory:// (a new store) or memory://NAME (a shared one)")
     options = merged({"name": unquote(parts.netloc)} if parts.netloc else {}, options)
     name: object = options.pop("name", None)

@@ -190,6 +190,7 @@ def _call(
     plugin: BackendPlugin,
     function: Callable[..., _T],
     url: str | None,
+    /,
     **options: Any,
 ) -> _T:
     """Call a function of a plugin; an option that it does not take is a `ConfigurationError`."""

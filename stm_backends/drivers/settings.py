@@ -70,13 +70,13 @@ class Settings:
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             if not _admits(kind, value):
-                shown = repr(value) if get_origin(kind) is Literal else type(value).__name__
+                shown = repr(value) if _words(kind) and isinstance(value, str) else type(value).__name__
                 raise ConfigurationError(f"{name} must be {_described(kind)}, not {shown}")
         require_seconds("deadline_s", self.deadline_s)
         require_count("max_entry_bytes", self.max_entry_bytes, most=self.largest_entry)
 
     @classmethod
-    def from_url(cls, url: str | None, **options: Any) -> Self:
+    def from_url(cls, url: str | None, /, **options: Any) -> Self:
         """Return the settings that a URL and keyword arguments spell out, validated: the one call for `open`.
 
         `url=None` leaves the options alone to decide. `client=...` among the options says that the caller
@@ -88,7 +88,7 @@ class Settings:
         return cls.from_options(**merged(cls.read_url(url) if url else {}, options))
 
     @classmethod
-    def from_options(cls, **options: Any) -> Self:
+    def from_options(cls, /, **options: Any) -> Self:
         """Return the settings that keyword arguments spell out, validated; see `from_url`."""
         declared = _declared(cls)
         connection = {name for name, metadata in declared.items() if metadata.get("connection")}
@@ -109,7 +109,10 @@ class Settings:
         try:
             parts = urlsplit(url)
         except ValueError:
-            raise ConfigurationError(f"the {cls.backend} URL has unbalanced brackets in its host") from None
+            raise ConfigurationError(
+                f"the host of the {cls.backend} URL is invalid: only an IPv6 address is in brackets; "
+                "percent-encode special characters in a user name or password"
+            ) from None
         if parts.scheme not in cls.url_schemes:
             schemes = ", ".join(f"{scheme}://" for scheme in cls.url_schemes)
             raise ConfigurationError(f"a {cls.backend} URL begins with {schemes}")
@@ -195,13 +198,21 @@ def _admits(kind: Any, value: object) -> bool:
 
 def _described(kind: Any) -> str:
     """Return the words for a type in a message."""
-    words = {str: "a string", bool: "True or False", int: "an integer", float: "a number", NoneType: "None"}
-    if _choices(kind):
-        return " or ".join(map(_described, _choices(kind)))
-    if get_origin(kind) is Literal:
-        *others, last = map(repr, get_args(kind))
-        return f"{', '.join(others)} or {last}" if others else last
-    return words.get(kind) or f"of type {(get_origin(kind) or kind).__name__}"
+    known: dict[Any, str] = {str: "a string", bool: "True or False", int: "an integer", float: "a number"}
+    known |= {Callable: "a function", NoneType: "None"}
+    described = [repr(word) for word in _words(kind)]
+    for one in _choices(kind) or (kind,):
+        plain = get_origin(one) or one
+        if plain is not Literal:
+            described.append(known.get(plain) or f"of type {plain.__name__}")
+    *others, last = described
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _words(kind: Any) -> list[Any]:
+    """Return the values of a `Literal`, also of one within a union; nothing for any other type."""
+    literals = [one for one in _choices(kind) or (kind,) if get_origin(one) is Literal]
+    return [word for one in literals for word in get_args(one)]
 
 
 def _parser(kind: Any) -> Callable[[str], object] | None:

@@ -55,7 +55,7 @@ class WrapperDriver:
         return await send()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
         return await self.call("load", key, lambda: self.inner.load(key))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
@@ -82,7 +82,7 @@ class WrapperDriver:
         )
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record, if it is there and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`; returns whether it did."""
         return await self.call("delete", key, lambda: self.inner.delete(key, expect=expect))
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:

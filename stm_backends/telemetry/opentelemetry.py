@@ -66,13 +66,13 @@ class Telemetry(Observer):
             "appended": meter.create_counter("stm.turns.appended", "{turn}", "Turns that were stored."),
             "folded": meter.create_counter("stm.turns.folded", "{turn}", "Turns that a summary covers now."),
             "dropped": meter.create_counter(
-                "stm.turns.dropped", "{turn}", "Turns let go without a summary: beyond the recovery backlog."
+                "stm.turns.dropped", "{turn}", "Turns dropped without a summary, beyond the recovery backlog."
             ),
         }
         self._lost_races = meter.create_counter(
             "stm.summary.lost_races",
             "{race}",
-            "Summaries and trims that somebody else's write had forestalled.",
+            "Summaries and trims that lost the race against a concurrent write.",
         )
         self._summarizer_errors = meter.create_counter(
             "stm.summarizer.errors", "{error}", "Summarizer calls that failed."
@@ -81,7 +81,9 @@ class Telemetry(Observer):
             "stm.health.transitions", "{transition}", "Changes of a conversation's health."
         )
         self._unresolved = meter.create_counter(
-            "stm.key_resolution.failures", "{failure}", "Calls without a memory, for want of a usable id."
+            "stm.key_resolution.failures",
+            "{failure}",
+            "Calls without a memory, because an id was missing or unusable.",
         )
         self._tokens = meter.create_gauge(
             "stm.context.tokens", "{token}", "Estimated tokens of the context that was shown last."

@@ -29,6 +29,6 @@ class MemoryContract(Strategies, Fidelity, Summarizing, Health, Budgets, Callbac
         raise NotImplementedError("override the fixture `memories`")
 
     @pytest.fixture
-    def bench(self, request: pytest.FixtureRequest, memories: Memories) -> MemoryBench:
+    def bench(self, memories: Memories) -> MemoryBench:
         """The workplace of one check, which enters and leaves it."""
-        return MemoryBench(memories, quick=self.is_quick(request.config))
+        return MemoryBench(memories)

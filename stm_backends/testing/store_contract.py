@@ -104,9 +104,8 @@ class Stores:
 class StoreBench:
     """The workplace of one check; leaving it removes what the check saved and closes its stores."""
 
-    def __init__(self, stores: Stores, *, quick: bool = False) -> None:
+    def __init__(self, stores: Stores) -> None:
         self.stores = stores
-        self.quick = quick
         self.history = History()
         self._word = uuid.uuid4().hex
         self._opened: list[Any] = []
@@ -160,9 +159,9 @@ class StoreContract(Contract):
         raise NotImplementedError("override the fixture `stores`")
 
     @pytest.fixture
-    def bench(self, request: pytest.FixtureRequest, stores: Stores) -> StoreBench:
+    def bench(self, stores: Stores) -> StoreBench:
         """The workplace of one check, which enters and leaves it."""
-        return StoreBench(stores, quick=self.is_quick(request.config))
+        return StoreBench(stores)
 
     @check("store.load")
     async def test_a_key_that_was_never_saved_is_none(self, bench: StoreBench) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stm_backends.drivers.contract import Key
+from stm_backends.drivers.sqlite import SqliteDriver
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
 from tests.conformance.running import TABLES, command, install, pytest_in
@@ -50,3 +51,22 @@ async def test_open_at_creates_tables_only_if_it_is_asked_to(
     assert await created.load(Key("s", "n")) is None
     await without.close()
     await created.close()
+
+
+async def test_open_at_closes_a_driver_that_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[SqliteDriver] = []
+
+    async def refuse(driver: SqliteDriver) -> None:
+        raise Unavailable("no connection")
+
+    async def close(driver: SqliteDriver) -> None:
+        closed.append(driver)
+        raise Unavailable("no connection to close")
+
+    monkeypatch.setattr(SqliteDriver, "open", refuse)
+    monkeypatch.setattr(SqliteDriver, "close", close)
+    with pytest.raises(Unavailable, match=r"no connection$"):
+        await open_at(f"sqlite:///{tmp_path}/x.db")
+    assert len(closed) == 1

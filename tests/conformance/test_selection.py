@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stm_backends.testing import MemoryContract
+from stm_backends.testing import DriverContract, MemoryContract, PodsContract, StoreContract
 from stm_backends.testing.workbench.check import check_of
 from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, install, pytest_in
 
@@ -156,6 +156,7 @@ def test_a_class_may_be_quick_by_itself(tmp_path: Path) -> None:
     assert status == 0, printed
     extent = f"a quick run that left out {SLOW_CHECKS} of {CHECKS} checks"
     assert f"TestOther passes {extent}" in printed
+    assert "  left out: driver." in printed
 
 
 @pytest.mark.parametrize(
@@ -169,3 +170,14 @@ def test_of_a_check_with_parameters_a_quick_run_leaves_out_some(contract, given,
     check = check_of(contract.checks()["test_what_the_model_sees_is_within_the_budget"])
     assert check is not None
     assert check.is_slow(given) is slow
+
+
+def test_every_value_that_a_quick_run_leaves_out_is_one_of_several() -> None:
+    for contract in (DriverContract, StoreContract, PodsContract):
+        for run in contract.checks().values():
+            check = check_of(run)
+            assert check is not None
+            for name, left_out in () if isinstance(check.slow, bool) else check.slow.items():
+                (values,) = (mark.args[1] for mark in run.pytestmark if mark.args[0] == name)  # pyright: ignore[reportFunctionMemberAccess] -- pytest's
+                kept = [value for value in values if value not in left_out]
+                assert len(kept) == len(values) - len(left_out) > 0, (check.name, name)

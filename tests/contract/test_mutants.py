@@ -22,6 +22,7 @@ from stm_backends.testing import (
     memories_on,
 )
 from stm_backends.testing.store_contract import StoreBench
+from stm_backends.testing.workbench.check import check_of
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from stm_backends.testing.workbench.memories import MemoryBench
 from tests.mutants import DRIVERS, MEMORIES, PODS, STORES
@@ -105,6 +106,12 @@ def test_a_mutant_is_rejected_by_the_check_that_is_meant_for_it(contract, kind, 
     sentence = caught.check.removeprefix("test_").replace("_", " ").capitalize()
     assert f"Expected: {sentence}." in note
     assert "History:" in note
+
+
+@every(("contract", "kind", "caught", "where"), [one for one in MUTANTS if one.values[2].given])
+def test_a_quick_run_has_the_parameters_that_reject_a_mutant(contract, kind, caught, where):
+    del kind, where
+    assert not check_of(contract.checks()[caught.check]).is_slow(caught.given)
 
 
 def unique(kinds):

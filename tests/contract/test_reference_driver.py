@@ -219,7 +219,7 @@ async def test_a_name_is_an_option_too_and_names_the_same_store_as_the_url():
             open_driver(None, name=wrong)
 
 
-@pytest.mark.parametrize("url", ["memory://a/b", "memory://a?x=1", "memory://a#b"])
+@pytest.mark.parametrize("url", ["memory://a/b", "memory://a?x=1", "memory://a#b", "memory://[a", "memory:a"])
 def test_a_url_that_says_more_than_a_name_is_refused(url):
     with pytest.raises(ConfigurationError, match="memory://NAME"):
         open_driver(url)

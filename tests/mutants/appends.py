@@ -86,7 +86,7 @@ class TextNotBytes(MemoryDriver):
     """Stores text."""
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        text = entry.decode(errors="replace").encode()
+        text = entry.decode(errors="ignore").encode()
         return await super().append(key, text, initial_version=initial_version, ttl=ttl)
 
 

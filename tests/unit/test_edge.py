@@ -195,6 +195,30 @@ async def test_an_error_of_ours_and_a_mistake_pass_as_they_are(edge: Edge) -> No
         await edge.run("append", lambda: fail(ZeroDivisionError()))
 
 
+async def test_an_error_of_ours_without_a_place_gets_it(edge: Edge) -> None:
+    with pytest.raises(Unavailable, match=r"^mine\.append: too many operations$"):
+        await edge.run("append", lambda: fail(Unavailable("too many operations")))
+
+
+async def test_a_call_may_have_its_own_deadline() -> None:
+    with pytest.raises(Unavailable, match="no answer within the deadline"):
+        await edge_with(deadline_s=60.0).run("open", asyncio.Event().wait, deadline_s=0.01)
+
+
+async def test_cancellation_between_two_attempts_ends_a_read() -> None:
+    failed = asyncio.Event()
+
+    async def failing() -> None:
+        failed.set()
+        raise ConnectionResetError
+
+    task = asyncio.ensure_future(edge_with(deadline_s=60.0).run("load", failing))
+    await failed.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_cancellation_passes_as_it_is(edge: Edge) -> None:
     task = asyncio.ensure_future(edge.run("append", asyncio.Event().wait))
     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from urllib.parse import SplitResult
@@ -23,6 +24,8 @@ class AcmeSettings(Settings):
     prefix: str = "stm:"
     mode: Literal["fast", "safe"] = "safe"
     compress: bool = False
+    level: Literal["low", "high"] | None = None
+    token: str | Callable[[], str] | None = setting(None, connection=True, secret=True)  # noqa: RUF009 -- returns a field
     tags: tuple[str, ...] = ()
 
     @classmethod
@@ -50,7 +53,10 @@ def test_a_url_and_options_become_one_validated_object() -> None:
     [
         ("redis://db", "begins with acme://, acmes://"),
         ("acme://db#x", "no fragment"),
-        ("acme://[db", "unbalanced brackets"),
+        ("acme://[db", "host of the acme URL is invalid: only an IPv6 address is in brackets"),
+        ("acme://:a[b@db", "percent-encode special characters in a user name or password"),
+        ("acme://[db]", "only an IPv6 address is in brackets"),
+        ("acme://db?level=medium", "level must be 'low', 'high' or None, not 'medium'"),
         ("acme://db?pool_sise=1", "did you mean 'pool_size'"),
         ("acme://db?host=x", "no setting 'host'"),
         ("acme://db?tags=x", "no setting 'tags'"),
@@ -77,7 +83,10 @@ def test_a_url_that_cannot_work_is_a_configuration_error(url: str, says: str) ->
         ({"password": b"hush"}, "password must be a string or None, not bytes"),
         ({"tags": ["a"]}, "tags must be of type tuple, not list"),
         ({"compress": "yes"}, "compress must be True or False, not str"),
+        ({"token": b"hush"}, "token must be a string, a function or None, not bytes"),
+        ({"level": ["hush"]}, "level must be 'low', 'high' or None, not list"),
         ({"prefx": "x"}, "did you mean 'prefix'"),
+        ({"cls": "x", "url": "x"}, "no setting 'cls'"),
     ],
 )
 def test_an_option_of_another_type_is_a_configuration_error(options: dict[str, Any], says: str) -> None:

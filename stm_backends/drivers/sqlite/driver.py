@@ -121,7 +121,7 @@ class SqliteDriver:
             await thread.close(timeout=self._settings.deadline_s)
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` only if it is not there."""
+        """Return the record as it is now, or `None` if and only if it does not exist."""
 
         def work(connection: sqlite3.Connection) -> list[Any]:
             return connection.execute(statements.LOAD, (*key, self._clock())).fetchall()

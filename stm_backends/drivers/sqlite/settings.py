@@ -52,7 +52,7 @@ class SqliteSettings(Settings):
         require_count("max_record_bytes", self.max_record_bytes, most=self.largest_entry)
 
     @classmethod
-    def from_options(cls, **options: Any) -> Self:
+    def from_options(cls, /, **options: Any) -> Self:
         """Return the settings that keyword arguments spell out, validated; `path` may be a `Path`."""
         if isinstance(path := options.get("path"), os.PathLike):
             options["path"] = os.fsdecode(cast("os.PathLike[str]", path))

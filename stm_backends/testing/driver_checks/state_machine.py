@@ -44,7 +44,7 @@ WHICH: Final = st.integers(0, 1)
 EARLY: Final = 0.2
 """How far, in ticks, a real clock may have run ahead of the model when an operation begins."""
 LATE: Final = 0.45
-"""How far when it ends. Lives end half a tick after a whole one, so that until then there is no doubt."""
+"""How far when it ends. Records expire half a tick after a whole one, so the model's answer is certain."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from stm_backends.testing.runner.results import Outcome, Result, Run, Standing, standing
+from stm_backends.testing.runner.selection import SLOW
 
 _MARKS: Final[Mapping[Standing, str]] = {
     "passed": "+",
@@ -59,8 +60,9 @@ def summary(run: Run) -> Iterator[Line]:
     for each in run.by_subject():
         yield each.verdict(), _colour(each)
         for outcome in ("failed", "opted out", "not asked", "left out"):
-            clauses = dict.fromkeys(result.clause for result in each.of(outcome))
-            if clauses and (outcome != "left out" or each.quick):
+            # A selection leaves out too many to list.
+            listed = [one for one in each.of(outcome) if outcome != "left out" or one.reason == SLOW]
+            if clauses := dict.fromkeys(result.clause for result in listed):
                 yield f"  {outcome}: {', '.join(clauses)}", "red" if outcome == "failed" else "yellow"
     for text in dict.fromkeys(run.broken):
         yield f"could not be run: {text}", "red"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -85,10 +86,16 @@ class FakeClock:
 async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> Driver:
     """Return an open driver of an installed backend; `functools.partial(open_at, url)` pickles.
 
-    `create=True` first sets up what the datastore needs, such as tables, and keeps what exists.
+    `create=True` first sets up what the datastore needs, such as tables, and keeps what exists. If opening
+    fails, nothing is left open.
     """
     driver = open_driver(name_or_url, create=create, **options)
-    await driver.open()
+    try:
+        await driver.open()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await driver.close()
+        raise
     return driver
 
 

@@ -75,9 +75,8 @@ class Memories:
 class MemoryBench:
     """The workplace of one check; leaving it closes the memories that the check has opened."""
 
-    def __init__(self, memories: Memories, *, quick: bool = False) -> None:
+    def __init__(self, memories: Memories) -> None:
         self.memories = memories
-        self.quick = quick
         self.history = History()
         self._opened: list[Any] = []
 

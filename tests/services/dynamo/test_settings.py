@@ -63,7 +63,7 @@ def test_a_table_and_a_place_have_defaults():
         ("dynamodb://table?endpoint_url=127.0.0.1:8000", "endpoint_url must be a URL"),
         ("dynamodb://table?endpoint_url=http://u:hush-secret@h", "no user"),
         ("dynamodb://table?endpoint_url=http://[h", "endpoint_url must be a URL"),
-        ("dynamodb://[table", "unbalanced brackets"),
+        ("dynamodb://[table", "only an IPv6 address is in brackets"),
         ("dynamodb://table?hush-secret@h", "no such setting"),
         ("dynamodb://table?pool_size=0", "pool_size must be between"),
         ("dynamodb://table?pool_size=many", "not a number"),

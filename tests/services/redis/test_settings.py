@@ -68,6 +68,7 @@ def test_a_url_says_what_the_options_would(url, settings):
         ("redis://", "needs a host"),
         ("redis://a,b", "redis+cluster://"),
         ("redis://h:port", "not a number between"),
+        ("redis://h:0", "not a number between"),
         ("redis://h/zero", "number of a database"),
         ("redis://h/0/1", "longer than"),
         ("redis://h#x", "%23"),
