@@ -84,8 +84,8 @@ async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -
         return driver.append(key, entry, initial_version=new_version(), ttl=ttl)
 
     length = await retried(attempt)
-    # An attempt whose answer was lost may have created the record and precede this one.
-    return Appended(length, length <= attempts)
+    # An attempt with an unknown outcome may have created the record, and others may have appended since.
+    return Appended(length, length == 1 or attempts > 1)
 
 
 async def retried(write: Callable[[], Awaitable[_T]]) -> _T:
