@@ -85,7 +85,8 @@ class StateStore:
         condition = ABSENT if expect is None else expect
         async with self._directory.listed(owner) as listing:
             saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
-            listing.created = saved and expect is None
+            # Also after a lost race: another process may have replaced the state that this call created.
+            listing.created = expect is None
         if saved and owner is not None:
             self._remember(key, version)
         return saved

@@ -443,6 +443,23 @@ async def test_a_third_version_found_when_settling_is_a_lost_race(
     assert await store.load_memory_state("k") == {"n": "theirs"}
 
 
+async def test_a_creation_that_another_store_replaced_lists_its_user(
+    store: StateStore, driver: Driver, lose: Any
+) -> None:
+    theirs, elsewhere = store_on(driver), Backend(driver).sessions
+    for one in (store, theirs):
+        await one.save_memory_state("acme:u:s", {})
+    await elsewhere.erase_tenant("acme")
+
+    async def replaced() -> None:
+        _, version = await theirs.load_versioned("acme:u:t")
+        assert await theirs.save_if("acme:u:t", {"n": "theirs"}, expect=version)
+
+    lose("replace", done=True, then=replaced)
+    assert not await store.save_if("acme:u:t", {"n": "ours"}, expect=None)
+    assert [user async for user in elsewhere.users("acme")] == ["u"]
+
+
 async def test_an_outcome_that_cannot_be_looked_up_stays_unknown(
     store: StateStore, driver: Driver, lose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
