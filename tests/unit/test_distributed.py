@@ -439,6 +439,36 @@ async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) 
     assert changes == [("healthy", "degraded"), ("degraded", "recovering"), ("recovering", "healthy")]
 
 
+async def test_an_attempt_to_recover_rejects_no_turn_that_fits_while_degraded(pods: Pods) -> None:
+    release, calls = asyncio.Event(), 0
+
+    async def summarize(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError
+        await release.wait()
+        return {"summary": "turns"}
+
+    # Three turns fit. A degraded conversation does not show the pending ones.
+    settings = config(
+        retry_attempts=0,
+        total_max_tokens=3,
+        summary_max_tokens=3,
+        overflow_policy="error",
+        token_estimator=lambda text: text.count('"user"'),
+    )
+    here, _ = await pods.pod(settings, summarize)
+    for number in range(3):
+        await here.add_turn(turn(number))
+    await until(lambda: here.health is MemoryHealth.RECOVERING)
+    await here.add_turn(turn(3))
+    assert here.health is MemoryHealth.RECOVERING
+    release.set()
+    await here.flush()
+    assert (await shown(here))["recent"] == ["u2", "u3"]
+
+
 async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods: Pods) -> None:
     memory, _ = await pods.pod()
     await memory.close()
