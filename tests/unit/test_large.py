@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -356,6 +358,24 @@ async def test_a_value_that_is_sent_again_is_stored_beside_the_record_once() -> 
     await resent(LargeEntries)
     with pytest.raises(AssertionError):
         await resent(LosesTrackOfUnknownOutcomes)
+
+
+async def test_an_unknown_outcome_keeps_no_reference_to_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stm_backends.records.large.parts.CACHED", 0)
+    world = World()
+    driver = await world.process()
+
+    async def lose(name: str, _: Any) -> None:
+        if name == "append":
+            raise OutcomeUnknown("lost")
+
+    world.after = lose
+    value = bytes(150_000)
+    before = sys.getrefcount(value)
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(KEY, value, initial_version="v", ttl=None)
+    gc.collect()
+    assert sys.getrefcount(value) == before
 
 
 async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
