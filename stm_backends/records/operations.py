@@ -1,4 +1,4 @@
-"""What the core does with a driver that takes more than one operation."""
+"""The work of the core that takes more than one operation of a driver."""
 
 from __future__ import annotations
 

@@ -450,13 +450,16 @@ async def test_an_attempt_to_recover_rejects_no_turn_that_fits_while_degraded(po
         await release.wait()
         return {"summary": "turns"}
 
+    def count_turns(text: str) -> int:
+        return text.count('"user"')
+
     # Three turns fit. A degraded conversation does not show the pending ones.
     settings = config(
         retry_attempts=0,
         total_max_tokens=3,
         summary_max_tokens=3,
         overflow_policy="error",
-        token_estimator=lambda text: text.count('"user"'),
+        token_estimator=count_turns,
     )
     here, _ = await pods.pod(settings, summarize)
     for number in range(3):
