@@ -100,11 +100,12 @@ class StateStore:
         except OutcomeUnknown as unknown:
             try:
                 record = await self._driver.load(keys.blob_key(key))
+                found = None if record is None else record.version
+                if found == expect:
+                    return await write()
             except StorageError:
+                # The first attempt may still be done.
                 raise unknown from unknown.__cause__
-        found = None if record is None else record.version
-        if found == expect:
-            return await write()
         # A third version may have replaced ours, which cannot be told; the caller has lost the race.
         return found == version
 

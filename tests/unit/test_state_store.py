@@ -473,6 +473,21 @@ async def test_an_outcome_that_cannot_be_looked_up_stays_unknown(
         await store.save_if("k", {}, expect=None)
 
 
+async def test_an_outcome_stays_unknown_when_the_second_attempt_is_refused(
+    store: StateStore, lose: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any, **__: Any) -> bool:
+        raise Unavailable("down", backend=driver.name, operation="replace")
+
+    async def later() -> None:
+        monkeypatch.setattr(driver, "replace", refused)
+
+    lose("replace", done=False, then=later)
+    # `Unavailable` would say that the first attempt was not done, too.
+    with pytest.raises(OutcomeUnknown):
+        await store.save_if("k", {}, expect=None)
+
+
 # Paused runs
 
 RUN = {"trajectory": {"query": "q", "steps": []}, "reason": "approval_required", "tool_context": None}
