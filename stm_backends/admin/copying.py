@@ -124,7 +124,7 @@ class Copy:
         *,
         replace: bool = False,
         ttl: float | None = None,
-        on_problem: Callable[[Item, Problem, StorageError | None], None] = lambda item, trouble, error: None,
+        on_problem: Callable[[Item, Problem, StorageError | None], None] = lambda item, problem, error: None,
     ) -> None:
         if ttl is not None:
             require_seconds("ttl", ttl)
@@ -136,14 +136,14 @@ class Copy:
         self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
         self._replace = replace
         self._ttl = ttl
-        self._on_trouble = on_problem
+        self._on_problem = on_problem
         self._problems: set[Key] = set()
         self.tally: Counter[Outcome] = Counter()
 
     @property
     def ok(self) -> bool:
         """Whether every record that was verified is equal at both ends."""
-        return not any(self.tally[trouble] for trouble in get_args(Problem))
+        return not any(self.tally[problem] for problem in get_args(Problem))
 
     async def count(self) -> Mapping[Owner, int]:
         """Return how many records there are to copy, for each owner."""
@@ -284,7 +284,7 @@ class Copy:
         self.tally[outcome] += 1
         if outcome in ("left", "behind", "changed", "failed"):
             self._problems.add(item.key)
-            self._on_trouble(item, outcome, error)
+            self._on_problem(item, outcome, error)
 
 
 def _judged(source: Record | None, target: Record | None) -> Outcome:

@@ -21,7 +21,7 @@ def degraded(cause: BaseException) -> None:
 
 
 def recovered() -> None:
-    """Log that a summary was written after failed attempts."""
+    """Log that the memory is healthy again after failed attempts."""
     logger.info("summarizing works again")
 
 

@@ -1,4 +1,4 @@
-"""What the core does with a driver that takes more than one operation."""
+"""The work of the core that takes more than one operation of a driver."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -
         return driver.append(key, entry, initial_version=new_version(), ttl=ttl)
 
     length = await retried(attempt)
-    # An attempt whose answer was lost may have created the record and precede this one.
-    return Appended(length, length <= attempts)
+    # An attempt with an unknown outcome may have created the record, and others may have appended since.
+    return Appended(length, length == 1 or attempts > 1)
 
 
 async def retried(write: Callable[[], Awaitable[_T]]) -> _T:

@@ -85,7 +85,8 @@ class StateStore:
         condition = ABSENT if expect is None else expect
         async with self._directory.listed(owner) as listing:
             saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
-            listing.created = saved and expect is None
+            # Also after a lost race: another process may have replaced the state that this call created.
+            listing.created = expect is None
         if saved and owner is not None:
             self._remember(key, version)
         return saved
@@ -99,11 +100,12 @@ class StateStore:
         except OutcomeUnknown as unknown:
             try:
                 record = await self._driver.load(keys.blob_key(key))
+                found = None if record is None else record.version
+                if found == expect:
+                    return await write()
             except StorageError:
+                # The first attempt may still be done.
                 raise unknown from unknown.__cause__
-        found = None if record is None else record.version
-        if found == expect:
-            return await write()
         # A third version may have replaced ours, which cannot be told; the caller has lost the race.
         return found == version
 

@@ -161,7 +161,7 @@ async def test_an_error_in_the_body_is_shown_and_the_driver_closed() -> None:
         await driver.load(PING_KEY)
 
 
-async def test_a_sqlite_file_that_is_none_is_a_typed_error(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_sqlite_is_a_typed_error(tmp_path: Path) -> None:
     path = tmp_path / "letter.db"
     path.write_text("dear reader, this is no database\n" * 100)
     with pytest.raises(StmError):
@@ -197,7 +197,7 @@ async def test_handing_out_a_memory_asks_the_datastore_nothing(backend: Backend,
 
 
 @pytest.mark.parametrize("key", ["acme:u:s", None, ("acme", "u", "s")])
-async def test_what_is_no_key_is_refused_where_it_is_given(backend: Backend, key: Any) -> None:
+async def test_an_invalid_key_raises_where_it_is_given(backend: Backend, key: Any) -> None:
     with pytest.raises(InvalidKey, match="parse_composite"):
         backend.memory(key)
 
@@ -215,7 +215,7 @@ async def test_what_summarizes_nothing_is_refused_where_it_is_given(
         backend.router(ROLLING, summarizer=summarizer)
 
 
-async def test_what_is_no_configuration_is_refused_where_it_is_given(backend: Backend) -> None:
+async def test_an_invalid_configuration_raises_where_it_is_given(backend: Backend) -> None:
     for config in ({"strategy": "truncation"}, MemoryBudget(), "truncation"):
         with pytest.raises(ConfigurationError, match="ShortTermMemoryConfig"):
             backend.memory(KEY, config)
@@ -448,7 +448,7 @@ async def test_a_cancelled_closing_ends_the_background_and_gives_leases_back(
     assert await lease_is_free(theirs)
 
 
-async def test_who_closes_while_another_does_waits_for_it_and_may_give_up_alone() -> None:
+async def test_a_concurrent_close_waits_and_its_cancellation_ends_only_the_wait() -> None:
     driver = MemoryDriver()
     backend = Backend(driver, close_timeout_s=5)
     await backend.open()
@@ -514,6 +514,6 @@ def test_every_public_name_is_there_and_the_list_is_sorted() -> None:
         stm_backends.no_such_name  # noqa: B018 -- reading it is the test
 
 
-def test_what_is_no_observer_is_refused() -> None:
+def test_an_invalid_observer_raises() -> None:
     with pytest.raises(ConfigurationError, match="observer is an Observer, not str"):
         open_backend("memory", observer="me")  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ HIGH, LOW = "\ud83d", "\ude00"
 
 
 @pytest.mark.parametrize("text", [HIGH + LOW, LOW + HIGH, HIGH + HIGH, HIGH, LOW, "\U0001f600", "a\0b"])
-def test_surrogates_stay_as_they_stand(text: str) -> None:
+def test_surrogates_are_kept_unchanged(text: str) -> None:
     state = CODEC.open("state", CODEC.seal("state", {"text": text, text: 1}))
     assert list(state["text"]) == list(text)
     assert list(state) == ["text", text]
@@ -241,7 +241,7 @@ def test_a_body_with_a_field_of_another_type_is_refused(content: dict[str, Any])
 @pytest.mark.parametrize(
     "content", [{}, {"turn_id": 1}, {"turn_id": "t", "trajectory_digest": 3}, {"turn_id": None}]
 )
-def test_a_turn_that_is_none_is_refused(content: dict[str, Any]) -> None:
+def test_an_invalid_turn_raises(content: dict[str, Any]) -> None:
     with pytest.raises(Corrupt):
         CODEC.open_turn(CODEC.seal("turn", content))
 
@@ -322,12 +322,12 @@ def test_stored_bytes_that_are_nested_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize("transforms", ["gzip", None, 7, ["gzip"], [Reversed], [Reversed(), Reversed()]])
-def test_what_is_no_list_of_transforms_is_refused(transforms: Any) -> None:
+def test_an_invalid_list_of_transforms_raises(transforms: Any) -> None:
     with pytest.raises(ConfigurationError, match="transform"):
         Codec(transforms)
 
 
-def test_how_deep_a_value_may_be_does_not_depend_on_who_asks() -> None:
+def test_the_limit_on_depth_does_not_depend_on_the_caller() -> None:
     value: Any = []
     for _ in range(119):
         value = [value]
@@ -340,7 +340,7 @@ def test_how_deep_a_value_may_be_does_not_depend_on_who_asks() -> None:
         require_json(value, "state")
 
 
-def test_a_stored_turn_with_an_id_that_is_no_text_is_never_written() -> None:
+def test_a_turn_whose_id_is_not_a_string_is_never_written() -> None:
     with pytest.raises(InvalidState, match="turn_id"):
         Codec().seal_turn(StoredTurn(cast("str", 7), ConversationTurn("u", "a")))
 

@@ -476,7 +476,7 @@ async def test_an_answer_that_is_always_lost_ends_the_copy(
 
 
 @pytest.mark.parametrize("end", ["source", "target"])
-async def test_an_outage_ends_the_copy_and_is_no_empty_end(
+async def test_an_outage_ends_the_copy_and_is_not_an_empty_datastore(
     source: Backend, target: Driver, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     async def fail(calls: int) -> None:

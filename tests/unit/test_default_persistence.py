@@ -166,7 +166,7 @@ async def test_the_stored_summary_wins_and_turns_only_ours_covers_return(
     assert covered(store.state(KEY)["summary"]) == ["u1", "u2", "u3"]
 
 
-async def test_turns_never_saved_come_back_when_their_summary_does_not_stand(store: PlainStore) -> None:
+async def test_turns_never_saved_come_back_when_their_summary_is_replaced(store: PlainStore) -> None:
     first = memory()
     ours = memory()
     await ours.hydrate(store, KEY)
@@ -752,7 +752,7 @@ async def test_a_lost_race_is_merged_and_saved_again() -> None:
     assert users(gate.state(KEY)) == ["u2", "u1", "u3"]
 
 
-async def test_a_store_that_always_says_no_is_an_error_in_the_end() -> None:
+async def test_a_store_that_rejects_every_save_is_an_error_in_the_end() -> None:
     class No(ConditionalStore):
         async def save_if(self, key: str, state: dict[str, Any], *, expect: str | None) -> bool:
             return False

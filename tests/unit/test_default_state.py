@@ -113,7 +113,7 @@ async def test_a_turn_that_is_nested_too_deeply_is_refused() -> None:
         {"stm": {"gone": None}},
     ],
 )
-async def test_what_is_no_state_is_a_value_error_that_changes_nothing(change: dict[str, Any]) -> None:
+async def test_an_invalid_state_is_a_value_error_that_changes_nothing(change: dict[str, Any]) -> None:
     one = await added(never(), 1, 2, 3)
     before = one.to_dict()
     with pytest.raises(ValueError, match=r"state|turn|digest"):
@@ -122,7 +122,7 @@ async def test_what_is_no_state_is_a_value_error_that_changes_nothing(change: di
 
 
 @pytest.mark.parametrize("nothing", [None, [], "text", 7])
-async def test_what_is_no_mapping_is_a_value_error(nothing: Any) -> None:
+async def test_a_state_that_is_not_a_mapping_is_a_value_error(nothing: Any) -> None:
     with pytest.raises(ValueError, match="mapping"):
         never().from_dict(nothing)
 

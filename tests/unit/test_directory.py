@@ -77,7 +77,7 @@ async def test_noting_again_costs_nothing_for_a_minute(
     assert calls == ["replace", "replace"]
 
 
-async def test_noting_afresh_puts_back_what_another_process_took_away(
+async def test_a_fresh_note_lists_a_user_that_another_process_removed(
     driver: Driver, directory: Directory
 ) -> None:
     await directory.note("acme", "u")

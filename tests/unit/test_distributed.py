@@ -76,7 +76,7 @@ async def pods() -> Any:
     await made.close()
 
 
-async def test_rolling_summary_without_a_summarizer_is_a_mistake_said_at_once() -> None:
+async def test_rolling_summary_without_a_summarizer_raises() -> None:
     with pytest.raises(ConfigurationError, match="summarizer"):
         DistributedShortTermMemory(MemoryDriver(), KEY, config())
 
@@ -282,7 +282,7 @@ async def test_a_pod_resumes_what_a_dead_one_left_when_it_reads(pods: Pods) -> N
     assert (await shown(alive))["summary"] == ["u0", "u1"]
 
 
-async def test_a_lease_is_given_back_when_the_memory_is_closed_in_the_middle(pods: Pods) -> None:
+async def test_closing_in_the_middle_of_a_summary_releases_the_lease(pods: Pods) -> None:
     summarizer = LedgerSummarizer()
     summarizer.hold()
     memory, driver = await pods.pod(summarizer=summarizer)
@@ -439,6 +439,39 @@ async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) 
     assert changes == [("healthy", "degraded"), ("degraded", "recovering"), ("recovering", "healthy")]
 
 
+async def test_an_attempt_to_recover_rejects_no_turn_that_fits_while_degraded(pods: Pods) -> None:
+    release, calls = asyncio.Event(), 0
+
+    async def summarize(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError
+        await release.wait()
+        return {"summary": "turns"}
+
+    def count_turns(text: str) -> int:
+        return text.count('"user"')
+
+    # Three turns fit. A degraded conversation does not show the pending ones.
+    settings = config(
+        retry_attempts=0,
+        total_max_tokens=3,
+        summary_max_tokens=3,
+        overflow_policy="error",
+        token_estimator=count_turns,
+    )
+    here, _ = await pods.pod(settings, summarize)
+    for number in range(3):
+        await here.add_turn(turn(number))
+    await until(lambda: here.health is MemoryHealth.RECOVERING)
+    await here.add_turn(turn(3))
+    assert here.health is MemoryHealth.RECOVERING
+    release.set()
+    await here.flush()
+    assert (await shown(here))["recent"] == ["u2", "u3"]
+
+
 async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods: Pods) -> None:
     memory, _ = await pods.pod()
     await memory.close()
@@ -449,7 +482,7 @@ async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods:
 
 
 @pytest.mark.parametrize("blank", ["", "  ", None, 0])
-async def test_without_a_session_id_there_is_no_memory(pods: Pods, blank: Any) -> None:
+async def test_a_blank_session_id_raises(pods: Pods, blank: Any) -> None:
     with pytest.raises(InvalidKey, match="session_id"):
         await pods.pod(key=MemoryKey("acme", "u1", blank))
 
@@ -544,7 +577,7 @@ async def test_an_entry_that_cannot_be_read_is_an_error_and_stays(pods: Pods) ->
     assert len(record.tail) == 7
 
 
-async def test_a_body_of_an_older_version_is_read_and_carried_on(pods: Pods) -> None:
+async def test_a_body_of_an_older_version_is_read_and_extended(pods: Pods) -> None:
     memory, driver = await pods.pod()
     older = {"summary": "<session_summary>\n- u0\n</session_summary>", "health": "healthy"}
     body = b"stm/1 body\n" + json.dumps(older).encode()
@@ -758,7 +791,7 @@ async def test_summarizer_calls_in_flight_are_bounded_across_conversations() -> 
     assert summarizer.most_running == 2
 
 
-async def test_a_summarizer_that_ignores_its_cancellation_is_left_behind(pods: Pods) -> None:
+async def test_a_summarizer_that_ignores_its_cancellation_is_abandoned(pods: Pods) -> None:
     calls = 0
 
     async def stubborn(request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -156,7 +156,7 @@ async def test_a_fold_neither_lengthens_the_life_of_a_log_nor_makes_it_endless(
     assert await log.items() == []
 
 
-async def test_what_is_no_object_of_json_is_refused_before_anything_is_written(
+async def test_an_item_that_is_not_a_json_object_raises_before_any_write(
     driver: Driver, log: ItemLog
 ) -> None:
     for bad, path in (
@@ -275,7 +275,7 @@ async def filled(limit: int) -> tuple[Between, MemoryDriver, int]:
             return Between(one), two, count
 
 
-async def test_a_fold_that_another_process_forestalls_is_no_refusal() -> None:
+async def test_a_fold_that_loses_the_race_does_not_reject_the_items() -> None:
     driver, other, count = await filled(8_000)
     driver.in_between = lambda: fold(other)
     await log_on(driver).add(numbered(count))
@@ -421,7 +421,7 @@ async def test_fields_of_a_newer_version_survive_a_fold(driver: Driver, log: Ite
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_items_whose_answer_was_lost_are_sent_again_and_stand_once(
+async def test_items_whose_answer_was_lost_are_retried_and_stored_once(
     log: ItemLog, lose: Lose, done: bool
 ) -> None:
     await log.add(numbered(0))
@@ -440,7 +440,7 @@ async def test_a_removal_whose_answer_was_lost_is_sent_again_and_removes_one(
     assert numbers(await log.items()) == [0, 1]
 
 
-async def test_a_repeat_that_arrives_after_its_like_was_folded_says_nothing_new(
+async def test_a_repeat_that_arrives_after_a_fold_of_its_entry_has_no_effect(
     driver: Driver, log: ItemLog, lose: Lose
 ) -> None:
     lose("append", done=True, then=lambda: fold(driver))
@@ -486,7 +486,7 @@ async def test_a_pop_folded_and_forgotten_before_it_was_read_is_unknown(
         await log.pop()
 
 
-async def test_a_fold_that_fails_does_not_fail_who_removes_an_item(
+async def test_a_fold_that_fails_does_not_fail_the_pop(
     log: ItemLog, lose: Lose, caplog: pytest.LogCaptureFixture
 ) -> None:
     await log.add(numbered(*range(40)))

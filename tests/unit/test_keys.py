@@ -30,7 +30,7 @@ def test_a_plain_key_is_its_parts_joined() -> None:
 
 
 @given(parts.filter(lambda text: not set(text) & set(":%")), parts, parts)
-def test_parts_without_colon_and_percent_stand_byte_for_byte(tenant: str, user: str, session: str) -> None:
+def test_parts_without_colon_and_percent_are_not_escaped(tenant: str, user: str, session: str) -> None:
     user, session = (text.replace(":", "").replace("%", "") for text in (user, session))
     assume(user.strip() and session.strip() and (tenant, user) != ("kv", "v1"))
     assert MemoryKey(tenant, user, session).composite() == f"{tenant}:{user}:{session}"
@@ -73,7 +73,7 @@ def test_only_what_composite_writes_is_read(text: str) -> None:
     "text",
     ["", "a", "a:b", "a:b:c:d", ":b:c", "a: :c", "a:b:", "a:b:%", "a:b:%3a", "a:b:%61", "kv:v1:s", "a:b:%6B"],
 )
-def test_a_string_that_is_no_composite_is_refused(text: str) -> None:
+def test_a_string_that_is_not_a_composite_raises(text: str) -> None:
     with pytest.raises(InvalidKey):
         parse_composite(text)
 

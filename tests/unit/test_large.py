@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -352,13 +354,31 @@ async def resent(kind: type[LargeEntries]) -> None:
     assert len(await world.parts()) == 3
 
 
-async def test_a_value_that_is_sent_again_is_stored_beside_the_record_once() -> None:
+async def test_a_value_that_is_retried_is_stored_beside_the_record_once() -> None:
     await resent(LargeEntries)
     with pytest.raises(AssertionError):
         await resent(LosesTrackOfUnknownOutcomes)
 
 
-async def test_a_value_that_is_sent_again_after_a_fold_has_its_parts() -> None:
+async def test_an_unknown_outcome_keeps_no_reference_to_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stm_backends.records.large.parts.CACHED", 0)
+    world = World()
+    driver = await world.process()
+
+    async def lose(name: str, _: Any) -> None:
+        if name == "append":
+            raise OutcomeUnknown("lost")
+
+    world.after = lose
+    value = bytes(150_000)
+    before = sys.getrefcount(value)
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(KEY, value, initial_version="v", ttl=None)
+    gc.collect()
+    assert sys.getrefcount(value) == before
+
+
+async def test_a_value_that_is_retried_after_a_fold_has_its_parts() -> None:
     world = World()
     driver, other = await world.process(), await world.process()
 
@@ -629,7 +649,7 @@ async def lives_on(kind: type[LargeEntries]) -> None:
     assert found == Record("v", None, (LARGE, *[b"small"] * 40))
 
 
-async def test_parts_outlive_their_record_regardless_of_who_adds_to_it() -> None:
+async def test_parts_outlive_their_record_regardless_of_the_writer() -> None:
     await lives_on(LargeEntries)
     with pytest.raises(Corrupt):
         await lives_on(NeverRenews)
@@ -700,7 +720,7 @@ async def test_a_value_above_the_limit_is_refused_before_any_write() -> None:
     assert world.calls == []
 
 
-async def test_a_driver_that_holds_next_to_nothing_is_used_as_it_is() -> None:
+async def test_a_driver_with_tiny_entries_is_used_as_it_is() -> None:
     inner = MemoryDriver(max_entry_bytes=100, max_record_bytes=1_000)
     await inner.open()
     driver = LargeEntries(inner)
@@ -719,7 +739,7 @@ async def test_every_pointer_has_the_same_size() -> None:
         assert pointers.open_part(pointers.seal_part(b"chunk", life)) == (b"chunk", life)
 
 
-async def test_a_turn_of_4_mib_and_ten_of_300_kb_stand_where_an_entry_has_64_kb() -> None:
+async def test_a_turn_of_4_mib_and_ten_of_300_kb_fit_where_an_entry_has_64_kb() -> None:
     world = World()
     async with Backend(await world.raw()) as backend:
         memory = backend.memory(MemoryKey("acme", "u", "s"), ShortTermMemoryConfig(strategy="truncation"))

@@ -51,7 +51,7 @@ def test_the_last_turns_are_recent_and_the_ones_before_pending(zone: int) -> Non
     assert len(recent) == min(zone, 5)
 
 
-def test_nothing_is_to_be_done_without_pending_turns() -> None:
+def test_no_step_is_due_without_pending_turns() -> None:
     for strategy in ("none", "truncation", "rolling_summary"):
         assert next_step(config(strategy), Body(), [], now=NOW) is None
 
@@ -229,7 +229,7 @@ def test_only_unintentionally_lost_turns_count_as_dropped(lost: bool, dropped: i
     assert "id-1" in after.forgotten
 
 
-def test_a_fold_applies_as_long_as_its_summary_and_turns_stand_at_the_head() -> None:
+def test_a_fold_applies_while_its_summary_and_oldest_turns_are_unchanged() -> None:
     fold = Fold("S", tuple(turns(3)))
     assert fold.still_applies(Body(summary="S"), turns(3))
     assert fold.still_applies(Body(summary="S"), turns(5))

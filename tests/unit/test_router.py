@@ -57,7 +57,7 @@ async def stored(router: MemoryRouter, key: str) -> list[str]:
         return [item.user_message for item in await router.turns()]
 
 
-async def test_conversations_held_in_turns_stay_apart(router: MemoryRouter) -> None:
+async def test_alternating_conversations_stay_apart(router: MemoryRouter) -> None:
     assert await say(router, A, "1") == NOTHING
     assert await say(router, B, "2") == NOTHING
     assert (await say(router, A, "3"))["recent"] == ["u1"]
@@ -65,7 +65,7 @@ async def test_conversations_held_in_turns_stay_apart(router: MemoryRouter) -> N
     assert await stored(router, B) == ["u2"]
 
 
-async def test_unbound_it_shows_nothing_stores_nothing_and_says_so(
+async def test_unbound_it_shows_nothing_stores_nothing_and_logs_a_warning(
     router: MemoryRouter, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     await router.add_turn(turn(1))
@@ -88,7 +88,7 @@ async def test_after_persist_nothing_is_bound(router: MemoryRouter) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "a", "a:b", "a:b:c:d", "::", "a:b: ", " :b:c", "a%zz:b:c", "%61cme:u1:a", "acme:u1:a%3a"]
 )
-async def test_a_key_that_is_none_is_refused_and_leaves_nothing_bound(router: MemoryRouter, bad: str) -> None:
+async def test_an_invalid_key_raises_and_leaves_nothing_bound(router: MemoryRouter, bad: str) -> None:
     await router.hydrate(None, A)
     await router.add_turn(turn(1))
     with pytest.raises(InvalidKey):
@@ -108,7 +108,7 @@ async def test_a_key_may_be_given_for_its_composite(router: MemoryRouter) -> Non
 
 
 @pytest.mark.parametrize("bad", [None, 7, object(), MemoryKey, MemoryKey("acme", " ", "a")])
-async def test_an_object_that_is_no_key_is_refused_and_hides_what_was_bound(
+async def test_an_object_that_is_not_a_key_raises_and_hides_the_old_binding(
     router: MemoryRouter, bad: Any
 ) -> None:
     await router.hydrate(None, A)
@@ -189,7 +189,7 @@ async def test_a_nested_run_that_times_out_does_not_take_the_outer_turn(
     assert await stored(router, B) == []
 
 
-async def test_what_a_nested_run_left_behind_is_not_shown_to_the_outer_one(router: MemoryRouter) -> None:
+async def test_the_binding_of_an_ended_nested_run_is_not_shown_to_the_outer_run(router: MemoryRouter) -> None:
     await say(router, B, "secret")
     await router.hydrate(None, A)
 
@@ -229,7 +229,7 @@ async def test_turns_of_a_nested_run_are_all_stored_when_it_persists(router: Mem
     assert await stored(router, A) == ["u3"]
 
 
-async def test_a_turn_that_is_none_is_refused_at_once_also_when_nested(router: MemoryRouter) -> None:
+async def test_an_invalid_turn_raises_at_once_also_when_nested(router: MemoryRouter) -> None:
     await router.hydrate(None, A)
     await router.hydrate(None, B)
     with pytest.raises(ValueError, match="user_message"):

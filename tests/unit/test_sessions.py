@@ -598,7 +598,7 @@ async def test_a_document_with_the_least_there_can_be_is_taken(backend: Backend,
         GOOD | {"turns": [*GOOD["turns"], {"turn_id": "t2", "odd": {1: 2}}]},
     ],
 )
-async def test_a_document_that_is_none_is_refused_before_anything_is_written(
+async def test_an_invalid_document_raises_before_anything_is_written(
     sessions: Sessions, calls: list[str], document: Any
 ) -> None:
     with pytest.raises((InvalidState, InvalidKey)):
@@ -607,9 +607,7 @@ async def test_a_document_that_is_none_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
-async def test_an_unheard_of_way_to_settle_a_conflict_is_refused(
-    sessions: Sessions, calls: list[str]
-) -> None:
+async def test_an_unknown_value_of_on_conflict_raises(sessions: Sessions, calls: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="refuse, merge, replace"):
         await sessions.import_(GOOD, on_conflict="overwrite")  # type: ignore[arg-type]
     assert calls == []
@@ -754,7 +752,7 @@ async def test_an_import_without_turns_lists_a_user_who_was_erased_elsewhere(
     assert await users(sessions) == ["u"]
 
 
-async def test_an_erasure_whose_answer_was_lost_says_so(
+async def test_an_erasure_whose_answer_was_lost_is_of_unknown_outcome(
     backend: Backend, sessions: Sessions, lose: Any
 ) -> None:
     await store(backend, KEY, None, 1)

@@ -128,7 +128,7 @@ def test_any_json_object_comes_back_equal(state: dict[str, Any]) -> None:
     run_on_a_new_store(work)
 
 
-async def test_what_json_has_trouble_with_is_carried_by_every_driver(store: StateStore) -> None:
+async def test_difficult_json_values_are_stored_by_every_driver(store: StateStore) -> None:
     state = {
         "nan": math.nan,
         "infinite": [math.inf, -math.inf],
@@ -145,7 +145,7 @@ async def test_what_json_has_trouble_with_is_carried_by_every_driver(store: Stat
     assert repr(await store.load_memory_state("k")) == repr(as_json(state))
 
 
-async def test_a_large_state_is_carried(store: StateStore) -> None:
+async def test_a_large_state_is_loaded_as_it_was_saved(store: StateStore) -> None:
     state = {"result": "0123456789" * 500_000}
     await store.save_memory_state("k", state)
     assert await store.load_memory_state("k") == state
@@ -350,7 +350,7 @@ async def test_a_state_that_has_expired_is_not_there(store: StateStore) -> None:
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 @pytest.mark.parametrize("ttl", [0, -1, math.nan])
-async def test_a_time_to_live_that_is_none_is_refused(store: StateStore, ttl: float) -> None:
+async def test_an_invalid_time_to_live_raises(store: StateStore, ttl: float) -> None:
     with pytest.raises(ValueError, match="ttl"):
         await store.save_memory_state("k", {}, ttl=ttl)
 
@@ -386,7 +386,7 @@ async def test_save_if_onto_what_was_deleted_is_a_lost_race(store: StateStore) -
     assert await store.load_memory_state("k") is None
 
 
-async def test_two_who_load_and_save_on_a_condition_lose_nothing(store: StateStore) -> None:
+async def test_conditional_saves_of_two_writers_lose_nothing(store: StateStore) -> None:
     async def add(item: str) -> None:
         while True:
             state, version = await store.load_versioned("k")
@@ -404,7 +404,7 @@ async def test_two_who_load_and_save_on_a_condition_lose_nothing(store: StateSto
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_a_save_whose_answer_was_lost_is_sent_again(
+async def test_a_save_whose_answer_was_lost_is_retried(
     store: StateStore, lose: Any, calls: list[str], done: bool
 ) -> None:
     lose("replace", done=done)
@@ -412,7 +412,7 @@ async def test_a_save_whose_answer_was_lost_is_sent_again(
     assert await store.load_memory_state("k") == {"a": 1}
 
 
-async def test_a_save_whose_every_answer_is_lost_says_so(store: StateStore, lose: Any) -> None:
+async def test_a_save_whose_every_answer_is_lost_is_of_unknown_outcome(store: StateStore, lose: Any) -> None:
     lose("replace", done=True, times=ATTEMPTS)
     with pytest.raises(OutcomeUnknown):
         await store.save_memory_state("k", {"a": 1})
@@ -443,6 +443,23 @@ async def test_a_third_version_found_when_settling_is_a_lost_race(
     assert await store.load_memory_state("k") == {"n": "theirs"}
 
 
+async def test_a_creation_that_another_store_replaced_lists_its_user(
+    store: StateStore, driver: Driver, lose: Any
+) -> None:
+    theirs, elsewhere = store_on(driver), Backend(driver).sessions
+    for one in (store, theirs):
+        await one.save_memory_state("acme:u:s", {})
+    await elsewhere.erase_tenant("acme")
+
+    async def replaced() -> None:
+        _, version = await theirs.load_versioned("acme:u:t")
+        assert await theirs.save_if("acme:u:t", {"n": "theirs"}, expect=version)
+
+    lose("replace", done=True, then=replaced)
+    assert not await store.save_if("acme:u:t", {"n": "ours"}, expect=None)
+    assert [user async for user in elsewhere.users("acme")] == ["u"]
+
+
 async def test_an_outcome_that_cannot_be_looked_up_stays_unknown(
     store: StateStore, driver: Driver, lose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +469,21 @@ async def test_an_outcome_that_cannot_be_looked_up_stays_unknown(
     lose("replace", done=True)
     monkeypatch.setattr(driver, "load", down)
     # `Unavailable` would say that it was not done.
+    with pytest.raises(OutcomeUnknown):
+        await store.save_if("k", {}, expect=None)
+
+
+async def test_an_outcome_stays_unknown_when_the_second_attempt_is_refused(
+    store: StateStore, lose: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any, **__: Any) -> bool:
+        raise Unavailable("down", backend=driver.name, operation="replace")
+
+    async def later() -> None:
+        monkeypatch.setattr(driver, "replace", refused)
+
+    lose("replace", done=False, then=later)
+    # `Unavailable` would say that the first attempt was not done, too.
     with pytest.raises(OutcomeUnknown):
         await store.save_if("k", {}, expect=None)
 
@@ -470,7 +502,7 @@ async def test_a_paused_run_is_handed_out_in_another_process_and_only_once(drive
     assert await elsewhere.load_planner_state("never saved") is None
 
 
-async def test_of_many_who_resume_at_once_one_gets_the_run(driver: Driver) -> None:
+async def test_one_of_many_concurrent_callers_gets_the_run(driver: Driver) -> None:
     await store_on(driver).save_planner_state("token", RUN)
     loading = [store_on(driver).load_planner_state("token") for _ in range(10)]
     assert sorted(map(str, await asyncio.gather(*loading))) == sorted([str(RUN), *["None"] * 9])
@@ -517,7 +549,7 @@ async def test_a_run_and_the_note_of_whose_it_is_wait_for_an_hour(
     assert await store.load_planner_state("token") is None
 
 
-async def test_a_token_and_a_key_of_the_same_text_are_two(store: StateStore) -> None:
+async def test_a_token_and_a_key_of_the_same_text_are_different(store: StateStore) -> None:
     for key in DIFFICULT_KEYS:
         await store.save_memory_state(key, {"a": key})
         await store.save_planner_state(key, RUN | {"of": key})
@@ -541,7 +573,7 @@ async def test_a_run_is_erased_with_the_user_that_its_tool_context_names(
 @pytest.mark.parametrize(
     "context", [None, {}, {"tenant_id": "acme"}, {"tenant_id": "acme", "user_id": " "}, 7]
 )
-async def test_a_run_that_names_no_user_is_kept_all_the_same(store: StateStore, context: Any) -> None:
+async def test_a_run_that_names_no_user_is_kept_too(store: StateStore, context: Any) -> None:
     await store.save_planner_state("token", RUN | {"tool_context": context})
     assert await store.load_planner_state("token") == RUN | {"tool_context": context}
 

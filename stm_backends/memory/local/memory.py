@@ -243,8 +243,8 @@ class DefaultShortTermMemory:
         a key other than the one that this conversation was hydrated from or first persisted under. Nothing is
         saved unless the stored state could be loaded and read. If a `StateStore` no longer has a state that
         was saved in it, the conversation was erased or has expired: the saved part is discarded, and only
-        turns that were never saved are. For a store without PenguiFlow's methods, logs a warning and saves
-        nothing. Other tasks run during the save, regardless of its size.
+        the turns that were never saved are saved. For a store without PenguiFlow's methods, it logs a warning
+        and saves nothing. Other tasks run during the save, regardless of its size.
         """
         key = as_composite(key)
         slot = StateSlot(store, key)

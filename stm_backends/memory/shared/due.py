@@ -36,8 +36,8 @@ def next_step(
 ) -> Due:
     """Return what is due, in portions of at most `max_drop` entries.
 
-    `room` is how many bytes a full record lacks for an append that waits; 0 if none waits. `now`, `batch`
-    and `known_for` are those of `policy.next_step`.
+    `room` is how many bytes an append to a full record waits for; 0 if none waits. `now`, `batch` and
+    `known_for` are those of `policy.next_step`.
     """
     pending = snapshot.split(config).pending
     if room and not pending and snapshot.repeats:

@@ -39,7 +39,8 @@ LONGEST_POLL_S: Final = 5.0
 """How long to wait before the next look while another process holds the lease: doubling, with jitter."""
 
 FAULTS_BEFORE_REST: Final = 3
-"""After how many storage errors in a row the background ends. The next call that sees work starts it."""
+"""How many storage errors in a row are retried. One more ends the background; the next call that sees work
+starts it."""
 
 RACES: Final = 10
 """How many lost races end the attempt to store a failure; the next attempt stores it then."""

@@ -113,7 +113,8 @@ class DistributedShortTermMemory:
                     self._appended(turn)
                 return
             if refuses:
-                self._shared.view(snapshot.plus(stored), self._config).require_room()
+                # By the stored health, so that every process decides the same.
+                snapshot.plus(stored).view(self._config).require_room()
         # Occasionally costs a round trip, see Directory. After a creation the user is listed again in the
         # background, because an erasure may have come in between.
         known = turn_id is not None and self._shared.remembers(stored.id)

@@ -10,7 +10,7 @@ from stm_backends.drivers.contract import ABSENT, KEEP, Driver, new_version
 from stm_backends.errors import located
 from stm_backends.memory.policy import Fold
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.memory.view import View, render
+from stm_backends.memory.view import View
 from stm_backends.records import keys, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
@@ -51,11 +51,8 @@ class SharedConversation:
         return MemoryHealth.RECOVERING if self.recovering else self.seen.body.health
 
     def view(self, snapshot: Snapshot, config: ShortTermMemoryConfig) -> View:
-        """Return what the model may see of a snapshot."""
-        pending, recent = snapshot.split(config)
-        body = snapshot.body
-        health = MemoryHealth.RECOVERING if self.recovering else body.health
-        return render(config, health=health, summary=body.summary, pending=pending, recent=recent)
+        """Return what the model is shown of a snapshot by this process."""
+        return snapshot.view(config, recovering=self.recovering)
 
     def known(self) -> Snapshot:
         """Return what this process knows without a load: the last snapshot and its own turns since."""

@@ -24,15 +24,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from types import CoroutineType
+from typing import Any, Final
 
 from stm_backends.errors import InvalidKey
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, as_composite, as_config
-
-if TYPE_CHECKING:
-    from types import CoroutineType
 
 logger = logging.getLogger("stm_backends")
 

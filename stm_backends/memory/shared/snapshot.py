@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from stm_backends.drivers.contract import Record
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
+from stm_backends.memory.view import View, render
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
-from stm_backends.types import ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ class Snapshot:
         if found is None:
             found = self._splits[zone] = policy.split(self.turns, config)
         return found
+
+    def view(self, config: ShortTermMemoryConfig, *, recovering: bool = False) -> View:
+        """Return what the model is shown, by default with the stored health."""
+        health = MemoryHealth.RECOVERING if recovering else self.body.health
+        pending, recent = self.split(config)
+        return render(config, health=health, summary=self.body.summary, pending=pending, recent=recent)
 
     def plus(self, *turns: StoredTurn) -> Snapshot:
         """Return the snapshot with more turns at the end, which have no entries."""

@@ -109,7 +109,7 @@ class LargeEntries:
         self._clock = clock
         self._steady = steady
         self._seen: OrderedDict[Key, _Seen] = OrderedDict()
-        self._unsettled: OrderedDict[tuple[Key, bytes], Pointer] = OrderedDict()
+        self._unsettled: OrderedDict[tuple[Key, str], Pointer] = OrderedDict()
         self._parts = Parts(inner, clock=clock, steady=steady)
         self._traits = self._limits(inner.traits)
         # Small values stay in the record, where one round trip loads them.
@@ -273,7 +273,7 @@ class LargeEntries:
         of which attempt succeeds.
         """
         require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
-        pointer = self._unsettled.get((key, value)) if self._unsettled else None
+        pointer = self._unsettled.get((key, self._parts.digest(value))) if self._unsettled else None
         if pointer is not None and self._clock() - pointer.at > REUSED_S:
             pointer = None
         again = pointer is not None
@@ -282,13 +282,13 @@ class LargeEntries:
         try:
             answer = await send(pointer.seal())
         except (OutcomeUnknown, asyncio.CancelledError):
-            remember(self._unsettled, (key, value), pointer, _UNSETTLED)
+            remember(self._unsettled, (key, pointer.digest), pointer, _UNSETTLED)
             raise
         except StorageError:
             if not again:
                 await self._discard(key, pointer)
             raise
-        self._unsettled.pop((key, value), None)
+        self._unsettled.pop((key, pointer.digest), None)
         if answer is False and not again:
             # A lost race. An earlier attempt with an unknown outcome may have won it.
             await self._discard(key, pointer)
@@ -393,7 +393,7 @@ class LargeEntries:
         try:
             yield
         except StorageError as error:
-            logger.warning("could not maintain the parts of a record, a later write does: %s", error)
+            logger.warning("could not maintain the parts of a record; a later write will: %s", error)
 
 
 def _resolved(record: Record, values: Mapping[str, bytes]) -> Record:

@@ -77,6 +77,11 @@ class Parts:
         self._remember(pointer, value)
         return pointer
 
+    def digest(self, value: bytes) -> str:
+        """Return the digest that the pointer to a value has."""
+        starts = range(0, len(value), self._size)
+        return pointers.digest_of(pointers.digest(value[at : at + self._size]) for at in starts)
+
     async def complete(self, key: Key, pointer: Pointer, value: bytes, found: Iterable[str]) -> bool:
         """Store missing parts; `found` are names of existing ones. Returns whether any was missing."""
         named = {part_key(key, pointer.id, index).name: index for index in range(pointer.parts)}
