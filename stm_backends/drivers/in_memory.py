@@ -172,7 +172,7 @@ class MemoryDriver:
             return Record(found.version, found.body, tuple(found.tail)) if found else None
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
-        """Add one entry at the end; the version stays, the time to live starts anew."""
+        """Add one entry at the end; the version stays, the time to live starts again."""
         require_ttl(ttl)
         await asyncio.sleep(0)
         with self._scope(key.scope, "append") as (scope, now):
