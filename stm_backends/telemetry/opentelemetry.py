@@ -72,7 +72,7 @@ class Telemetry(Observer):
         self._lost_races = meter.create_counter(
             "stm.summary.lost_races",
             "{race}",
-            "Summaries and trims that lost the race against a concurrent write.",
+            "Summaries and trims that were discarded because another process wrote first.",
         )
         self._summarizer_errors = meter.create_counter(
             "stm.summarizer.errors", "{error}", "Summarizer calls that failed."

@@ -224,7 +224,7 @@ async def test_nothing_is_lost_or_doubled_while_a_slot_moves(cluster):
             if number % 5 == 0:
                 await until_done(lambda: fold(driver, key, 3))
 
-    async def give_birth() -> None:
+    async def create() -> None:
         while moving:
             name = f"created{len(created):03}"
             await until_done(
@@ -245,7 +245,7 @@ async def test_nothing_is_lost_or_doubled_while_a_slot_moves(cluster):
     async with asyncio.TaskGroup() as tasks:
         for label, key in enumerate(standing):
             tasks.create_task(write(label, key))
-        tasks.create_task(give_birth())
+        tasks.create_task(create())
         tasks.create_task(look())
         await asyncio.sleep(0.2)
         moved = await cluster.move(slot, source, target, pause=0.05)
