@@ -28,14 +28,6 @@ KEY = MemoryKey("acme", "u", "s")
 ROLLING = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=1))
 
 
-@pytest.fixture
-def gate() -> LedgerSummarizer:
-    """A summarizer that waits until it is released."""
-    made = LedgerSummarizer()
-    made.hold()
-    return made
-
-
 def turn(text: str) -> ConversationTurn:
     return ConversationTurn(text, "fine")
 
@@ -268,12 +260,12 @@ async def test_transforms_reach_everything_that_is_stored(driver: Driver) -> Non
 
 
 async def test_summaries_in_flight_are_bounded_across_memories_and_routers(
-    driver: Driver, gate: LedgerSummarizer
+    driver: Driver, held: LedgerSummarizer
 ) -> None:
     async with Backend(driver, max_summaries=2, close_timeout_s=0) as backend:
-        router = backend.router(ROLLING, summarizer=gate)
+        router = backend.router(ROLLING, summarizer=held)
         memories = [
-            backend.memory(MemoryKey("acme", "u", f"s{number}"), ROLLING, summarizer=gate)
+            backend.memory(MemoryKey("acme", "u", f"s{number}"), ROLLING, summarizer=held)
             for number in range(4)
         ]
         for memory in memories:
@@ -282,29 +274,29 @@ async def test_summaries_in_flight_are_bounded_across_memories_and_routers(
             with router.bound(MemoryKey("acme", "u", f"r{number}")):
                 await fill(router)
         async with asyncio.timeout(5):
-            while gate.running < 2:  # noqa: ASYNC110 -- no event says "two of four"
+            while held.running < 2:  # noqa: ASYNC110 -- no event says "two of four"
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert gate.running == 2
-        gate.release()
+        assert held.running == 2
+        held.release()
         await asyncio.gather(*(memory.flush() for memory in memories))
-    assert gate.most_running == 2
+    assert held.most_running == 2
 
 
 # Closing
 
 
-async def summarizing(backend: Backend, through: str, gate: LedgerSummarizer) -> object:
+async def summarizing(backend: Backend, through: str, held: LedgerSummarizer) -> object:
     """Return the memory or the router of a conversation whose summary has just begun."""
-    held: Any = (
-        backend.router(ROLLING, summarizer=gate)
+    memory: Any = (
+        backend.router(ROLLING, summarizer=held)
         if through == "router"
-        else backend.memory(KEY, ROLLING, summarizer=gate)
+        else backend.memory(KEY, ROLLING, summarizer=held)
     )
-    with held.bound(KEY) if through == "router" else contextlib.nullcontext():
-        await fill(held)
-    await asyncio.wait_for(gate.called.wait(), 5)
-    return held
+    with memory.bound(KEY) if through == "router" else contextlib.nullcontext():
+        await fill(memory)
+    await asyncio.wait_for(held.called.wait(), 5)
+    return memory
 
 
 async def lease_is_free(driver: Driver) -> bool:
@@ -327,15 +319,15 @@ def shared_driver(tmp_path: Path, kind: str) -> tuple[Driver, Driver]:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("through", ["memory", "router", "a memory that is freed"])
 async def test_closing_waits_for_a_summary_that_ends_in_time(
-    tmp_path: Path, gate: LedgerSummarizer, kind: str, through: str
+    tmp_path: Path, held: LedgerSummarizer, kind: str, through: str
 ) -> None:
     ours, theirs = shared_driver(tmp_path, kind)
     async with Backend(ours, close_timeout_s=5) as backend:
-        held = await summarizing(backend, through, gate)
+        memory = await summarizing(backend, through, held)
         if through == "a memory that is freed":
-            del held
+            del memory
             gc.collect()
-        asyncio.get_running_loop().call_later(0.1, gate.release)
+        asyncio.get_running_loop().call_later(0.1, held.release)
     assert await lease_is_free(theirs)
     async with Backend(theirs) as backend:
         assert covered((await backend.sessions.export(KEY))["body"]["summary"]) == ["u0"]
@@ -343,16 +335,16 @@ async def test_closing_waits_for_a_summary_that_ends_in_time(
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_closing_gives_up_on_a_summary_that_hangs_and_gives_its_lease_back(
-    tmp_path: Path, gate: LedgerSummarizer, kind: str
+    tmp_path: Path, held: LedgerSummarizer, kind: str
 ) -> None:
     ours, theirs = shared_driver(tmp_path, kind)
     backend = Backend(ours, close_timeout_s=0.2)
     await backend.open()
-    _held = await summarizing(backend, "memory", gate)
+    _memory = await summarizing(backend, "memory", held)
     start = time.monotonic()
     await backend.close()
     assert time.monotonic() - start < 3
-    assert gate.running == 0
+    assert held.running == 0
     assert await lease_is_free(theirs)
     async with Backend(theirs) as again:
         assert len((await again.sessions.export(KEY))["turns"]) == 2
@@ -391,34 +383,34 @@ async def test_a_background_that_does_not_close_delays_no_other(
 @pytest.mark.parametrize("through", ["memory", "router"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_cancelled_closing_ends_the_background_and_gives_leases_back(
-    tmp_path: Path, gate: LedgerSummarizer, kind: str, through: str
+    tmp_path: Path, held: LedgerSummarizer, kind: str, through: str
 ) -> None:
     ours, theirs = shared_driver(tmp_path, kind)
     backend = Backend(ours, close_timeout_s=60)
     await backend.open()
-    _held = await summarizing(backend, through, gate)
+    _memory = await summarizing(backend, through, held)
     assert not await lease_is_free(theirs)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(backend.close(), 0.2)
-    assert gate.running == 0
+    assert held.running == 0
     with pytest.raises(Unavailable, match="the driver is not open"):
         await ours.load(PING_KEY)
     assert await lease_is_free(theirs)
 
 
 async def test_who_closes_while_another_does_waits_for_it_and_may_give_up_alone(
-    gate: LedgerSummarizer,
+    held: LedgerSummarizer,
 ) -> None:
     driver = MemoryDriver()
     backend = Backend(driver, close_timeout_s=5)
     await backend.open()
-    _held = await summarizing(backend, "memory", gate)
+    _memory = await summarizing(backend, "memory", held)
     first, second = asyncio.ensure_future(backend.close()), asyncio.ensure_future(backend.close())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(backend.close(), 0.05)
     assert not first.done()
     assert not second.done()
-    gate.release()
+    held.release()
     await second
     with pytest.raises(Unavailable):
         await driver.load(PING_KEY)

@@ -106,10 +106,8 @@ async def test_a_turn_added_while_loading_is_kept() -> None:
     assert users(one.to_dict()) == ["u1", "u2"]
 
 
-async def test_a_summary_finished_while_saving_is_kept_and_saved_next() -> None:
+async def test_a_summary_finished_while_saving_is_kept_and_saved_next(held: LedgerSummarizer) -> None:
     gate = Gate()
-    held = LedgerSummarizer()
-    held.hold()
     one = await added(memory(held), 1, 2, 3)
     await held.called.wait()
     saving = await reaching(gate, "saved", one.persist(gate, KEY))
@@ -170,9 +168,9 @@ async def test_turns_never_saved_come_back_when_their_summary_does_not_stand(sto
     assert users(state) == ["u2", "u3", "u7", "u8", "u9"]
 
 
-async def test_a_call_in_flight_for_a_summary_that_was_replaced_is_discarded(store: PlainStore) -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_a_call_in_flight_for_a_summary_that_was_replaced_is_discarded(
+    store: PlainStore, held: LedgerSummarizer
+) -> None:
     ours = await added(memory(held), 1, 2, 3)
     await ours.persist(store, KEY)
     theirs = memory()
@@ -644,9 +642,7 @@ async def test_a_persist_completes_even_if_another_key_is_bound() -> None:
     assert users(one.to_dict()) == ["u2"]
 
 
-async def test_a_summary_in_flight_never_reaches_the_next_key() -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_a_summary_in_flight_never_reaches_the_next_key(held: LedgerSummarizer) -> None:
     plain = PlainStore()
     one = await added(memory(held), 1, 2, 3)
     await one.persist(plain, KEY)

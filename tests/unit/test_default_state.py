@@ -183,9 +183,7 @@ async def test_what_was_pending_stays_pending_in_a_larger_zone() -> None:
     assert await shown(large) == {"summary": [], "pending": ["u1", "u2"], "recent": ["u3"]}
 
 
-async def test_recovering_is_shown_until_an_attempt_and_never_written() -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_recovering_is_shown_until_an_attempt_and_never_written(held: LedgerSummarizer) -> None:
     changes: list[str] = []
 
     async def note(old: MemoryHealth, new: MemoryHealth) -> None:
@@ -244,9 +242,7 @@ async def test_what_a_newer_version_added_to_a_state_survives() -> None:
     assert kept.state(KEY)["stm"]["from_the_future"] == {"x": [1]}
 
 
-async def test_a_summarizer_call_of_before_never_touches_a_loaded_state() -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_a_summarizer_call_of_before_never_touches_a_loaded_state(held: LedgerSummarizer) -> None:
     one = await added(memory(held), 1, 2, 3)
     await held.called.wait()
     one.from_dict(penguiflow_state(8, 9, summary=summary_of(["u7"])))

@@ -214,29 +214,27 @@ async def test_a_pod_resumes_what_a_dead_one_left_when_it_reads(pods: Pods) -> N
     assert (await shown(alive))["summary"] == ["u0", "u1"]
 
 
-async def test_a_lease_is_given_back_when_the_memory_is_closed_in_the_middle(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, driver = await pods.pod(summarizer=summarizer)
+async def test_a_lease_is_given_back_when_the_memory_is_closed_in_the_middle(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    memory, driver = await pods.pod(summarizer=held)
     for number in range(3):
         await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+    await asyncio.wait_for(held.called.wait(), 5)
     await memory.close(timeout=0.05)
     assert await driver.load(keys.lease_key(KEY)) is None
     assert not memory.busy
     assert (await shown(memory))["pending"] == ["u0"]
 
 
-async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, _ = await pods.pod(summarizer=summarizer)
+async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods, held: LedgerSummarizer) -> None:
+    memory, _ = await pods.pod(summarizer=held)
     for number in range(3):
         await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+    await asyncio.wait_for(held.called.wait(), 5)
     closing = asyncio.create_task(memory.close(timeout=5))
     await asyncio.sleep(0.01)
-    summarizer.release()
+    held.release()
     await asyncio.wait_for(closing, 2)
     assert (await shown(memory))["summary"] == ["u0"]
 
@@ -526,29 +524,29 @@ async def test_adding_lengthens_a_conversations_life(pods: Pods) -> None:
     assert (await shown(memory))["recent"] == ["u2", "u3"]
 
 
-async def test_a_summary_of_an_expired_conversation_never_enters_the_new_one(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, _ = await pods.pod(config(session_ttl_s=60.0), summarizer)
+async def test_a_summary_of_an_expired_conversation_never_enters_the_new_one(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    memory, _ = await pods.pod(config(session_ttl_s=60.0), held)
     for number in range(3):
         await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+    await asyncio.wait_for(held.called.wait(), 5)
     pods.now += 60.0
     await memory.add_turn(turn("new"))
-    summarizer.release()
+    held.release()
     await until(lambda: not memory.busy)
     assert await shown(memory) == {"summary": [], "pending": [], "recent": ["unew"]}
 
 
-async def test_an_erased_conversation_is_not_brought_back_by_a_summary(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, driver = await pods.pod(summarizer=summarizer)
+async def test_an_erased_conversation_is_not_brought_back_by_a_summary(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    memory, driver = await pods.pod(summarizer=held)
     for number in range(3):
         await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+    await asyncio.wait_for(held.called.wait(), 5)
     assert await driver.delete(RECORD)
-    summarizer.release()
+    held.release()
     await until(lambda: not memory.busy)
     assert await driver.load(RECORD) is None
 
