@@ -29,6 +29,7 @@ from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
 from tests.support import clock
+from tests.support.default_memory import added
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -100,8 +101,7 @@ async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> Non
     settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=0.1, fold_max_turns=2)
     async with Backend(driver, close_timeout_s=0) as backend:
         memory = backend.memory(KEY, settings, summarizer=summarizer)
-        for number in range(6):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(6))
         await until(lambda: memory.health is MemoryHealth.DEGRADED, "the memory is degraded")
         works = True
         await until(lambda: memory.health is MemoryHealth.RECOVERING, "an attempt is under way")
@@ -195,8 +195,7 @@ async def test_a_failure_that_loses_its_race_is_stored_on_the_new_version() -> N
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=30.0), summarizer=model)
         driver.before["replace"] = [other_writes, other_writes]
-        for number in range(2):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(2))
         await asyncio.sleep(5)
         assert (await stored_body(driver)).attempts == 1
         assert (len(model.calls), memory.stats.lost_races) == (1, 2)
@@ -213,8 +212,7 @@ async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=1000.0), summarizer=model)
         driver.before["replace"] = [down] * 3
-        for number in range(2):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(2))
         for number in range(20):
             await memory.add_turn(turn(number))
             await asyncio.sleep(1)
@@ -234,8 +232,7 @@ async def test_a_flush_does_not_start_a_background_again_that_cannot_work() -> N
 
     async with opened(1) as (backend,):
         memory = backend.memory(KEY, config(zone=1, token_estimator=estimator), summarizer=Model(down=0))
-        for number in range(3):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(3))
         with pytest.raises(LookupError):
             await memory.flush()
         assert asked < 10
@@ -274,8 +271,7 @@ async def test_pending_turns_beyond_one_call_follow_in_later_calls() -> None:
 
     async with opened(1) as (backend,):
         writer = backend.memory(KEY, config("truncation", zone=1000))
-        for number in range(200):
-            await writer.add_turn(turn(number))
+        await added(writer, *range(200))
         memory = backend.memory(KEY, config(zone=5, retry_backoff_base_s=2.0), summarizer=small)
         await memory.flush()
         body = (await backend.sessions.export(KEY))["body"]
@@ -441,8 +437,7 @@ async def test_the_background_works_with_what_the_newest_memory_object_brings() 
         new = backend.memory(KEY, config(zone=1), summarizer=second)
         # One that keeps nothing changes nothing.
         backend.memory(KEY)
-        for number in range(3):
-            await old.add_turn(turn(number))
+        await added(old, *range(3))
         await old.flush()
         assert (len(first.calls), len(second.calls) > 0) == (0, True)
         assert new.stats.summaries == old.stats.summaries == len(second.calls)
@@ -453,8 +448,7 @@ async def test_closing_one_memory_object_leaves_the_background_to_the_others() -
     async with opened(1) as (backend,):
         model = Model(down=0, works_in=5.0)
         one, other = (backend.memory(KEY, config(zone=1), summarizer=model) for _ in range(2))
-        for number in range(2):
-            await one.add_turn(turn(number))
+        await added(one, *range(2))
         await asyncio.sleep(1)
         await one.close()
         await asyncio.sleep(10)
@@ -597,8 +591,7 @@ async def test_a_repeat_behind_many_turns_never_becomes_a_turn(monkeypatch: pyte
         memory = backend.memory(KEY, settings, summarizer=(summarizer := LedgerSummarizer()))
         sealed = Codec().seal_turn(memory.checked(turn("again"), "again"))
         await memory.add_turn(turn("again"), turn_id="again")
-        for number in range(299):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(299))
         await driver.append(RECORD, sealed, initial_version=new_version(), ttl=None)
         for number in range(299, 598):
             # Long after the ten deadlines for which every id is remembered.

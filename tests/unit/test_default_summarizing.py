@@ -16,7 +16,7 @@ from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered, summary_of
 from stm_backends.types import MemoryHealth
 from tests.support import clock
-from tests.support.default_memory import KEY, OTHER
+from tests.support.default_memory import KEY, OTHER, added
 from tests.support.stores import ConditionalStore
 
 
@@ -47,11 +47,6 @@ class Timed:
 def memory(summarizer: Any, **settings: Any) -> DefaultShortTermMemory:
     settings = {"zone": 1, "retry_backoff_base_s": 2.0, "degraded_retry_interval_s": 30.0, **settings}
     return DefaultShortTermMemory(config=config(**settings), summarizer=summarizer, time_source=clock.now)
-
-
-async def added(target: DefaultShortTermMemory, *numbers: int) -> None:
-    for number in numbers:
-        await target.add_turn(turn(number))
 
 
 @clock.virtually

@@ -27,6 +27,7 @@ from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
+from tests.support.default_memory import added
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -83,8 +84,7 @@ async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods:
 
 async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -> None:
     memory, driver = await pods.pod()
-    for number in range(2):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(2))
     await until(lambda: not memory.busy)
     driver.calls.clear()
     await memory.add_turn(turn(2))
@@ -102,8 +102,7 @@ async def test_a_pod_that_waited_for_the_lease_summarizes_no_turn_again(pods: Po
     summarizer = LedgerSummarizer()
     here, _ = await pods.pod(summarizer=summarizer)
     there, driver = await pods.pod(summarizer=summarizer)
-    for number in range(2):
-        await here.add_turn(turn(number))
+    await added(here, *range(2))
 
     async def let_the_other_finish(_: Key | str) -> None:
         await here.flush()
@@ -122,8 +121,7 @@ async def test_a_fold_that_loses_its_race_keeps_a_summary_that_applies(pods: Pod
     stored = await there_writes_new_version(pods)
 
     driver.before["replace"] = [stored]
-    for number in range(3):
-        await here.add_turn(turn(number))
+    await added(here, *range(3))
     await here.flush()
     assert (await shown(there))["summary"] == ["u0"]
     assert here.stats.lost_races == 1
@@ -176,8 +174,7 @@ async def test_a_fold_that_loses_to_another_fold_is_discarded(pods: Pods) -> Non
         await there.flush()
 
     driver.before["replace"] = [lease_expires_and_the_other_folds]
-    for number in range(4):
-        await here.add_turn(turn(number))
+    await added(here, *range(4))
     await here.flush()
     assert (await shown(here)) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
     assert here.stats.lost_races == 1
@@ -193,8 +190,7 @@ async def test_a_fold_never_removes_turns_of_another_pod(pods: Pods) -> None:
             await there.add_turn(turn(number))
 
     driver.before["replace"] = [others_add]
-    for number in range(3):
-        await here.add_turn(turn(number))
+    await added(here, *range(3))
     await until(lambda: here.stats.summaries >= 1)
     await here.flush()
     assert await shown(here) == {
@@ -206,8 +202,7 @@ async def test_a_fold_never_removes_turns_of_another_pod(pods: Pods) -> None:
 
 async def test_a_pod_resumes_what_a_dead_one_left_when_it_reads(pods: Pods) -> None:
     dead, _ = await pods.pod(config("truncation", zone=50))
-    for number in range(4):
-        await dead.add_turn(turn(number))
+    await added(dead, *range(4))
     alive, _ = await pods.pod()
     await alive.get_llm_context()
     await until(lambda: alive.stats.summaries == 1)
@@ -218,8 +213,7 @@ async def test_a_lease_is_given_back_when_the_memory_is_closed_in_the_middle(
     pods: Pods, held: LedgerSummarizer
 ) -> None:
     memory, driver = await pods.pod(summarizer=held)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await asyncio.wait_for(held.called.wait(), 5)
     await memory.close(timeout=0.05)
     assert await driver.load(keys.lease_key(KEY)) is None
@@ -229,8 +223,7 @@ async def test_a_lease_is_given_back_when_the_memory_is_closed_in_the_middle(
 
 async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods, held: LedgerSummarizer) -> None:
     memory, _ = await pods.pod(summarizer=held)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await asyncio.wait_for(held.called.wait(), 5)
     closing = asyncio.create_task(memory.close(timeout=5))
     await asyncio.sleep(0.01)
@@ -323,8 +316,7 @@ async def test_a_summary_that_the_datastore_cannot_take_is_cut(pods: Pods) -> No
     memory, _ = await pods.pod(
         config(summary_max_tokens=5_000), summarizer, max_entry_bytes=2_000, max_record_bytes=50_000
     )
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     summary = (await memory.get_llm_context())["conversation_memory"]["summary"]
     assert 1_000 < len(summary) < 2_000
@@ -340,8 +332,7 @@ async def test_an_estimator_that_raises_is_a_failed_attempt(pods: Pods) -> None:
         return 1
 
     memory, _ = await pods.pod(config(token_estimator=estimate))
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: memory.health is MemoryHealth.RETRY)
     broken = False
     await memory.flush()
@@ -358,8 +349,7 @@ async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) 
     summarizer.fail = 1
     settings = config(retry_attempts=0, degraded_retry_interval_s=0.1, on_health_changed=note)
     memory, driver = await pods.pod(settings, summarizer)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: memory.health is MemoryHealth.DEGRADED)
     summarizer.hold()
     await until(lambda: memory.health is MemoryHealth.RECOVERING)
@@ -372,8 +362,7 @@ async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) 
 async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods: Pods) -> None:
     memory, _ = await pods.pod()
     await memory.close()
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     assert (await shown(memory))["summary"] == ["u0"]
 
@@ -391,8 +380,7 @@ async def test_a_lost_answer_to_a_fold_is_settled_by_its_token(pods: Pods) -> No
         raise OutcomeUnknown("the connection was cut")
 
     driver.after["replace"] = [lost]
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     assert (await shown(memory))["summary"] == ["u0"]
     assert (memory.stats.summaries, memory.stats.lost_races, len(summarizer.requests)) == (1, 0, 1)
@@ -416,8 +404,7 @@ async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: p
     async def down(_: Key | str) -> None:
         raise Unavailable("no answer")
 
-    for number in range(2):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(2))
     driver.before["replace"] = [down]
     await memory.add_turn(turn(2))
     await until(lambda: memory.stats.summaries == 1)
@@ -445,8 +432,7 @@ async def test_a_body_that_cannot_be_read_is_an_error_and_is_not_overwritten(
         await memory.get_llm_context()
     assert (caught.value.backend, caught.value.operation) == ("memory", "get_llm_context")
     assert "chat" not in str(caught.value)
-    for number in range(5):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(5))
     await asyncio.sleep(0.05)
     record = await driver.load(RECORD)
     assert record is not None
@@ -459,8 +445,7 @@ async def test_an_entry_that_cannot_be_read_is_an_error_and_stays(pods: Pods) ->
     await driver.append(RECORD, b"stm/2 turn\n{}", initial_version="b", ttl=None)
     with pytest.raises(Corrupt, match="format"):
         await memory.turns()
-    for number in range(5):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(5))
     await asyncio.sleep(0.05)
     record = await driver.load(RECORD)
     assert record is not None
@@ -472,8 +457,7 @@ async def test_a_body_of_an_older_version_is_read_and_carried_on(pods: Pods) -> 
     older = {"summary": "<session_summary>\n- u0\n</session_summary>", "health": "healthy"}
     body = b"stm/1 body\n" + json.dumps(older).encode()
     await driver.replace(RECORD, body, version="old", expect=ABSENT, ttl=None)
-    for number in range(1, 4):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(1, 4))
     await memory.flush()
     assert await shown(memory) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
 
@@ -483,8 +467,7 @@ async def test_fields_of_a_newer_version_survive_a_fold(pods: Pods) -> None:
     newer = {"summary": "", "health": "healthy", "mood": {"deep": [1, 2]}}
     body = b"stm/1 body\n" + json.dumps(newer).encode()
     await driver.replace(RECORD, body, version="new", expect=ABSENT, ttl=None)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     record = await driver.load(RECORD)
     assert record is not None
@@ -505,8 +488,7 @@ async def test_old_and_new_pods_with_different_settings_share_a_conversation(pod
 
 async def test_the_background_never_lengthens_a_conversations_life(pods: Pods) -> None:
     memory, driver = await pods.pod(config(session_ttl_s=60.0))
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     pods.now += 59.0
     await memory.flush()
     assert (await shown(memory))["summary"] == ["u0"]
@@ -528,8 +510,7 @@ async def test_a_summary_of_an_expired_conversation_never_enters_the_new_one(
     pods: Pods, held: LedgerSummarizer
 ) -> None:
     memory, _ = await pods.pod(config(session_ttl_s=60.0), held)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await asyncio.wait_for(held.called.wait(), 5)
     pods.now += 60.0
     await memory.add_turn(turn("new"))
@@ -542,8 +523,7 @@ async def test_an_erased_conversation_is_not_brought_back_by_a_summary(
     pods: Pods, held: LedgerSummarizer
 ) -> None:
     memory, driver = await pods.pod(summarizer=held)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await asyncio.wait_for(held.called.wait(), 5)
     assert await driver.delete(RECORD)
     held.release()
@@ -588,8 +568,7 @@ async def test_a_record_that_no_fold_can_relieve_says_that_it_is_full(pods: Pods
 async def test_a_fold_drops_no_more_entries_than_the_driver_can(pods: Pods) -> None:
     memory, driver = await pods.pod(config(zone=1, fold_batch_turns=7))
     object.__setattr__(driver.inner.traits, "max_drop", 3)
-    for number in range(8):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(8))
     await memory.flush()
     assert await shown(memory) == {
         "summary": [f"u{number}" for number in range(7)],
@@ -604,8 +583,7 @@ async def test_a_degraded_conversation_is_recovered_by_a_pod_that_only_reads(pod
     failing.fail = 1
     settings = config(retry_attempts=0, degraded_retry_interval_s=0.2)
     dead, _ = await pods.pod(settings, failing)
-    for number in range(3):
-        await dead.add_turn(turn(number))
+    await added(dead, *range(3))
     await until(lambda: dead.health is MemoryHealth.DEGRADED)
     await dead.close()
     reader, _ = await pods.pod(settings)
@@ -624,8 +602,7 @@ async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods:
     behind = {"summary": "", "health": "retry", "attempts": 1, "next_attempt_at": 1e9}
     body = b"stm/1 body\n" + json.dumps(behind).encode()
     await driver.replace(RECORD, body, version="v", expect=ABSENT, ttl=None)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: len(summarizer.requests) == 1, within=2)
 
 
@@ -644,8 +621,7 @@ async def test_a_summarizer_that_ignores_its_cancellation_is_left_behind(pods: P
         return {"summary": "done"}
 
     memory, _ = await pods.pod(config(summarizer_timeout_s=0.1), stubborn)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: memory.stats.summaries == 1, within=0.9)
     assert calls == 2
 
