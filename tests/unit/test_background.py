@@ -628,3 +628,23 @@ async def test_a_turn_of_unknown_outcome_is_called_back_once() -> None:
         assert memory.stats.appended == 2
         # The three that were sent for each, and no more.
         assert driver.count("append") == 6
+
+
+async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it() -> None:
+    store = MemoryStore()
+    async with Backend(MemoryDriver(store)) as backend:
+        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=1e6, recovery_backlog_limit=2)
+        failing = LedgerSummarizer()
+        failing.fail = 1
+        memory = backend.memory(KEY, settings, summarizer=failing)
+        await added(memory, 0, 1)
+        await until(lambda: memory.health is MemoryHealth.DEGRADED and not memory.stats.dropped)
+        lease = keys.lease_key(KEY)
+        held = await backend.driver.replace(lease, b"", version="theirs", expect=ABSENT, ttl=60)
+        assert held
+        await added(memory, *range(2, 8))
+        await asyncio.sleep(0.3)
+        assert len(await memory.turns()) == 8
+        await backend.driver.delete(lease)
+        await until(lambda: memory.stats.dropped == 5)
+        assert [item.user_message for item in await memory.turns()] == ["u5", "u6", "u7"]
