@@ -72,6 +72,7 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
             {"a": {None: 1}},
             {"a": {1, 2}},
             {"a": object()},
+            {"a": 10**5000},
         )
     ],
     *[
@@ -88,6 +89,7 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
     ("turn.trajectory_digest.reasoning_summary", lambda: digest(reasoning_summary=["because"])),
     ("is not a TrajectoryDigest", lambda: turn(trajectory_digest={"tools_invoked": []})),
     ("is not a TrajectoryDigest", lambda: turn(trajectory_digest="did things")),
+    ("nested too deeply", lambda: turn(artifacts_shown={"a": nested(3_000)})),
     ("nested too deeply", lambda: turn(artifacts_shown={"a": nested(940)})),
     ("nested too deeply", lambda: turn(artifacts_shown={"a": nested(100)})),
 ]

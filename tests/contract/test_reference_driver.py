@@ -33,6 +33,23 @@ class TestMemoryDriverOnARealClock(DriverContract):
         return Datastore(open=opening, tick=0.1, histories=10)
 
 
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+async def driver(clock, store):
+    made = MemoryDriver(store, clock=clock)
+    await made.open()
+    return made
+
+
 async def test_a_driver_that_was_never_opened_is_unavailable():
     with pytest.raises(Unavailable, match=r"memory\.load: the driver is not open; use `async with"):
         await MemoryDriver().load(Key("s", "n"))
@@ -68,9 +85,7 @@ def test_an_option_that_cannot_work_is_refused_by_its_name(options):
         open_driver(None, **options)
 
 
-async def test_other_tasks_run_while_a_loop_only_reads_and_adds():
-    driver = MemoryDriver()
-    await driver.open()
+async def test_other_tasks_run_while_a_loop_only_reads_and_adds(driver):
     ran = 0
 
     async def other():
@@ -123,11 +138,7 @@ async def test_the_size_that_is_kept_is_that_of_body_and_tail_whatever_was_done(
     await is_exact()
 
 
-async def test_expired_records_that_nobody_touches_are_forgotten():
-    clock = FakeClock()
-    store = MemoryStore()
-    driver = MemoryDriver(store, clock=clock)
-    await driver.open()
+async def test_expired_records_that_nobody_touches_are_forgotten(clock, store, driver):
     for number in range(10_000):
         await driver.append(Key("s", str(number)), b"a", initial_version="v", ttl=1.0)
         await clock.pass_time(0.1)
@@ -144,11 +155,9 @@ def held(store: MemoryStore) -> int:
     return len(records)
 
 
-async def test_what_expired_in_scopes_that_nobody_uses_again_is_forgotten_by_writes_elsewhere():
-    clock = FakeClock()
-    store = MemoryStore()
-    driver = MemoryDriver(store, clock=clock)
-    await driver.open()
+async def test_what_expired_in_scopes_that_nobody_uses_again_is_forgotten_by_writes_elsewhere(
+    clock, store, driver
+):
     for number in range(1_000):
         await driver.append(Key(f"user{number}", "chat"), b"a", initial_version="v", ttl=60.0)
     for number in range(1_000):
@@ -161,11 +170,7 @@ async def test_what_expired_in_scopes_that_nobody_uses_again_is_forgotten_by_wri
     assert len(store.scopes) == 1_001
 
 
-async def test_a_write_frees_no_more_than_a_few_records():
-    clock = FakeClock()
-    store = MemoryStore()
-    driver = MemoryDriver(store, clock=clock)
-    await driver.open()
+async def test_a_write_frees_no_more_than_a_few_records(clock, store, driver):
     for number in range(100):
         await driver.append(Key(f"user{number}", "chat"), b"a", initial_version="v", ttl=60.0)
     await clock.pass_time(61.0)
@@ -175,11 +180,7 @@ async def test_a_write_frees_no_more_than_a_few_records():
     assert held(store) == 93
 
 
-async def test_what_expires_does_not_add_up_beside_what_lives_long():
-    clock = FakeClock()
-    store = MemoryStore()
-    driver = MemoryDriver(store, clock=clock)
-    await driver.open()
+async def test_what_expires_does_not_add_up_beside_what_lives_long(clock, store, driver):
     for number in range(500):
         await driver.append(Key(f"user{number}", "chat"), b"a", initial_version="v", ttl=1e6)
     for number in range(5_000):
@@ -188,10 +189,7 @@ async def test_what_expires_does_not_add_up_beside_what_lives_long():
     assert held(store) < 500 + 10 + 500 // 7 + 10
 
 
-async def test_leases_that_are_taken_and_released_leave_nothing_behind():
-    store = MemoryStore()
-    driver = MemoryDriver(store)
-    await driver.open()
+async def test_leases_that_are_taken_and_released_leave_nothing_behind(store, driver):
     for number in range(100):
         key = Key("leases", f"{number % 3}")
         assert await driver.replace(key, b"", version=f"v{number}", expect=ABSENT, ttl=60.0)

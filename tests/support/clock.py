@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 START = 1_000_000.0
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -39,6 +41,16 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine in a new virtual loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def virtually(test: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
+    """Run a test in virtual time."""
+
+    @functools.wraps(test)
+    def virtual(*args: _P.args, **given: _P.kwargs) -> None:
+        run(test(*args, **given))
+
+    return virtual
 
 
 def now() -> float:

@@ -1,13 +1,16 @@
-"""Memories and states that the tests of the in-process memory share."""
+"""Memories and states that the tests of memories share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.protocols import ShortTermMemory
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
+
+_Memory = TypeVar("_Memory", bound=ShortTermMemory)
 
 KEY, OTHER = "acme:u1:chat", "acme:u2:chat"
 
@@ -23,7 +26,8 @@ def never(settings: Any = None) -> DefaultShortTermMemory:
     return memory(settings=settings or config(zone=2, fold_batch_turns=1000))
 
 
-async def added(target: DefaultShortTermMemory, *numbers: int | str) -> DefaultShortTermMemory:
+async def added(target: _Memory, *numbers: int | str) -> _Memory:
+    """Add these turns, and return the memory."""
     for number in numbers:
         await target.add_turn(turn(number))
     return target

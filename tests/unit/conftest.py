@@ -12,6 +12,7 @@ from hypothesis import settings
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import OutcomeUnknown
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("unit", deadline=None)
@@ -85,3 +86,11 @@ def calls(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for operation in ("load", "append", "replace", "delete", "scan"):
         monkeypatch.setattr(driver, operation, counted(operation))
     return made
+
+
+@pytest.fixture
+def held() -> LedgerSummarizer:
+    """A summarizer that answers once it is released."""
+    summarizer = LedgerSummarizer()
+    summarizer.hold()
+    return summarizer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
 from tests.support import clock
+from tests.support.default_memory import added
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -71,16 +72,6 @@ async def opened(count: int, **limits: int) -> AsyncIterator[list[Backend]]:
             await pod.close()
 
 
-def virtually(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in virtual time."""
-
-    def run(**given: Any) -> None:
-        clock.run(test(**given))  # pyright: ignore[reportArgumentType] -- an async function's coroutine
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
 class LateLoads(MemoryDriver):
     """Holds back the answer to a load, once it is asked to, until it is told to give it."""
 
@@ -110,8 +101,7 @@ async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> Non
     settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=0.1, fold_max_turns=2)
     async with Backend(driver, close_timeout_s=0) as backend:
         memory = backend.memory(KEY, settings, summarizer=summarizer)
-        for number in range(6):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(6))
         await until(lambda: memory.health is MemoryHealth.DEGRADED, "the memory is degraded")
         works = True
         await until(lambda: memory.health is MemoryHealth.RECOVERING, "an attempt is under way")
@@ -133,56 +123,50 @@ async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> Non
 
 
 @pytest.mark.parametrize("pods", [1, 2])
-def test_a_busy_conversation_recovers_and_loses_nothing_afterwards(pods: int) -> None:
-    async def main() -> None:
-        model = Model(down=4)
-        settings = config(
-            zone=2,
-            retry_attempts=0,
-            degraded_retry_interval_s=0.5,
-            recovery_backlog_limit=5,
-            total_max_tokens=0,
-            summary_max_tokens=10_000,
-        )
-        async with opened(pods) as backends:
-            memories = [backend.memory(KEY, settings, summarizer=model) for backend in backends]
-            dropped: int | None = None
-            for number in range(90):
-                await memories[number % pods].add_turn(turn(number))
-                await asyncio.sleep(0.2)
-                if dropped is None and model.first is not None:
-                    dropped = sum(memory.stats.dropped for memory in memories)
-            assert model.first is not None
-            assert model.first - model.back < 5
-            assert sum(memory.stats.dropped for memory in memories) == dropped
-            assert sum(memory.stats.lost_races for memory in memories) == 0
-            for memory in memories:
-                await memory.flush()
-            exported = await backends[0].sessions.export(KEY)
-            assert exported["body"]["folded"] + exported["body"]["dropped"] == 88
-            assert exported["body"]["dropped"] == dropped
-
-    clock.run(main())
+@clock.virtually
+async def test_a_busy_conversation_recovers_and_loses_nothing_afterwards(pods: int) -> None:
+    model = Model(down=4)
+    settings = config(
+        zone=2,
+        retry_attempts=0,
+        degraded_retry_interval_s=0.5,
+        recovery_backlog_limit=5,
+        total_max_tokens=0,
+        summary_max_tokens=10_000,
+    )
+    async with opened(pods) as backends:
+        memories = [backend.memory(KEY, settings, summarizer=model) for backend in backends]
+        dropped: int | None = None
+        for number in range(90):
+            await memories[number % pods].add_turn(turn(number))
+            await asyncio.sleep(0.2)
+            if dropped is None and model.first is not None:
+                dropped = sum(memory.stats.dropped for memory in memories)
+        assert model.first is not None
+        assert model.first - model.back < 5
+        assert sum(memory.stats.dropped for memory in memories) == dropped
+        assert sum(memory.stats.lost_races for memory in memories) == 0
+        for memory in memories:
+            await memory.flush()
+        exported = await backends[0].sessions.export(KEY)
+        assert exported["body"]["folded"] + exported["body"]["dropped"] == 88
+        assert exported["body"]["dropped"] == dropped
 
 
 @pytest.mark.parametrize(("pods", "objects"), [(1, 1), (1, 3), (2, 2)])
-def test_a_failing_model_is_called_once_an_interval_by_all_pods(pods: int, objects: int) -> None:
-    async def main() -> None:
-        model = Model(down=1e9)
-        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=2.0, recovery_backlog_limit=2)
-        async with opened(pods) as backends:
-            memories = [
-                backend.memory(KEY, settings, summarizer=model)
-                for backend in backends
-                for _ in range(objects)
-            ]
-            for number in range(120):
-                await memories[number % len(memories)].add_turn(turn(number))
-                await asyncio.sleep(0.05)
-            assert len(model.calls) == 3
-            assert await shown(memories[0]) == {"summary": [], "pending": [], "recent": ["u119"]}
-
-    clock.run(main())
+@clock.virtually
+async def test_a_failing_model_is_called_once_an_interval_by_all_pods(pods: int, objects: int) -> None:
+    model = Model(down=1e9)
+    settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=2.0, recovery_backlog_limit=2)
+    async with opened(pods) as backends:
+        memories = [
+            backend.memory(KEY, settings, summarizer=model) for backend in backends for _ in range(objects)
+        ]
+        for number in range(120):
+            await memories[number % len(memories)].add_turn(turn(number))
+            await asyncio.sleep(0.05)
+        assert len(model.calls) == 3
+        assert await shown(memories[0]) == {"summary": [], "pending": [], "recent": ["u119"]}
 
 
 async def rewritten(driver: SpyDriver) -> None:
@@ -200,7 +184,7 @@ async def stored_body(driver: SpyDriver) -> Body:
     return Codec().open_body(record.body)
 
 
-@virtually
+@clock.virtually
 async def test_a_failure_that_loses_its_race_is_stored_on_the_new_version() -> None:
     driver = SpyDriver(MemoryDriver(clock=clock.now))
     async with Backend(driver, close_timeout_s=0) as backend:
@@ -211,14 +195,13 @@ async def test_a_failure_that_loses_its_race_is_stored_on_the_new_version() -> N
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=30.0), summarizer=model)
         driver.before["replace"] = [other_writes, other_writes]
-        for number in range(2):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(2))
         await asyncio.sleep(5)
         assert (await stored_body(driver)).attempts == 1
         assert (len(model.calls), memory.stats.lost_races) == (1, 2)
 
 
-@virtually
+@clock.virtually
 async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
     driver = SpyDriver(MemoryDriver(clock=clock.now))
     async with Backend(driver, close_timeout_s=0) as backend:
@@ -229,8 +212,7 @@ async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=1000.0), summarizer=model)
         driver.before["replace"] = [down] * 3
-        for number in range(2):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(2))
         for number in range(20):
             await memory.add_turn(turn(number))
             await asyncio.sleep(1)
@@ -239,20 +221,7 @@ async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
         assert len(model.calls) == 1
 
 
-@virtually
-async def test_a_flush_returns_when_the_memory_becomes_degraded() -> None:
-    async with opened(1) as (backend,):
-        settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=30.0)
-        memory = backend.memory(KEY, settings, summarizer=Model(down=1e9, fails_in=0.0))
-        for number in range(3):
-            await memory.add_turn(turn(number))
-        start = clock.now()
-        await memory.flush()
-        assert clock.now() == start
-        assert memory.health is MemoryHealth.DEGRADED
-
-
-@virtually
+@clock.virtually
 async def test_a_flush_does_not_start_a_background_again_that_cannot_work() -> None:
     asked = 0
 
@@ -263,14 +232,13 @@ async def test_a_flush_does_not_start_a_background_again_that_cannot_work() -> N
 
     async with opened(1) as (backend,):
         memory = backend.memory(KEY, config(zone=1, token_estimator=estimator), summarizer=Model(down=0))
-        for number in range(3):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(3))
         with pytest.raises(LookupError):
             await memory.flush()
         assert asked < 10
 
 
-@virtually
+@clock.virtually
 async def test_a_degraded_memory_with_nothing_pending_recovers_without_a_call() -> None:
     async with opened(1) as (backend,):
         model = Model(down=0, works_in=0.0)
@@ -291,7 +259,7 @@ async def test_a_degraded_memory_with_nothing_pending_recovers_without_a_call() 
 # Bounds
 
 
-@virtually
+@clock.virtually
 async def test_pending_turns_beyond_one_call_follow_in_later_calls() -> None:
     sizes: list[int] = []
 
@@ -303,8 +271,7 @@ async def test_pending_turns_beyond_one_call_follow_in_later_calls() -> None:
 
     async with opened(1) as (backend,):
         writer = backend.memory(KEY, config("truncation", zone=1000))
-        for number in range(200):
-            await writer.add_turn(turn(number))
+        await added(writer, *range(200))
         memory = backend.memory(KEY, config(zone=5, retry_backoff_base_s=2.0), summarizer=small)
         await memory.flush()
         body = (await backend.sessions.export(KEY))["body"]
@@ -313,35 +280,20 @@ async def test_pending_turns_beyond_one_call_follow_in_later_calls() -> None:
 
 
 @pytest.mark.parametrize("pods", [1, 2])
-def test_a_full_record_takes_every_turn_while_the_model_is_down(pods: int) -> None:
-    async def main() -> None:
-        model = Model(down=1e9)
-        settings = config(
-            zone=3, retry_attempts=0, degraded_retry_interval_s=1e6, recovery_backlog_limit=1000
-        )
-        async with opened(pods, max_record_bytes=12_000) as backends:
-            memories = [backend.memory(KEY, settings, summarizer=model) for backend in backends]
-            for number in range(40):
-                await memories[number % pods].add_turn(turn(number, "x" * 1_000))
-            left = await memories[0].turns()
-            body = (await backends[0].sessions.export(KEY))["body"]
-            assert body["dropped"] == 40 - len(left) == sum(memory.stats.dropped for memory in memories)
-            assert [item.user_message for item in left] == [f"u{n}" for n in range(40 - len(left), 40)]
-            assert len(left) > 6
-            assert len(model.calls) == 1
-
-    clock.run(main())
-
-
-@virtually
-async def test_a_full_record_is_summarized_before_anything_of_it_is_lost() -> None:
-    async with opened(1, max_record_bytes=12_000) as (backend,):
-        settings = config(zone=3, fold_batch_turns=1000)
-        memory = backend.memory(KEY, settings, summarizer=Model(down=0))
+@clock.virtually
+async def test_a_full_record_takes_every_turn_while_the_model_is_down(pods: int) -> None:
+    model = Model(down=1e9)
+    settings = config(zone=3, retry_attempts=0, degraded_retry_interval_s=1e6, recovery_backlog_limit=1000)
+    async with opened(pods, max_record_bytes=12_000) as backends:
+        memories = [backend.memory(KEY, settings, summarizer=model) for backend in backends]
         for number in range(40):
-            await memory.add_turn(turn(number, "x" * 700))
-        assert memory.stats.dropped == 0
-        assert memory.stats.folded >= 20
+            await memories[number % pods].add_turn(turn(number, "x" * 1_000))
+        left = await memories[0].turns()
+        body = (await backends[0].sessions.export(KEY))["body"]
+        assert body["dropped"] == 40 - len(left) == sum(memory.stats.dropped for memory in memories)
+        assert [item.user_message for item in left] == [f"u{n}" for n in range(40 - len(left), 40)]
+        assert len(left) > 6
+        assert len(model.calls) == 1
 
 
 async def waiting_for_room(backend: Backend, memory: DistributedShortTermMemory) -> asyncio.Task[None]:
@@ -368,7 +320,7 @@ FULL: dict[str, Any] = {
 }
 
 
-@virtually
+@clock.virtually
 async def test_nothing_is_dropped_for_a_turn_that_was_given_up() -> None:
     async with opened(1, max_record_bytes=12_000) as (backend,):
         memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
@@ -380,7 +332,7 @@ async def test_nothing_is_dropped_for_a_turn_that_was_given_up() -> None:
         assert (memory.stats.dropped, len(await memory.turns())) == before
 
 
-@virtually
+@clock.virtually
 async def test_nothing_is_dropped_if_another_process_has_made_room() -> None:
     async with opened(2, max_record_bytes=12_000) as (backend, other):
         memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
@@ -395,7 +347,7 @@ async def test_nothing_is_dropped_if_another_process_has_made_room() -> None:
         assert memory.stats.dropped == dropped
 
 
-@virtually
+@clock.virtually
 async def test_a_full_record_refuses_a_turn_while_its_background_is_closing() -> None:
     called = asyncio.Event()
 
@@ -418,7 +370,7 @@ async def test_a_full_record_refuses_a_turn_while_its_background_is_closing() ->
 # One for each conversation
 
 
-@virtually
+@clock.virtually
 async def test_many_memory_objects_leave_one_timer_and_no_task() -> None:
     async with opened(1) as (backend,):
         settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=1e6)
@@ -432,7 +384,7 @@ async def test_many_memory_objects_leave_one_timer_and_no_task() -> None:
         assert (len(model.calls), len(backend._backgrounds)) == (1, 1)  # noqa: SLF001
 
 
-@virtually
+@clock.virtually
 async def test_waiting_conversations_have_no_task_and_resume_in_time() -> None:
     async with opened(1) as (backend,):
         settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=100.0)
@@ -452,7 +404,7 @@ async def test_waiting_conversations_have_no_task_and_resume_in_time() -> None:
         assert len(backend._backgrounds) == 0  # noqa: SLF001
 
 
-@virtually
+@clock.virtually
 async def test_beyond_the_limit_the_least_recently_used_timers_are_dropped() -> None:
     waiting, rested, woken = Timers(most=3), list[int](), list[int]()
 
@@ -477,7 +429,7 @@ async def test_beyond_the_limit_the_least_recently_used_timers_are_dropped() -> 
     assert MAX_TIMERS >= 3_000
 
 
-@virtually
+@clock.virtually
 async def test_the_background_works_with_what_the_newest_memory_object_brings() -> None:
     async with opened(1) as (backend,):
         first, second = Model(down=0, works_in=0.0), Model(down=0, works_in=0.0)
@@ -485,20 +437,18 @@ async def test_the_background_works_with_what_the_newest_memory_object_brings() 
         new = backend.memory(KEY, config(zone=1), summarizer=second)
         # One that keeps nothing changes nothing.
         backend.memory(KEY)
-        for number in range(3):
-            await old.add_turn(turn(number))
+        await added(old, *range(3))
         await old.flush()
         assert (len(first.calls), len(second.calls) > 0) == (0, True)
         assert new.stats.summaries == old.stats.summaries == len(second.calls)
 
 
-@virtually
+@clock.virtually
 async def test_closing_one_memory_object_leaves_the_background_to_the_others() -> None:
     async with opened(1) as (backend,):
         model = Model(down=0, works_in=5.0)
         one, other = (backend.memory(KEY, config(zone=1), summarizer=model) for _ in range(2))
-        for number in range(2):
-            await one.add_turn(turn(number))
+        await added(one, *range(2))
         await asyncio.sleep(1)
         await one.close()
         await asyncio.sleep(10)
@@ -641,8 +591,7 @@ async def test_a_repeat_behind_many_turns_never_becomes_a_turn(monkeypatch: pyte
         memory = backend.memory(KEY, settings, summarizer=(summarizer := LedgerSummarizer()))
         sealed = Codec().seal_turn(memory.checked(turn("again"), "again"))
         await memory.add_turn(turn("again"), turn_id="again")
-        for number in range(299):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(299))
         await driver.append(RECORD, sealed, initial_version=new_version(), ttl=None)
         for number in range(299, 598):
             # Long after the ten deadlines for which every id is remembered.
@@ -681,22 +630,6 @@ async def test_a_turn_of_unknown_outcome_is_called_back_once() -> None:
         assert driver.count("append") == 6
 
 
-async def test_a_record_that_is_full_of_recent_turns_still_refuses() -> None:
-    async with opened_really(max_record_bytes=3_000) as backend:
-        memory = backend.memory(KEY, config(zone=100), summarizer=LedgerSummarizer())
-        for number in range(3):
-            await memory.add_turn(turn(number, "x" * 800))
-        with pytest.raises(TooLarge):
-            await memory.add_turn(turn(3, "x" * 800))
-        assert not memory.busy
-
-
-@asynccontextmanager
-async def opened_really(**limits: int) -> AsyncIterator[Backend]:
-    async with Backend(MemoryDriver(**limits)) as backend:
-        yield backend
-
-
 async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it() -> None:
     store = MemoryStore()
     async with Backend(MemoryDriver(store)) as backend:
@@ -704,14 +637,12 @@ async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it
         failing = LedgerSummarizer()
         failing.fail = 1
         memory = backend.memory(KEY, settings, summarizer=failing)
-        for number in range(2):
-            await memory.add_turn(turn(number))
+        await added(memory, 0, 1)
         await until(lambda: memory.health is MemoryHealth.DEGRADED and not memory.stats.dropped)
         lease = keys.lease_key(KEY)
         held = await backend.driver.replace(lease, b"", version="theirs", expect=ABSENT, ttl=60)
         assert held
-        for number in range(2, 8):
-            await memory.add_turn(turn(number))
+        await added(memory, *range(2, 8))
         await asyncio.sleep(0.3)
         assert len(await memory.turns()) == 8
         await backend.driver.delete(lease)

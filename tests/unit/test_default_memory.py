@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stm_backends import protocols
-from stm_backends.errors import ConfigurationError, InvalidState, MemoryBudgetExceeded
+from stm_backends.errors import ConfigurationError, MemoryBudgetExceeded
 from stm_backends.memory import policy
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn, until
@@ -26,6 +26,7 @@ from stm_backends.types import (
     default_token_estimator,
 )
 from tests.support import clock
+from tests.support.default_memory import added
 
 
 def memory(strategy: Any = "truncation", **settings: Any) -> DefaultShortTermMemory:
@@ -56,8 +57,7 @@ async def test_a_configuration_that_is_changed_later_changes_nothing() -> None:
     one = DefaultShortTermMemory(config=settings)
     settings.budget.full_zone_turns = 5
     settings.strategy = "none"
-    for number in range(3):
-        await one.add_turn(turn(number))
+    await added(one, *range(3))
     assert (await shown(one))["recent"] == ["u2"]
 
 
@@ -233,18 +233,9 @@ async def test_a_burst_of_turns_does_not_rescan_pending_turns(
 
     monkeypatch.setattr(policy, "next_step", noting)
     one = memory("rolling_summary", zone=5)
-    for number in range(1_000):
-        await one.add_turn(turn(number))
+    await added(one, *range(1_000))
     assert sum(looked_at) <= 1_000
     await one.close(timeout=0)
-
-
-@pytest.mark.parametrize("bad", ["", 7, b"id"])
-async def test_a_turn_id_that_could_not_be_read_again_is_refused(bad: Any) -> None:
-    one = memory()
-    with pytest.raises(InvalidState, match="turn_id"):
-        await one.add_turn(turn(1), turn_id=bad)
-    assert await one.turns() == []
 
 
 TURNS = st.builds(
@@ -323,9 +314,7 @@ async def test_the_error_policy_costs_the_same_for_every_turn() -> None:
         overflow_policy="error",
         fold_batch_turns=10**9,
     )
-    for number in range(10):
-        await one.add_turn(turn(number))
+    await added(one, *range(10))
     early = await calls_made(one.add_turn(turn("early")))
-    for number in range(10, 2_000):
-        await one.add_turn(turn(number))
+    await added(one, *range(10, 2_000))
     assert await calls_made(one.add_turn(turn("late"))) <= early * 1.2

@@ -24,6 +24,14 @@ def store(request: pytest.FixtureRequest) -> PlainStore:
     return request.param()
 
 
+async def reaching(gate: Gate, operation: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start work, and return it once it waits in an operation of the store."""
+    gate.close(operation)
+    working = asyncio.create_task(work)
+    await gate.reached.wait()
+    return working
+
+
 # Saving and loading
 
 
@@ -77,9 +85,7 @@ async def test_a_turn_goes_before_the_stored_turn_that_follows_it_here(store: Pl
 async def test_a_turn_added_while_saving_is_not_taken_for_saved() -> None:
     gate = Gate()
     one = await added(never(), 1)
-    gate.close("save")
-    saving = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    saving = await reaching(gate, "save", one.persist(gate, KEY))
     await added(one, 2)
     gate.open()
     await saving
@@ -93,24 +99,18 @@ async def test_a_turn_added_while_loading_is_kept() -> None:
     gate = Gate()
     await (await added(never(), 1)).persist(gate, KEY)
     one = never()
-    gate.close("load")
-    loading = asyncio.create_task(one.hydrate(gate, KEY))
-    await gate.reached.wait()
+    loading = await reaching(gate, "load", one.hydrate(gate, KEY))
     await added(one, 2)
     gate.open()
     await loading
     assert users(one.to_dict()) == ["u1", "u2"]
 
 
-async def test_a_summary_finished_while_saving_is_kept_and_saved_next() -> None:
+async def test_a_summary_finished_while_saving_is_kept_and_saved_next(held: LedgerSummarizer) -> None:
     gate = Gate()
-    held = LedgerSummarizer()
-    held.hold()
     one = await added(memory(held), 1, 2, 3)
     await held.called.wait()
-    gate.close("saved")
-    saving = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    saving = await reaching(gate, "saved", one.persist(gate, KEY))
     held.release()
     await one.flush()
     gate.open()
@@ -118,19 +118,6 @@ async def test_a_summary_finished_while_saving_is_kept_and_saved_next() -> None:
     assert await shown(one) == {"summary": ["u1"], "pending": [], "recent": ["u2", "u3"]}
     await one.persist(gate, KEY)
     state = gate.state(KEY)
-    assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
-
-
-async def test_a_background_summary_is_in_the_next_persisted_state(store: PlainStore) -> None:
-    held = LedgerSummarizer()
-    held.hold()
-    one = await added(memory(held), 1, 2, 3)
-    await one.persist(store, KEY)
-    assert users(store.state(KEY)) == ["u1", "u2", "u3"]
-    held.release()
-    await one.flush()
-    await one.persist(store, KEY)
-    state = store.state(KEY)
     assert (covered(state["summary"]), users(state)) == (["u1"], ["u2", "u3"])
 
 
@@ -181,9 +168,9 @@ async def test_turns_never_saved_come_back_when_their_summary_is_replaced(store:
     assert users(state) == ["u2", "u3", "u7", "u8", "u9"]
 
 
-async def test_a_call_in_flight_for_a_summary_that_was_replaced_is_discarded(store: PlainStore) -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_a_call_in_flight_for_a_summary_that_was_replaced_is_discarded(
+    store: PlainStore, held: LedgerSummarizer
+) -> None:
     ours = await added(memory(held), 1, 2, 3)
     await ours.persist(store, KEY)
     theirs = memory()
@@ -423,9 +410,7 @@ async def test_a_hydrate_that_is_cancelled_shows_nothing_of_the_key_before() -> 
     gate = Gate()
     one = await added(never(), 1)
     await one.persist(gate, KEY)
-    gate.close("load")
-    hydrating = asyncio.create_task(one.hydrate(gate, OTHER))
-    await gate.reached.wait()
+    hydrating = await reaching(gate, "load", one.hydrate(gate, OTHER))
     hydrating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hydrating
@@ -440,9 +425,7 @@ async def test_a_hydrate_overtaken_by_another_key_shows_nothing_of_its_own() -> 
     gate = Gate()
     await (await added(never(), 1)).persist(gate, KEY)
     one = never()
-    gate.close("load")
-    slow = asyncio.create_task(one.hydrate(gate, KEY))
-    await gate.reached.wait()
+    slow = await reaching(gate, "load", one.hydrate(gate, KEY))
     fast = asyncio.create_task(one.hydrate(gate, OTHER))
     await asyncio.sleep(0)
     gate.open()
@@ -649,9 +632,7 @@ async def test_persisting_under_a_foreign_key_raises_and_saves_nothing(store: Pl
 async def test_a_persist_completes_even_if_another_key_is_bound() -> None:
     gate = Gate()
     one = await added(never(), 1)
-    gate.close("load")
-    saving = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    saving = await reaching(gate, "load", one.persist(gate, KEY))
     moving = asyncio.create_task(one.hydrate(gate, OTHER))
     await asyncio.sleep(0)
     await added(one, 2)
@@ -661,9 +642,7 @@ async def test_a_persist_completes_even_if_another_key_is_bound() -> None:
     assert users(one.to_dict()) == ["u2"]
 
 
-async def test_a_summary_in_flight_never_reaches_the_next_key() -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_a_summary_in_flight_never_reaches_the_next_key(held: LedgerSummarizer) -> None:
     plain = PlainStore()
     one = await added(memory(held), 1, 2, 3)
     await one.persist(plain, KEY)
@@ -709,9 +688,7 @@ async def test_what_cannot_be_read_is_never_overwritten(store: PlainStore, store
 async def test_a_cancelled_persist_can_be_repeated() -> None:
     gate = Gate()
     one = await added(never(), 1)
-    gate.close("saved")
-    saving = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    saving = await reaching(gate, "saved", one.persist(gate, KEY))
     saving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saving
@@ -724,9 +701,7 @@ async def test_a_cancelled_persist_can_be_repeated() -> None:
 async def test_a_cancelled_waiter_does_not_delay_the_others() -> None:
     gate = Gate()
     one = await added(never(), 1)
-    gate.close("load")
-    first = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    first = await reaching(gate, "load", one.persist(gate, KEY))
     second, third = (asyncio.create_task(one.persist(gate, KEY)) for _ in range(2))
     await asyncio.sleep(0)
     second.cancel()
@@ -740,9 +715,7 @@ async def test_a_cancelled_waiter_does_not_delay_the_others() -> None:
 async def test_a_lost_race_is_merged_and_saved_again() -> None:
     gate = Gate()
     one, two = await added(never(), 1), await added(never(), 2)
-    gate.close("save")
-    slow = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    slow = await reaching(gate, "save", one.persist(gate, KEY))
     gate.closed = set()
     await two.persist(gate, KEY)
     await added(one, 3)
@@ -766,9 +739,7 @@ async def test_a_store_that_rejects_every_save_is_an_error_in_the_end() -> None:
 async def test_a_state_loaded_while_saving_is_not_touched_by_what_was_saved() -> None:
     gate = Gate()
     one = await added(never(), 1)
-    gate.close("saved")
-    saving = asyncio.create_task(one.persist(gate, KEY))
-    await gate.reached.wait()
+    saving = await reaching(gate, "saved", one.persist(gate, KEY))
     one.from_dict(penguiflow_state(8))
     gate.open()
     await saving

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stm_backends.errors import InvalidState
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, summary_of
 from stm_backends.types import ConversationTurn, MemoryHealth, TrajectoryDigest
@@ -57,33 +56,6 @@ async def test_artifacts_that_the_caller_changes_later_do_not_change_the_turn() 
     await one.add_turn(ConversationTurn("u", "a", artifacts_shown=artifacts))
     artifacts["deep"].append(object())
     assert one.to_dict()["turns"][0]["artifacts_shown"] == {"deep": [1]}
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        ConversationTurn("u", "a", artifacts_shown={"x": object()}),
-        ConversationTurn("u", "a", artifacts_shown={"x": 10**5000}),
-        ConversationTurn("u", "a", artifacts_hidden_refs=None),  # pyright: ignore[reportArgumentType]
-        ConversationTurn("u", "a", ts="noon"),  # pyright: ignore[reportArgumentType]
-        ConversationTurn("u", "a", TrajectoryDigest(None, "o")),  # pyright: ignore[reportArgumentType]
-    ],
-)
-async def test_a_turn_that_would_not_come_back_from_a_state_is_refused(bad: ConversationTurn) -> None:
-    one = never()
-    with pytest.raises(InvalidState):
-        await one.add_turn(bad)
-    assert await one.turns() == []
-
-
-async def test_a_turn_that_is_nested_too_deeply_is_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(3_000):
-        deep = [deep]
-    one = never()
-    with pytest.raises(InvalidState):
-        await one.add_turn(ConversationTurn("u", "a", artifacts_shown={"deep": deep}))
-    assert await one.turns() == []
 
 
 @pytest.mark.parametrize(
@@ -211,9 +183,7 @@ async def test_what_was_pending_stays_pending_in_a_larger_zone() -> None:
     assert await shown(large) == {"summary": [], "pending": ["u1", "u2"], "recent": ["u3"]}
 
 
-async def test_recovering_is_shown_until_an_attempt_and_never_written() -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_recovering_is_shown_until_an_attempt_and_never_written(held: LedgerSummarizer) -> None:
     changes: list[str] = []
 
     async def note(old: MemoryHealth, new: MemoryHealth) -> None:
@@ -272,9 +242,7 @@ async def test_what_a_newer_version_added_to_a_state_survives() -> None:
     assert kept.state(KEY)["stm"]["from_the_future"] == {"x": [1]}
 
 
-async def test_a_summarizer_call_of_before_never_touches_a_loaded_state() -> None:
-    held = LedgerSummarizer()
-    held.hold()
+async def test_a_summarizer_call_of_before_never_touches_a_loaded_state(held: LedgerSummarizer) -> None:
     one = await added(memory(held), 1, 2, 3)
     await held.called.wait()
     one.from_dict(penguiflow_state(8, 9, summary=summary_of(["u7"])))

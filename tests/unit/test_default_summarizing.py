@@ -16,7 +16,7 @@ from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered, summary_of
 from stm_backends.types import MemoryHealth
 from tests.support import clock
-from tests.support.default_memory import KEY, OTHER
+from tests.support.default_memory import KEY, OTHER, added
 from tests.support.stores import ConditionalStore
 
 
@@ -49,105 +49,78 @@ def memory(summarizer: Any, **settings: Any) -> DefaultShortTermMemory:
     return DefaultShortTermMemory(config=config(**settings), summarizer=summarizer, time_source=clock.now)
 
 
-async def added(target: DefaultShortTermMemory, *numbers: int) -> None:
-    for number in numbers:
-        await target.add_turn(turn(number))
-
-
-def test_retries_come_by_themselves_after_two_four_and_eight_seconds() -> None:
-    async def main() -> None:
-        summarizer = Timed(fails=3)
-        one = memory(summarizer)
-        await added(one, 0, 1)
-        await asyncio.sleep(60)
-        assert summarizer.gaps == [2, 4, 8]
-        assert (await shown(one))["summary"] == ["u0"]
-
-    clock.run(main())
-
-
-def test_degraded_keeps_trying_on_its_interval_and_recovers_with_one_batch() -> None:
-    async def main() -> None:
-        summarizer = Timed(fails=6)
-        one = memory(summarizer)
-        await added(one, 0, 1)
-        await asyncio.sleep(20)
-        assert one.health is MemoryHealth.DEGRADED
-        await added(one, 2, 3)
-        await asyncio.sleep(100)
-        assert summarizer.gaps == [2, 4, 8, 30, 30, 30]
-        assert summarizer.asked[-1] == ["u0", "u1", "u2"]
-        assert one.health is MemoryHealth.HEALTHY
-
-    clock.run(main())
+@clock.virtually
+async def test_degraded_keeps_trying_on_its_interval_and_recovers_with_one_batch() -> None:
+    summarizer = Timed(fails=6)
+    one = memory(summarizer)
+    await added(one, 0, 1)
+    await asyncio.sleep(20)
+    assert one.health is MemoryHealth.DEGRADED
+    await added(one, 2, 3)
+    await asyncio.sleep(100)
+    assert summarizer.gaps == [2, 4, 8, 30, 30, 30]
+    assert summarizer.asked[-1] == ["u0", "u1", "u2"]
+    assert one.health is MemoryHealth.HEALTHY
 
 
 @pytest.mark.parametrize(("base", "interval"), [(0.0, 0.0), (0.0, 30.0), (1e9, 0.0)])
-def test_no_interval_makes_the_background_spin(base: float, interval: float) -> None:
-    async def main() -> None:
-        summarizer = Timed(fails=10**9)
-        one = memory(summarizer, retry_backoff_base_s=base, degraded_retry_interval_s=interval)
-        await added(one, 0, 1)
-        await asyncio.sleep(10)
-        assert len(summarizer.times) <= 201
-        await one.close()
-
-    clock.run(main())
+@clock.virtually
+async def test_no_interval_makes_the_background_spin(base: float, interval: float) -> None:
+    summarizer = Timed(fails=10**9)
+    one = memory(summarizer, retry_backoff_base_s=base, degraded_retry_interval_s=interval)
+    await added(one, 0, 1)
+    await asyncio.sleep(10)
+    assert len(summarizer.times) <= 201
+    await one.close()
 
 
-def test_a_stopped_clock_does_not_prevent_retries() -> None:
-    async def main() -> None:
-        summarizer = Timed(fails=5)
-        one = DefaultShortTermMemory(
-            config=config(zone=1, retry_backoff_base_s=2.0, degraded_retry_interval_s=30.0),
-            summarizer=summarizer,
-            time_source=lambda: 5.0,
-        )
-        await added(one, 0, 1)
-        await asyncio.sleep(600)
-        assert summarizer.gaps == [2, 4, 8, 30, 30]
-        assert one.health is MemoryHealth.HEALTHY
-
-    clock.run(main())
+@clock.virtually
+async def test_a_stopped_clock_does_not_prevent_retries() -> None:
+    summarizer = Timed(fails=5)
+    one = DefaultShortTermMemory(
+        config=config(zone=1, retry_backoff_base_s=2.0, degraded_retry_interval_s=30.0),
+        summarizer=summarizer,
+        time_source=lambda: 5.0,
+    )
+    await added(one, 0, 1)
+    await asyncio.sleep(600)
+    assert summarizer.gaps == [2, 4, 8, 30, 30]
+    assert one.health is MemoryHealth.HEALTHY
 
 
-def test_there_is_never_more_than_one_summarizer_call_at_a_time() -> None:
-    async def main() -> None:
-        summarizer = LedgerSummarizer()
-        one = memory(summarizer)
-        summarizer.hold()
-        await added(one, 0, 1)
-        await summarizer.called.wait()
-        flushes = [asyncio.create_task(one.flush(timeout=5)) for _ in range(3)]
-        await added(one, *range(2, 50))
-        for _ in range(10):
-            await one.get_llm_context()
-            await asyncio.sleep(0.1)
-        summarizer.release()
-        await asyncio.gather(*flushes)
-        assert summarizer.most_running == 1
-        assert (await shown(one))["summary"] == [f"u{number}" for number in range(49)]
-
-    clock.run(main())
+@clock.virtually
+async def test_there_is_never_more_than_one_summarizer_call_at_a_time() -> None:
+    summarizer = LedgerSummarizer()
+    one = memory(summarizer)
+    summarizer.hold()
+    await added(one, 0, 1)
+    await summarizer.called.wait()
+    flushes = [asyncio.create_task(one.flush(timeout=5)) for _ in range(3)]
+    await added(one, *range(2, 50))
+    for _ in range(10):
+        await one.get_llm_context()
+        await asyncio.sleep(0.1)
+    summarizer.release()
+    await asyncio.gather(*flushes)
+    assert summarizer.most_running == 1
+    assert (await shown(one))["summary"] == [f"u{number}" for number in range(49)]
 
 
-def test_turns_added_during_a_recovery_are_not_trimmed_under_it() -> None:
-    async def main() -> None:
-        summarizer = Timed(fails=1, takes=5)
-        one = memory(summarizer, retry_attempts=0, recovery_backlog_limit=2)
-        await added(one, 0, 1, 2)
-        await asyncio.sleep(36)
-        assert one.health is MemoryHealth.RECOVERING
-        await added(one, 3, 4, 5, 6)
-        await asyncio.sleep(20)
-        assert await shown(one) == {
-            "summary": ["u0", "u1", "u2", "u3", "u4", "u5"],
-            "pending": [],
-            "recent": ["u6"],
-        }
-        assert one.to_dict()["stm"]["dropped"] == 0
-
-    clock.run(main())
+@clock.virtually
+async def test_turns_added_during_a_recovery_are_not_trimmed_under_it() -> None:
+    summarizer = Timed(fails=1, takes=5)
+    one = memory(summarizer, retry_attempts=0, recovery_backlog_limit=2)
+    await added(one, 0, 1, 2)
+    await asyncio.sleep(36)
+    assert one.health is MemoryHealth.RECOVERING
+    await added(one, 3, 4, 5, 6)
+    await asyncio.sleep(20)
+    assert await shown(one) == {
+        "summary": ["u0", "u1", "u2", "u3", "u4", "u5"],
+        "pending": [],
+        "recent": ["u6"],
+    }
+    assert one.to_dict()["stm"]["dropped"] == 0
 
 
 def test_dropped_turns_are_counted_and_logged_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -180,107 +153,89 @@ def test_failures_degradation_and_recovery_are_logged_once_each(caplog: pytest.L
     assert "attempt 1" in caplog.records[0].message
 
 
-def test_a_summarizer_that_hangs_for_ever_counts_as_failed_each_time() -> None:
-    async def main() -> None:
-        summarizer = Timed(takes=10**6)
-        one = memory(summarizer, summarizer_timeout_s=10.0, retry_attempts=1)
-        await added(one, 0, 1)
-        await asyncio.sleep(30)
-        assert one.health is MemoryHealth.DEGRADED
-        assert summarizer.gaps == [12]
-        summarizer.takes = 0
-        await asyncio.sleep(60)
-        assert (await shown(one))["summary"] == ["u0"]
-
-    clock.run(main())
-
-
-def test_a_summarizer_that_cancels_itself_has_failed() -> None:
-    async def main() -> None:
-        calls: list[int] = []
-
-        async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
-            calls.append(1)
-            if len(calls) == 1:
-                raise asyncio.CancelledError
-            return {"summary": "S"}
-
-        one = memory(summarize)
-        await added(one, 0, 1)
-        await asyncio.sleep(1)
-        assert one.health is MemoryHealth.RETRY
-        await asyncio.sleep(5)
-        assert one.health is MemoryHealth.HEALTHY
-
-    clock.run(main())
+@clock.virtually
+async def test_a_summarizer_that_hangs_counts_as_failed_and_ends_a_flush() -> None:
+    summarizer = Timed(takes=10**6)
+    one = memory(summarizer, summarizer_timeout_s=10.0, retry_attempts=1)
+    await added(one, 0, 1)
+    started = clock.now()
+    await one.flush()
+    assert clock.now() - started == 22
+    assert one.health is MemoryHealth.DEGRADED
+    assert summarizer.gaps == [12]
+    summarizer.takes = 0
+    await asyncio.sleep(60)
+    assert (await shown(one))["summary"] == ["u0"]
 
 
-def test_a_token_estimator_that_fails_on_a_summary_is_a_failed_attempt() -> None:
-    async def main() -> None:
-        def estimate(text: str) -> int:
-            if text == "bad":
-                raise LookupError
-            return 1
+@clock.virtually
+async def test_a_summarizer_that_cancels_itself_has_failed() -> None:
+    calls: list[int] = []
 
-        answers = ["bad", "good"]
+    async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise asyncio.CancelledError
+        return {"summary": "S"}
 
-        async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
-            return {"summary": answers.pop(0)}
-
-        one = memory(summarize, token_estimator=estimate)
-        await added(one, 0, 1)
-        await asyncio.sleep(10)
-        assert one.to_dict()["summary"] == "good"
-
-    clock.run(main())
+    one = memory(summarize)
+    await added(one, 0, 1)
+    await asyncio.sleep(1)
+    assert one.health is MemoryHealth.RETRY
+    await asyncio.sleep(5)
+    assert one.health is MemoryHealth.HEALTHY
 
 
-def test_a_summarizer_may_keep_and_change_what_it_was_given() -> None:
-    async def main() -> None:
-        async def summarize(request: Any) -> Mapping[str, Any]:
-            request["turns"].clear()
-            request["previous_summary"] = None
-            return {"summary": "S"}
+@clock.virtually
+async def test_a_token_estimator_that_fails_on_a_summary_is_a_failed_attempt() -> None:
+    def estimate(text: str) -> int:
+        if text == "bad":
+            raise LookupError
+        return 1
 
-        one = memory(summarize)
-        await added(one, 0, 1)
-        await one.flush()
-        assert (await one.get_llm_context())["conversation_memory"]["summary"] == "S"
+    answers = ["bad", "good"]
 
-    clock.run(main())
+    async def summarize(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"summary": answers.pop(0)}
+
+    one = memory(summarize, token_estimator=estimate)
+    await added(one, 0, 1)
+    await asyncio.sleep(10)
+    assert one.to_dict()["summary"] == "good"
 
 
-def test_flush_waits_for_retries_and_returns_when_degraded() -> None:
-    async def main() -> None:
-        one = memory(Timed(fails=3))
-        await added(one, 0, 1)
-        started = clock.now()
-        await one.flush()
-        assert (clock.now() - started, (await shown(one))["summary"]) == (14, ["u0"])
-        two = memory(Timed(fails=100), retry_attempts=1)
-        await added(two, 0, 1)
-        await two.flush()
-        assert two.health is MemoryHealth.DEGRADED
-        started = clock.now()
-        await two.flush()
-        assert clock.now() == started
-        await two.close()
+@clock.virtually
+async def test_a_summarizer_may_keep_and_change_what_it_was_given() -> None:
+    async def summarize(request: Any) -> Mapping[str, Any]:
+        request["turns"].clear()
+        request["previous_summary"] = None
+        return {"summary": "S"}
 
-    clock.run(main())
+    one = memory(summarize)
+    await added(one, 0, 1)
+    await one.flush()
+    assert (await one.get_llm_context())["conversation_memory"]["summary"] == "S"
+
+
+@clock.virtually
+async def test_flush_waits_for_retries() -> None:
+    one = memory(Timed(fails=3))
+    await added(one, 0, 1)
+    started = clock.now()
+    await one.flush()
+    assert (clock.now() - started, (await shown(one))["summary"]) == (14, ["u0"])
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_flush_returns_at_once_when_the_memory_becomes_degraded(retries: int) -> None:
-    async def main() -> None:
-        one = memory(Timed(fails=10**9), retry_attempts=retries)
-        await added(one, 0, 1)
-        started = clock.now()
-        await one.flush(timeout=1000)
-        assert one.health is MemoryHealth.DEGRADED
-        assert clock.now() - started == pytest.approx(2.0 * retries)
-        await one.close()
-
-    clock.run(main())
+@clock.virtually
+async def test_flush_returns_at_once_when_the_memory_becomes_degraded(retries: int) -> None:
+    one = memory(Timed(fails=10**9), retry_attempts=retries)
+    await added(one, 0, 1)
+    started = clock.now()
+    await one.flush(timeout=1000)
+    assert one.health is MemoryHealth.DEGRADED
+    assert clock.now() - started == pytest.approx(2.0 * retries)
+    await one.close()
 
 
 def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
@@ -313,42 +268,27 @@ def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
     assert "secret" not in caplog.text
 
 
-def test_degraded_with_nothing_pending_recovers_and_shows_its_summary() -> None:
+@clock.virtually
+async def test_degraded_with_nothing_pending_recovers_and_shows_its_summary() -> None:
     """Another process has let its turns go, say; no attempt would ever be made again."""
+    seen: list[tuple[str, str]] = []
 
-    async def main() -> None:
-        seen: list[tuple[str, str]] = []
+    async def note(old: MemoryHealth, new: MemoryHealth) -> None:
+        seen.append((old.value, new.value))
 
-        async def note(old: MemoryHealth, new: MemoryHealth) -> None:
-            seen.append((old.value, new.value))
-
-        one, other = memory(Timed(), on_health_changed=note), memory(Timed())
-        await added(other, 0, 1)
-        await other.flush()
-        state = {**other.to_dict(), "health": "degraded"}
-        one.from_dict(state)
-        assert one.health is MemoryHealth.DEGRADED, "a state that is loaded is the state that was loaded"
-        assert (await shown(one))["summary"] == ["u0"]
-        await asyncio.sleep(0.1)
-        assert one.health is MemoryHealth.HEALTHY
-        assert seen == [("degraded", "healthy")]
-        assert one.to_dict()["stm"]["attempts"] == 0
-        await one.close()
-        await other.close()
-
-    clock.run(main())
-
-
-def test_flush_of_a_summarizer_that_hangs_ends() -> None:
-    async def main() -> None:
-        one = memory(Timed(takes=10**6), summarizer_timeout_s=10.0, retry_attempts=2)
-        await added(one, 0, 1)
-        started = clock.now()
-        await one.flush()
-        assert clock.now() - started <= 36
-        await one.close()
-
-    clock.run(main())
+    one, other = memory(Timed(), on_health_changed=note), memory(Timed())
+    await added(other, 0, 1)
+    await other.flush()
+    state = {**other.to_dict(), "health": "degraded"}
+    one.from_dict(state)
+    assert one.health is MemoryHealth.DEGRADED, "a state that is loaded is the state that was loaded"
+    assert (await shown(one))["summary"] == ["u0"]
+    await asyncio.sleep(0.1)
+    assert one.health is MemoryHealth.HEALTHY
+    assert seen == [("degraded", "healthy")]
+    assert one.to_dict()["stm"]["attempts"] == 0
+    await one.close()
+    await other.close()
 
 
 async def test_flush_has_nothing_to_wait_for_without_pending_turns() -> None:
@@ -359,40 +299,36 @@ async def test_flush_has_nothing_to_wait_for_without_pending_turns() -> None:
             await one.flush()
 
 
-def test_a_flush_that_is_cancelled_cancels_no_summary() -> None:
-    async def main() -> None:
-        summarizer = Timed(takes=5)
-        one = memory(summarizer, fold_batch_turns=2)
+@clock.virtually
+async def test_a_flush_that_is_cancelled_cancels_no_summary() -> None:
+    summarizer = Timed(takes=5)
+    one = memory(summarizer, fold_batch_turns=2)
+    await added(one, 0, 1)
+    flush = asyncio.create_task(one.flush())
+    await asyncio.sleep(1)
+    flush.cancel()
+    await asyncio.sleep(10)
+    assert (await shown(one))["summary"] == ["u0"]
+    await added(one, 2)
+    await asyncio.sleep(10)
+    assert (await shown(one))["pending"] == ["u1"]
+    assert len(summarizer.times) == 1
+
+
+@clock.virtually
+async def test_a_caller_that_is_cancelled_cancels_no_summary() -> None:
+    summarizer = Timed(takes=5)
+    one = memory(summarizer)
+
+    async def request() -> None:
         await added(one, 0, 1)
-        flush = asyncio.create_task(one.flush())
-        await asyncio.sleep(1)
-        flush.cancel()
-        await asyncio.sleep(10)
-        assert (await shown(one))["summary"] == ["u0"]
-        await added(one, 2)
-        await asyncio.sleep(10)
-        assert (await shown(one))["pending"] == ["u1"]
-        assert len(summarizer.times) == 1
+        await asyncio.sleep(60)
 
-    clock.run(main())
-
-
-def test_a_caller_that_is_cancelled_cancels_no_summary() -> None:
-    async def main() -> None:
-        summarizer = Timed(takes=5)
-        one = memory(summarizer)
-
-        async def request() -> None:
-            await added(one, 0, 1)
-            await asyncio.sleep(60)
-
-        task = asyncio.create_task(request())
-        await asyncio.sleep(1)
-        task.cancel()
-        await asyncio.sleep(10)
-        assert (await shown(one))["summary"] == ["u0"]
-
-    clock.run(main())
+    task = asyncio.create_task(request())
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.sleep(10)
+    assert (await shown(one))["summary"] == ["u0"]
 
 
 def test_the_next_loop_resumes_what_a_dead_one_left() -> None:
@@ -437,32 +373,18 @@ def test_a_loop_that_was_closed_in_the_middle_of_a_recovery_is_forgotten() -> No
     gc.collect()
 
 
-def test_closing_ends_the_background_and_leaves_what_is_pending() -> None:
-    async def main() -> None:
-        summarizer = Timed(takes=100)
-        one = memory(summarizer)
-        await added(one, 0, 1)
-        await asyncio.sleep(1)
-        await one.close()
-        await added(one, 2)
-        await asyncio.sleep(500)
-        assert await shown(one) == {"summary": [], "pending": ["u0", "u1"], "recent": ["u2"]}
-        assert len(summarizer.times) == 1
-        await one.flush()
-
-    clock.run(main())
-
-
-def test_closing_during_a_recovery_shows_degraded_again() -> None:
-    async def main() -> None:
-        one = memory(Timed(fails=1, takes=10), retry_attempts=0)
-        await added(one, 0, 1)
-        await asyncio.sleep(45)
-        assert one.health is MemoryHealth.RECOVERING
-        await one.close()
-        assert one.health is MemoryHealth.DEGRADED
-
-    clock.run(main())
+@clock.virtually
+async def test_closing_ends_the_background_and_leaves_what_is_pending() -> None:
+    summarizer = Timed(takes=100)
+    one = memory(summarizer)
+    await added(one, 0, 1)
+    await asyncio.sleep(1)
+    await one.close()
+    await added(one, 2)
+    await asyncio.sleep(500)
+    assert await shown(one) == {"summary": [], "pending": ["u0", "u1"], "recent": ["u2"]}
+    assert len(summarizer.times) == 1
+    await one.flush()
 
 
 Changes = list[tuple[MemoryHealth, MemoryHealth]]
@@ -482,45 +404,39 @@ async def recovering(changes: Changes) -> DefaultShortTermMemory:
     return one
 
 
-def test_a_listener_hears_that_closing_ended_a_recovery() -> None:
-    async def main() -> None:
-        changes: Changes = []
-        one = await recovering(changes)
-        await one.close()
-        assert changes[-1] == (MemoryHealth.RECOVERING, MemoryHealth.DEGRADED)
-        assert one.health is MemoryHealth.DEGRADED
-        assert len(changes) == 3
-
-    clock.run(main())
+@clock.virtually
+async def test_a_listener_hears_that_closing_ended_a_recovery() -> None:
+    changes: Changes = []
+    one = await recovering(changes)
+    await one.close()
+    assert changes[-1] == (MemoryHealth.RECOVERING, MemoryHealth.DEGRADED)
+    assert one.health is MemoryHealth.DEGRADED
+    assert len(changes) == 3
 
 
 @pytest.mark.parametrize("how", ["from_dict", "hydrate"])
-def test_a_listener_hears_that_another_state_ended_a_recovery(how: str) -> None:
-    async def main() -> None:
-        changes: Changes = []
-        one, store = await recovering(changes), ConditionalStore()
-        if how == "from_dict":
-            one.from_dict(memory(Timed()).to_dict())
-        else:
-            await one.persist(store, KEY)
-            assert len(changes) == 2
-            await one.hydrate(store, OTHER)
-        await asyncio.sleep(60)
-        assert changes[-1] == (MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)
-        assert len(changes) == 3
-
-    clock.run(main())
-
-
-def test_a_listener_hears_that_another_process_ended_a_recovery() -> None:
-    async def main() -> None:
-        changes: Changes = []
-        one, store = await recovering(changes), ConditionalStore()
+@clock.virtually
+async def test_a_listener_hears_that_another_state_ended_a_recovery(how: str) -> None:
+    changes: Changes = []
+    one, store = await recovering(changes), ConditionalStore()
+    if how == "from_dict":
+        one.from_dict(memory(Timed()).to_dict())
+    else:
         await one.persist(store, KEY)
-        store.texts[KEY] = json.dumps({**store.state(KEY), "health": "healthy", "summary": "theirs"})
-        await one.hydrate(store, KEY)
-        await asyncio.sleep(0.5)
-        assert changes[2:] == [(MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)]
-        await one.close()
+        assert len(changes) == 2
+        await one.hydrate(store, OTHER)
+    await asyncio.sleep(60)
+    assert changes[-1] == (MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)
+    assert len(changes) == 3
 
-    clock.run(main())
+
+@clock.virtually
+async def test_a_listener_hears_that_another_process_ended_a_recovery() -> None:
+    changes: Changes = []
+    one, store = await recovering(changes), ConditionalStore()
+    await one.persist(store, KEY)
+    store.texts[KEY] = json.dumps({**store.state(KEY), "health": "healthy", "summary": "theirs"})
+    await one.hydrate(store, KEY)
+    await asyncio.sleep(0.5)
+    assert changes[2:] == [(MemoryHealth.RECOVERING, MemoryHealth.HEALTHY)]
+    await one.close()

@@ -13,14 +13,12 @@ import pytest
 from stm_backends.drivers.contract import ABSENT, ANY, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import (
-    ConfigurationError,
     Corrupt,
     InvalidKey,
     OutcomeUnknown,
     TooLarge,
     Unavailable,
 )
-from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
@@ -29,6 +27,7 @@ from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
+from tests.support.default_memory import added
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -76,22 +75,6 @@ async def pods() -> Any:
     await made.close()
 
 
-async def test_rolling_summary_without_a_summarizer_raises() -> None:
-    with pytest.raises(ConfigurationError, match="summarizer"):
-        DistributedShortTermMemory(MemoryDriver(), KEY, config())
-
-
-async def test_adding_and_reading_are_one_round_trip_each(pods: Pods) -> None:
-    memory, driver = await pods.pod(config(zone=50))
-    await memory.add_turn(turn(0))
-    await until(lambda: not memory.busy)
-    driver.calls.clear()
-    for number in range(1, 20):
-        await memory.add_turn(turn(number))
-        await memory.get_llm_context()
-    assert driver.calls == [("append", "memory"), ("load", "memory")] * 19
-
-
 async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods: Pods) -> None:
     memory, driver = await pods.pod(config("truncation"))
     await memory.add_turn(turn(0))
@@ -101,8 +84,7 @@ async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods:
 
 async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -> None:
     memory, driver = await pods.pod()
-    for number in range(2):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(2))
     await until(lambda: not memory.busy)
     driver.calls.clear()
     await memory.add_turn(turn(2))
@@ -116,49 +98,11 @@ async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -
     ]
 
 
-async def test_what_one_pod_adds_the_other_reads(pods: Pods) -> None:
-    here, _ = await pods.pod()
-    there, _ = await pods.pod()
-    for number in range(6):
-        await (here, there)[number % 2].add_turn(turn(number))
-    await here.flush()
-    await there.flush()
-    assert (
-        await shown(here)
-        == await shown(there)
-        == {
-            "summary": ["u0", "u1", "u2", "u3"],
-            "pending": [],
-            "recent": ["u4", "u5"],
-        }
-    )
-
-
-async def test_two_pods_never_summarize_at_the_same_time(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    here, _ = await pods.pod(summarizer=summarizer)
-    there, _ = await pods.pod(summarizer=summarizer)
-    for number in range(5):
-        await here.add_turn(turn(number))
-        await there.get_llm_context()
-    await asyncio.sleep(0.3)
-    assert summarizer.most_running == 1
-    summarizer.release()
-    await there.flush()
-    assert [item["user"] for request in summarizer.requests for item in request["turns"]] == [
-        "u0",
-        "u1",
-        "u2",
-    ]
-
-
 async def test_a_pod_that_waited_for_the_lease_summarizes_no_turn_again(pods: Pods) -> None:
     summarizer = LedgerSummarizer()
     here, _ = await pods.pod(summarizer=summarizer)
     there, driver = await pods.pod(summarizer=summarizer)
-    for number in range(2):
-        await here.add_turn(turn(number))
+    await added(here, *range(2))
 
     async def let_the_other_finish(_: Key | str) -> None:
         await here.flush()
@@ -177,8 +121,7 @@ async def test_a_fold_that_loses_its_race_keeps_a_summary_that_applies(pods: Pod
     stored = await there_writes_new_version(pods)
 
     driver.before["replace"] = [stored]
-    for number in range(3):
-        await here.add_turn(turn(number))
+    await added(here, *range(3))
     await here.flush()
     assert (await shown(there))["summary"] == ["u0"]
     assert here.stats.lost_races == 1
@@ -231,8 +174,7 @@ async def test_a_fold_that_loses_to_another_fold_is_discarded(pods: Pods) -> Non
         await there.flush()
 
     driver.before["replace"] = [lease_expires_and_the_other_folds]
-    for number in range(4):
-        await here.add_turn(turn(number))
+    await added(here, *range(4))
     await here.flush()
     assert (await shown(here)) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
     assert here.stats.lost_races == 1
@@ -248,8 +190,7 @@ async def test_a_fold_never_removes_turns_of_another_pod(pods: Pods) -> None:
             await there.add_turn(turn(number))
 
     driver.before["replace"] = [others_add]
-    for number in range(3):
-        await here.add_turn(turn(number))
+    await added(here, *range(3))
     await until(lambda: here.stats.summaries >= 1)
     await here.flush()
     assert await shown(here) == {
@@ -259,52 +200,34 @@ async def test_a_fold_never_removes_turns_of_another_pod(pods: Pods) -> None:
     }
 
 
-async def test_a_pod_takes_over_when_the_holder_of_the_lease_dies(pods: Pods) -> None:
-    memory, driver = await pods.pod()
-    dead = Lease(driver, keys.lease_key(KEY), ttl=75.0, content=b"")
-    assert await dead.acquire()
-    for number in range(3):
-        await memory.add_turn(turn(number))
-    await memory.flush(timeout=0.3)
-    assert (await shown(memory))["pending"] == ["u0"]
-    pods.now += 75.0
-    await memory.flush()
-    assert (await shown(memory))["summary"] == ["u0"]
-
-
 async def test_a_pod_resumes_what_a_dead_one_left_when_it_reads(pods: Pods) -> None:
     dead, _ = await pods.pod(config("truncation", zone=50))
-    for number in range(4):
-        await dead.add_turn(turn(number))
+    await added(dead, *range(4))
     alive, _ = await pods.pod()
     await alive.get_llm_context()
     await until(lambda: alive.stats.summaries == 1)
     assert (await shown(alive))["summary"] == ["u0", "u1"]
 
 
-async def test_closing_in_the_middle_of_a_summary_releases_the_lease(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, driver = await pods.pod(summarizer=summarizer)
-    for number in range(3):
-        await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+async def test_closing_in_the_middle_of_a_summary_releases_the_lease(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    memory, driver = await pods.pod(summarizer=held)
+    await added(memory, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
     await memory.close(timeout=0.05)
     assert await driver.load(keys.lease_key(KEY)) is None
     assert not memory.busy
     assert (await shown(memory))["pending"] == ["u0"]
 
 
-async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, _ = await pods.pod(summarizer=summarizer)
-    for number in range(3):
-        await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods, held: LedgerSummarizer) -> None:
+    memory, _ = await pods.pod(summarizer=held)
+    await added(memory, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
     closing = asyncio.create_task(memory.close(timeout=5))
     await asyncio.sleep(0.01)
-    summarizer.release()
+    held.release()
     await asyncio.wait_for(closing, 2)
     assert (await shown(memory))["summary"] == ["u0"]
 
@@ -393,8 +316,7 @@ async def test_a_summary_that_the_datastore_cannot_take_is_cut(pods: Pods) -> No
     memory, _ = await pods.pod(
         config(summary_max_tokens=5_000), summarizer, max_entry_bytes=2_000, max_record_bytes=50_000
     )
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     summary = (await memory.get_llm_context())["conversation_memory"]["summary"]
     assert 1_000 < len(summary) < 2_000
@@ -410,8 +332,7 @@ async def test_an_estimator_that_raises_is_a_failed_attempt(pods: Pods) -> None:
         return 1
 
     memory, _ = await pods.pod(config(token_estimator=estimate))
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: memory.health is MemoryHealth.RETRY)
     broken = False
     await memory.flush()
@@ -428,8 +349,7 @@ async def test_callbacks_run_when_a_recovery_ends_without_a_summary(pods: Pods) 
     summarizer.fail = 1
     settings = config(retry_attempts=0, degraded_retry_interval_s=0.1, on_health_changed=note)
     memory, driver = await pods.pod(settings, summarizer)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: memory.health is MemoryHealth.DEGRADED)
     summarizer.hold()
     await until(lambda: memory.health is MemoryHealth.RECOVERING)
@@ -475,8 +395,7 @@ async def test_an_attempt_to_recover_rejects_no_turn_that_fits_while_degraded(po
 async def test_a_memory_that_was_closed_and_is_used_again_summarizes_again(pods: Pods) -> None:
     memory, _ = await pods.pod()
     await memory.close()
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     assert (await shown(memory))["summary"] == ["u0"]
 
@@ -494,30 +413,22 @@ async def test_a_lost_answer_to_a_fold_is_settled_by_its_token(pods: Pods) -> No
         raise OutcomeUnknown("the connection was cut")
 
     driver.after["replace"] = [lost]
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     assert (await shown(memory))["summary"] == ["u0"]
     assert (memory.stats.summaries, memory.stats.lost_races, len(summarizer.requests)) == (1, 0, 1)
 
 
-async def test_an_outage_is_raised_and_never_an_empty_memory(pods: Pods) -> None:
+async def test_a_flush_raises_in_an_outage(pods: Pods) -> None:
     memory, driver = await pods.pod()
     await memory.add_turn(turn(0))
 
     async def down(_: Key | str) -> None:
         raise Unavailable("no answer", backend="memory", operation="any")
 
-    for operation in ("load", "append"):
-        driver.before[operation] = [down] * 10  # pyright: ignore[reportArgumentType]
-    with pytest.raises(Unavailable):
-        await memory.get_llm_context()
-    with pytest.raises(Unavailable):
-        await memory.add_turn(turn(1))
+    driver.before["load"] = [down] * 10
     with pytest.raises(Unavailable):
         await memory.flush()
-    driver.before.clear()
-    assert (await shown(memory))["recent"] == ["u0"]
 
 
 async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,8 +437,7 @@ async def test_the_background_survives_a_short_outage(pods: Pods, monkeypatch: p
     async def down(_: Key | str) -> None:
         raise Unavailable("no answer")
 
-    for number in range(2):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(2))
     driver.before["replace"] = [down]
     await memory.add_turn(turn(2))
     await until(lambda: memory.stats.summaries == 1)
@@ -555,8 +465,7 @@ async def test_a_body_that_cannot_be_read_is_an_error_and_is_not_overwritten(
         await memory.get_llm_context()
     assert (caught.value.backend, caught.value.operation) == ("memory", "get_llm_context")
     assert "chat" not in str(caught.value)
-    for number in range(5):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(5))
     await asyncio.sleep(0.05)
     record = await driver.load(RECORD)
     assert record is not None
@@ -569,8 +478,7 @@ async def test_an_entry_that_cannot_be_read_is_an_error_and_stays(pods: Pods) ->
     await driver.append(RECORD, b"stm/2 turn\n{}", initial_version="b", ttl=None)
     with pytest.raises(Corrupt, match="format"):
         await memory.turns()
-    for number in range(5):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(5))
     await asyncio.sleep(0.05)
     record = await driver.load(RECORD)
     assert record is not None
@@ -582,8 +490,7 @@ async def test_a_body_of_an_older_version_is_read_and_extended(pods: Pods) -> No
     older = {"summary": "<session_summary>\n- u0\n</session_summary>", "health": "healthy"}
     body = b"stm/1 body\n" + json.dumps(older).encode()
     await driver.replace(RECORD, body, version="old", expect=ABSENT, ttl=None)
-    for number in range(1, 4):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(1, 4))
     await memory.flush()
     assert await shown(memory) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
 
@@ -593,8 +500,7 @@ async def test_fields_of_a_newer_version_survive_a_fold(pods: Pods) -> None:
     newer = {"summary": "", "health": "healthy", "mood": {"deep": [1, 2]}}
     body = b"stm/1 body\n" + json.dumps(newer).encode()
     await driver.replace(RECORD, body, version="new", expect=ABSENT, ttl=None)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await memory.flush()
     record = await driver.load(RECORD)
     assert record is not None
@@ -615,8 +521,7 @@ async def test_old_and_new_pods_with_different_settings_share_a_conversation(pod
 
 async def test_the_background_never_lengthens_a_conversations_life(pods: Pods) -> None:
     memory, driver = await pods.pod(config(session_ttl_s=60.0))
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     pods.now += 59.0
     await memory.flush()
     assert (await shown(memory))["summary"] == ["u0"]
@@ -634,29 +539,27 @@ async def test_adding_lengthens_a_conversations_life(pods: Pods) -> None:
     assert (await shown(memory))["recent"] == ["u2", "u3"]
 
 
-async def test_a_summary_of_an_expired_conversation_never_enters_the_new_one(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, _ = await pods.pod(config(session_ttl_s=60.0), summarizer)
-    for number in range(3):
-        await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+async def test_a_summary_of_an_expired_conversation_never_enters_the_new_one(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    memory, _ = await pods.pod(config(session_ttl_s=60.0), held)
+    await added(memory, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
     pods.now += 60.0
     await memory.add_turn(turn("new"))
-    summarizer.release()
+    held.release()
     await until(lambda: not memory.busy)
     assert await shown(memory) == {"summary": [], "pending": [], "recent": ["unew"]}
 
 
-async def test_an_erased_conversation_is_not_brought_back_by_a_summary(pods: Pods) -> None:
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memory, driver = await pods.pod(summarizer=summarizer)
-    for number in range(3):
-        await memory.add_turn(turn(number))
-    await asyncio.wait_for(summarizer.called.wait(), 5)
+async def test_an_erased_conversation_is_not_brought_back_by_a_summary(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    memory, driver = await pods.pod(summarizer=held)
+    await added(memory, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
     assert await driver.delete(RECORD)
-    summarizer.release()
+    held.release()
     await until(lambda: not memory.busy)
     assert await driver.load(RECORD) is None
 
@@ -692,13 +595,13 @@ async def test_a_record_that_no_fold_can_relieve_says_that_it_is_full(pods: Pods
     with pytest.raises(TooLarge) as caught:
         await memory.add_turn(turn(3, "x" * 800))
     assert caught.value.what == "record"
+    assert not memory.busy
 
 
 async def test_a_fold_drops_no_more_entries_than_the_driver_can(pods: Pods) -> None:
     memory, driver = await pods.pod(config(zone=1, fold_batch_turns=7))
     object.__setattr__(driver.inner.traits, "max_drop", 3)
-    for number in range(8):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(8))
     await memory.flush()
     assert await shown(memory) == {
         "summary": [f"u{number}" for number in range(7)],
@@ -708,46 +611,18 @@ async def test_a_fold_drops_no_more_entries_than_the_driver_can(pods: Pods) -> N
     assert memory.stats.summaries == 3
 
 
-async def test_pods_agree_on_health(pods: Pods) -> None:
-    failing = LedgerSummarizer()
-    failing.fail = 100
-    settings = config(retry_attempts=0, degraded_retry_interval_s=60.0)
-    here, _ = await pods.pod(settings, failing)
-    there, _ = await pods.pod(settings)
-    for number in range(3):
-        await here.add_turn(turn(number))
-    await until(lambda: here.health is MemoryHealth.DEGRADED)
-    assert await shown(there) == {"summary": [], "pending": [], "recent": ["u1", "u2"]}
-    assert there.health is MemoryHealth.DEGRADED
-
-
 async def test_a_degraded_conversation_is_recovered_by_a_pod_that_only_reads(pods: Pods) -> None:
     failing = LedgerSummarizer()
     failing.fail = 1
     settings = config(retry_attempts=0, degraded_retry_interval_s=0.2)
     dead, _ = await pods.pod(settings, failing)
-    for number in range(3):
-        await dead.add_turn(turn(number))
+    await added(dead, *range(3))
     await until(lambda: dead.health is MemoryHealth.DEGRADED)
     await dead.close()
     reader, _ = await pods.pod(settings)
     await reader.get_llm_context()
     await until(lambda: reader.health is MemoryHealth.HEALTHY and reader.stats.summaries == 1)
     assert (await shown(reader))["summary"] == ["u0"]
-
-
-async def test_trimming_the_backlog_does_not_bring_the_next_attempt_forward(pods: Pods) -> None:
-    failing = LedgerSummarizer()
-    failing.fail = 100
-    settings = config(zone=1, retry_attempts=0, recovery_backlog_limit=1, degraded_retry_interval_s=60.0)
-    memory, _ = await pods.pod(settings, failing)
-    for number in range(6):
-        await memory.add_turn(turn(number))
-        await asyncio.sleep(0.01)
-    await until(lambda: memory.stats.dropped == 4)
-    await asyncio.sleep(0.05)
-    assert memory.health is MemoryHealth.DEGRADED
-    assert len(failing.requests) == 1
 
 
 async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods: Pods) -> None:
@@ -760,35 +635,8 @@ async def test_a_pod_whose_clock_is_wrong_waits_no_longer_than_the_backoff(pods:
     behind = {"summary": "", "health": "retry", "attempts": 1, "next_attempt_at": 1e9}
     body = b"stm/1 body\n" + json.dumps(behind).encode()
     await driver.replace(RECORD, body, version="v", expect=ABSENT, ttl=None)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: len(summarizer.requests) == 1, within=2)
-
-
-async def test_summarizer_calls_in_flight_are_bounded_across_conversations() -> None:
-    driver = MemoryDriver()
-    await driver.open()
-    backgrounds = Backgrounds(driver, Codec(), max_summaries=2)
-    summarizer = LedgerSummarizer()
-    summarizer.hold()
-    memories = [
-        DistributedShortTermMemory(
-            driver,
-            MemoryKey("acme", "u1", f"chat-{number}"),
-            config(),
-            summarizer=summarizer,
-            backgrounds=backgrounds,
-        )
-        for number in range(6)
-    ]
-    for number in range(3):
-        await asyncio.gather(*(memory.add_turn(turn(number)) for memory in memories))
-    await asyncio.sleep(0.1)
-    assert summarizer.most_running == 2
-    summarizer.release()
-    await asyncio.gather(*(memory.flush() for memory in memories))
-    assert len(summarizer.requests) == 6
-    assert summarizer.most_running == 2
 
 
 async def test_a_summarizer_that_ignores_its_cancellation_is_abandoned(pods: Pods) -> None:
@@ -806,8 +654,7 @@ async def test_a_summarizer_that_ignores_its_cancellation_is_abandoned(pods: Pod
         return {"summary": "done"}
 
     memory, _ = await pods.pod(config(summarizer_timeout_s=0.1), stubborn)
-    for number in range(3):
-        await memory.add_turn(turn(number))
+    await added(memory, *range(3))
     await until(lambda: memory.stats.summaries == 1, within=0.9)
     assert calls == 2
 
@@ -826,22 +673,6 @@ async def test_no_log_record_holds_text_of_a_conversation(
     assert "ValueError" in caplog.text
     for secret in ("secret", "u0", "chat", "acme"):
         assert secret not in caplog.text
-
-
-async def test_conversations_of_different_keys_never_meet(pods: Pods) -> None:
-    tricky = [
-        MemoryKey("a", "b", "c"),
-        MemoryKey("a:b", "c", "d"),
-        MemoryKey("a", "b:c", "d"),
-        MemoryKey("a%3Ab", "c", "d"),
-        MemoryKey("kv", "v1", "x"),
-        MemoryKey("a", "b", "memory"),
-    ]
-    made = [(await pods.pod(config("truncation"), key=key))[0] for key in tricky]
-    for number, memory in enumerate(made):
-        await memory.add_turn(turn(number))
-    for number, memory in enumerate(made):
-        assert (await shown(memory))["recent"] == [f"u{number}"]
 
 
 async def test_the_cost_of_a_turn_does_not_grow_with_the_conversation(pods: Pods) -> None:

@@ -85,6 +85,16 @@ class Stepped:
         return stepped
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def driver(world: World) -> LargeEntries:
+    return await world.process()
+
+
 def is_record(where: Any) -> bool:
     return isinstance(where, Key) and where.scope == KEY.scope
 
@@ -278,8 +288,7 @@ async def test_half_an_entry_is_corrupt_and_never_a_smaller_one() -> None:
         await lacking_a_part(HalvesAreServed)
 
 
-async def test_a_part_with_other_bytes_is_corrupt() -> None:
-    world = World()
+async def test_a_part_with_other_bytes_is_corrupt(world: World) -> None:
     await (await world.process()).append(KEY, LARGE, initial_version="v", ttl=None)
     raw, (first, *_) = await world.raw(), await world.parts()
     where = Key(PARTS, first)
@@ -292,8 +301,7 @@ async def test_a_part_with_other_bytes_is_corrupt() -> None:
             await (await world.process()).load(KEY)
 
 
-async def test_a_pointer_that_cannot_be_read_is_corrupt_and_can_be_erased() -> None:
-    world = World()
+async def test_a_pointer_that_cannot_be_read_is_corrupt_and_can_be_erased(world: World) -> None:
     await (await world.raw()).append(KEY, pointers.MARK + b"{}", initial_version="v", ttl=None)
     driver = await world.process()
     with pytest.raises(Corrupt):
@@ -301,8 +309,7 @@ async def test_a_pointer_that_cannot_be_read_is_corrupt_and_can_be_erased() -> N
     assert await driver.delete(KEY)
 
 
-async def test_what_is_dropped_while_it_is_read_is_read_again() -> None:
-    world = World()
+async def test_what_is_dropped_while_it_is_read_is_read_again(world: World) -> None:
     one, other = await two_large(world), await world.process()
 
     async def fold(name: str, where: Any) -> None:
@@ -314,17 +321,16 @@ async def test_what_is_dropped_while_it_is_read_is_read_again() -> None:
     assert await other.load(KEY) == Record("w", b"body", (OTHER,))
 
 
-async def test_an_entry_that_looks_like_a_pointer_is_an_entry() -> None:
-    world = World()
+async def test_an_entry_that_looks_like_a_pointer_is_an_entry(world: World) -> None:
     driver, odd = await world.process(), pointers.MARK + b"{}"
     await driver.append(KEY, odd, initial_version="v", ttl=None)
     await driver.replace(KEY, odd, version="w", expect="v", ttl=None)
     assert await (await world.process()).load(KEY) == Record("w", odd, (odd,))
 
 
-async def test_a_record_without_large_entries_takes_no_round_trip_more() -> None:
-    world = World()
-    driver = await world.process()
+async def test_a_record_without_large_entries_takes_no_round_trip_more(
+    world: World, driver: LargeEntries
+) -> None:
     await driver.load(KEY)
     for _ in range(3):
         await driver.append(KEY, b"small", initial_version="v", ttl=3600.0)
@@ -360,10 +366,10 @@ async def test_a_value_that_is_retried_is_stored_beside_the_record_once() -> Non
         await resent(LosesTrackOfUnknownOutcomes)
 
 
-async def test_an_unknown_outcome_keeps_no_reference_to_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_outcome_keeps_no_reference_to_the_value(
+    world: World, driver: LargeEntries, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stm_backends.records.large.parts.CACHED", 0)
-    world = World()
-    driver = await world.process()
 
     async def lose(name: str, _: Any) -> None:
         if name == "append":
@@ -378,8 +384,7 @@ async def test_an_unknown_outcome_keeps_no_reference_to_the_value(monkeypatch: p
     assert sys.getrefcount(value) == before
 
 
-async def test_a_value_that_is_retried_after_a_fold_has_its_parts() -> None:
-    world = World()
+async def test_a_value_that_is_retried_after_a_fold_has_its_parts(world: World) -> None:
     driver, other = await world.process(), await world.process()
 
     async def unanswered(name: str, _: Any) -> None:
@@ -426,9 +431,7 @@ async def test_a_repeat_in_the_record_keeps_the_parts() -> None:
         await one_of_two_dropped(RemovesWhatStillStands)
 
 
-async def test_a_lost_race_and_a_refused_entry_leave_no_parts() -> None:
-    world = World()
-    driver = await world.process()
+async def test_a_lost_race_and_a_refused_entry_leave_no_parts(world: World, driver: LargeEntries) -> None:
     await driver.append(KEY, b"x" * 60_000, initial_version="v", ttl=None)
     assert not await driver.replace(KEY, LARGE, version="w", expect="other", ttl=None)
     assert not await driver.replace(KEY, LARGE, version="w", expect=ABSENT, ttl=None)
@@ -441,9 +444,7 @@ async def test_a_lost_race_and_a_refused_entry_leave_no_parts() -> None:
     assert await world.parts() == []
 
 
-async def test_parts_that_cannot_be_stored_raise_unavailable() -> None:
-    world = World()
-    driver = await world.process()
+async def test_parts_that_cannot_be_stored_raise_unavailable(world: World, driver: LargeEntries) -> None:
 
     async def lose(name: str, where: Any) -> None:
         if name == "replace":
@@ -457,9 +458,9 @@ async def test_parts_that_cannot_be_stored_raise_unavailable() -> None:
     assert await world.parts() == []
 
 
-async def test_an_append_that_takes_too_long_for_its_parts_stores_no_pointer() -> None:
-    world = World()
-    driver = await world.process()
+async def test_an_append_that_takes_too_long_for_its_parts_stores_no_pointer(
+    world: World, driver: LargeEntries
+) -> None:
 
     async def be_slow(name: str, where: Any) -> None:
         world.clock.now += 30
@@ -493,8 +494,7 @@ async def test_an_entry_that_outlives_the_erasure_of_its_parts_gets_them_again()
         await erased_meanwhile(SettlesNothing)
 
 
-async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed() -> None:
-    world = World()
+async def test_an_erasure_removes_an_entry_whose_parts_it_has_just_removed(world: World) -> None:
     driver, other = await world.process(), await world.process()
     adding: asyncio.Task[int] | None = None
     written, go_on, stands = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -554,8 +554,7 @@ async def test_cancelling_an_append_at_any_step_leaves_all_or_nothing() -> None:
 # Garbage
 
 
-async def test_a_fold_removes_the_parts_of_what_it_covers_and_no_others() -> None:
-    world = World()
+async def test_a_fold_removes_the_parts_of_what_it_covers_and_no_others(world: World) -> None:
     driver = await two_large(world)
     assert len(await world.parts()) == 6
     assert await folded(driver)
@@ -565,8 +564,7 @@ async def test_a_fold_removes_the_parts_of_what_it_covers_and_no_others() -> Non
     assert await world.parts() == []
 
 
-async def test_what_is_replaced_loses_its_parts() -> None:
-    world = World()
+async def test_what_is_replaced_loses_its_parts(world: World) -> None:
     driver = await two_large(world)
     assert await saved(driver)
     assert len(await world.parts()) == 3
@@ -575,9 +573,9 @@ async def test_what_is_replaced_loses_its_parts() -> None:
     assert await world.parts() == []
 
 
-async def test_parts_that_have_just_been_dropped_are_removed_a_little_later() -> None:
-    world = World()
-    driver = await world.process()
+async def test_parts_that_have_just_been_dropped_are_removed_a_little_later(
+    world: World, driver: LargeEntries
+) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=None)
     await driver.load(KEY)
     await driver.replace(KEY, b"", version="w", expect="v", drop=1, ttl=KEEP)
@@ -587,8 +585,7 @@ async def test_parts_that_have_just_been_dropped_are_removed_a_little_later() ->
     assert await world.parts() == []
 
 
-async def test_parts_without_a_pointer_are_removed_only_once_none_can_follow() -> None:
-    world = World()
+async def test_parts_without_a_pointer_are_removed_only_once_none_can_follow(world: World) -> None:
     killed, driver = await world.process(), await world.process()
 
     async def kill(name: str, where: Any) -> None:
@@ -608,8 +605,7 @@ async def test_parts_without_a_pointer_are_removed_only_once_none_can_follow() -
     assert await (await world.process()).load(KEY) == Record("v", None, (OTHER, THIRD))
 
 
-async def test_an_error_in_removing_parts_does_not_fail_the_write() -> None:
-    world = World()
+async def test_an_error_in_removing_parts_does_not_fail_the_write(world: World) -> None:
     driver = await two_large(world)
 
     async def fail(name: str, where: Any) -> None:
@@ -621,8 +617,7 @@ async def test_an_error_in_removing_parts_does_not_fail_the_write() -> None:
     assert await (await world.raw()).load(KEY) is not None
 
 
-async def test_erasing_a_user_removes_parts_that_nothing_points_to() -> None:
-    world = World()
+async def test_erasing_a_user_removes_parts_that_nothing_points_to(world: World) -> None:
     async with Backend(await world.raw()) as backend:
         config = ShortTermMemoryConfig(strategy="truncation")
         memory = backend.memory(MemoryKey("acme", "u", "s"), config)
@@ -655,8 +650,7 @@ async def test_parts_outlive_their_record_regardless_of_the_writer() -> None:
         await lives_on(NeverRenews)
 
 
-async def test_one_process_that_is_killed_right_after_each_append_does_no_harm() -> None:
-    world = World()
+async def test_one_process_that_is_killed_right_after_each_append_does_no_harm(world: World) -> None:
     one, other = await world.process(), await world.process()
     await one.append(KEY, LARGE, initial_version="v", ttl=100.0)
     for _ in range(20):
@@ -669,9 +663,9 @@ async def test_one_process_that_is_killed_right_after_each_append_does_no_harm()
     assert found.tail[0] == LARGE
 
 
-async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along() -> None:
-    world = World()
-    driver = await world.process()
+async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along(
+    world: World, driver: LargeEntries
+) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=100.0)
     await driver.append(KEY, b"small", initial_version="v", ttl=None)
     world.clock.now += 1_000_000
@@ -683,9 +677,7 @@ async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along() -
     assert await world.parts() == []
 
 
-async def test_parts_end_some_time_after_their_record() -> None:
-    world = World()
-    driver = await world.process()
+async def test_parts_end_some_time_after_their_record(world: World, driver: LargeEntries) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=100.0)
     await driver.replace(KEY, OTHER, version="w", expect="v", ttl=KEEP)
     world.clock.now += 361
@@ -693,9 +685,7 @@ async def test_parts_end_some_time_after_their_record() -> None:
     assert await world.parts() == []
 
 
-async def test_parts_are_not_written_again_each_time() -> None:
-    world = World()
-    driver = await world.process()
+async def test_parts_are_not_written_again_each_time(world: World, driver: LargeEntries) -> None:
     await driver.append(KEY, LARGE, initial_version="v", ttl=4_000.0)
     world.calls.clear()
     for _ in range(9):
@@ -710,9 +700,9 @@ async def test_parts_are_not_written_again_each_time() -> None:
 # Limits
 
 
-async def test_a_value_above_the_limit_is_refused_before_any_write() -> None:
-    world = World()
-    driver = await world.process()
+async def test_a_value_above_the_limit_is_refused_before_any_write(
+    world: World, driver: LargeEntries
+) -> None:
     assert driver.traits.max_entry == 64 * 1024 * 1024
     with pytest.raises(TooLarge) as refused:
         await driver.append(KEY, bytes(driver.traits.max_entry + 1), initial_version="v", ttl=None)
@@ -739,8 +729,7 @@ async def test_every_pointer_has_the_same_size() -> None:
         assert pointers.open_part(pointers.seal_part(b"chunk", life)) == (b"chunk", life)
 
 
-async def test_a_turn_of_4_mib_and_ten_of_300_kb_fit_where_an_entry_has_64_kb() -> None:
-    world = World()
+async def test_a_turn_of_4_mib_and_ten_of_300_kb_fit_where_an_entry_has_64_kb(world: World) -> None:
     async with Backend(await world.raw()) as backend:
         memory = backend.memory(MemoryKey("acme", "u", "s"), ShortTermMemoryConfig(strategy="truncation"))
         sizes = (4 * 1024 * 1024, *[300_000] * 9)

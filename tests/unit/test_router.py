@@ -98,11 +98,13 @@ async def test_an_invalid_key_raises_and_leaves_nothing_bound(router: MemoryRout
     assert await stored(router, A) == ["u1"]
 
 
-async def test_a_key_may_be_given_for_its_composite(router: MemoryRouter) -> None:
-    key = MemoryKey("acme", "u:1", "a")
-    await router.hydrate(None, key)
+@pytest.mark.parametrize("composite", [True, False])
+async def test_a_key_and_its_encoded_composite_are_the_same(router: MemoryRouter, composite: bool) -> None:
+    key = MemoryKey("ac:me", "50%", "s")
+    given = key.composite() if composite else key
+    await router.hydrate(None, given)
     await router.add_turn(turn(1))
-    await router.persist(None, key)
+    await router.persist(None, given)
     with router.bound(key):
         assert (await shown(router))["recent"] == ["u1"]
 
@@ -122,13 +124,6 @@ async def test_an_object_that_is_not_a_key_raises_and_hides_the_old_binding(
         await router.persist(None, bad)
     await router.persist(None, A)
     assert await stored(router, A) == ["u1"]
-
-
-async def test_an_encoded_key_is_the_key_it_encodes(router: MemoryRouter) -> None:
-    key = MemoryKey("ac:me", "50%", "s")
-    await say(router, key.composite(), "1")
-    with router.bound(key):
-        assert (await shown(router))["recent"] == ["u1"]
 
 
 async def test_a_conversation_inside_another_returns_to_it(router: MemoryRouter) -> None:

@@ -65,26 +65,24 @@ async def test_what_a_function_returns_or_raises_reaches_the_caller() -> None:
         await background.call_within(5, raises, 7)
 
 
-def test_a_function_that_ignores_its_cancellation_times_out() -> None:
-    async def main() -> None:
-        background, ended = Background(), asyncio.Event()
+@clock.virtually
+async def test_a_function_that_ignores_its_cancellation_times_out() -> None:
+    background, ended = Background(), asyncio.Event()
 
-        async def stubborn() -> None:
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                await asyncio.sleep(10)
-                ended.set()
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(10)
+            ended.set()
 
-        started = clock.now()
-        with pytest.raises(TimeoutError):
-            await background.call_within(2, stubborn)
-        assert clock.now() - started == 2
-        assert not ended.is_set()
-        await background.close(timeout=60)
-        assert ended.is_set()
-
-    clock.run(main())
+    started = clock.now()
+    with pytest.raises(TimeoutError):
+        await background.call_within(2, stubborn)
+    assert clock.now() - started == 2
+    assert not ended.is_set()
+    await background.close(timeout=60)
+    assert ended.is_set()
 
 
 def test_a_function_that_fails_after_its_timeout_has_no_effect() -> None:
@@ -131,101 +129,93 @@ async def test_cancelling_the_caller_cancels_the_function() -> None:
     await asyncio.wait_for(ended.wait(), 5)
 
 
-def test_closing_waits_and_then_cancels() -> None:
-    async def main() -> None:
-        background, done = Background(), list[str]()
+@clock.virtually
+async def test_closing_waits_and_then_cancels() -> None:
+    background, done = Background(), list[str]()
 
-        async def work(name: str, seconds: float) -> None:
-            try:
-                await asyncio.sleep(seconds)
-                done.append(name)
-            except asyncio.CancelledError:
-                done.append(f"{name} cancelled")
-                raise
-
-        background.start(work("quick", 1), name="quick")
-        background.start(work("slow", 100), name="slow")
-        started = clock.now()
-        await background.close(timeout=5)
-        assert done == ["quick", "slow cancelled"]
-        assert clock.now() - started == 5
-        await background.close(timeout=5)
-
-    clock.run(main())
-
-
-def test_a_cancelled_close_still_lets_tasks_release_what_they_hold() -> None:
-    async def main() -> None:
-        background, given_back = Background(), asyncio.Event()
-
-        async def work() -> None:
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                await asyncio.sleep(0.5)
-                given_back.set()
-
-        background.start(work(), name="work")
-        started = clock.now()
-        closing = asyncio.create_task(background.close(timeout=100))
-        await asyncio.sleep(1)
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        assert given_back.is_set()
-        assert not background
-        assert clock.now() - started == 1.5
-
-    clock.run(main())
-
-
-def test_closing_covers_tasks_started_during_the_close() -> None:
-    async def main() -> None:
-        background, done = Background(), list[str]()
-
-        async def quick(name: str) -> None:
-            await asyncio.sleep(1)
+    async def work(name: str, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
             done.append(name)
+        except asyncio.CancelledError:
+            done.append(f"{name} cancelled")
+            raise
 
-        async def starts_another() -> None:
-            await asyncio.sleep(1)
-            background.start(quick("while waiting"), name="second")
+    background.start(work("quick", 1), name="quick")
+    background.start(work("slow", 100), name="slow")
+    started = clock.now()
+    await background.close(timeout=5)
+    assert done == ["quick", "slow cancelled"]
+    assert clock.now() - started == 5
+    await background.close(timeout=5)
 
-        async def starts_another_at_the_end() -> None:
+
+@clock.virtually
+async def test_a_cancelled_close_still_lets_tasks_release_what_they_hold() -> None:
+    background, given_back = Background(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.5)
+            given_back.set()
+
+    background.start(work(), name="work")
+    started = clock.now()
+    closing = asyncio.create_task(background.close(timeout=100))
+    await asyncio.sleep(1)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert given_back.is_set()
+    assert not background
+    assert clock.now() - started == 1.5
+
+
+@clock.virtually
+async def test_closing_covers_tasks_started_during_the_close() -> None:
+    background, done = Background(), list[str]()
+
+    async def quick(name: str) -> None:
+        await asyncio.sleep(1)
+        done.append(name)
+
+    async def starts_another() -> None:
+        await asyncio.sleep(1)
+        background.start(quick("while waiting"), name="second")
+
+    async def starts_another_at_the_end() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            background.start(asyncio.sleep(3600), name="third")
+
+    background.start(starts_another(), name="first")
+    background.start(starts_another_at_the_end(), name="stubborn")
+    await background.close(timeout=5)
+    assert done == ["while waiting"]
+    assert not background
+
+
+@clock.virtually
+async def test_closing_ends_though_a_task_ignores_its_cancellation() -> None:
+    background, cancelled = Background(), list[int]()
+
+    async def stubborn() -> None:
+        for number in range(2):
             try:
-                await asyncio.sleep(3600)
-            finally:
-                background.start(asyncio.sleep(3600), name="third")
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                cancelled.append(number)
 
-        background.start(starts_another(), name="first")
-        background.start(starts_another_at_the_end(), name="stubborn")
-        await background.close(timeout=5)
-        assert done == ["while waiting"]
-        assert not background
-
-    clock.run(main())
-
-
-def test_closing_ends_though_a_task_ignores_its_cancellation() -> None:
-    async def main() -> None:
-        background, cancelled = Background(), list[int]()
-
-        async def stubborn() -> None:
-            for number in range(2):
-                try:
-                    await asyncio.sleep(10)
-                except asyncio.CancelledError:
-                    cancelled.append(number)
-
-        background.start(stubborn(), name="stubborn")
-        background.start(asyncio.sleep(3600), name="willing")
-        started = clock.now()
-        await background.close(timeout=2)
-        assert clock.now() - started == 3
-        assert cancelled == [0]
-        await asyncio.sleep(60)
-
-    clock.run(main())
+    background.start(stubborn(), name="stubborn")
+    background.start(asyncio.sleep(3600), name="willing")
+    started = clock.now()
+    await background.close(timeout=2)
+    assert clock.now() - started == 3
+    assert cancelled == [0]
+    await asyncio.sleep(60)
 
 
 async def test_a_task_may_close_its_own_background() -> None:
