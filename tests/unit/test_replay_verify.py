@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stm_backends.cli import places, render
+from stm_backends.cli import render
 from stm_backends.cli.replay import ledger
 from stm_backends.cli.replay.conversations import Conversation
 from stm_backends.cli.replay.dispatch import Dispatch
@@ -338,22 +338,6 @@ def test_milliseconds_have_the_digits_that_mean_something():
         "42.4",
         "1234",
     ]
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("sqlite:///a/b.db?synchronous=full", "sqlite:///a/b.db"),
-        ("redis://user:hunter2@host:6379/0", "redis://host:6379/0"),
-        ("redis://host/0?password=hunter2", "redis://host/0"),
-        ("redis://user:hunter2?x@host/0", "redis:…"),
-        ("redis://user:hunter2/x@host/0", "redis:…"),
-        ("redis://host/0?password=a@hunter2", "redis:…"),
-        ("memory", "memory"),
-    ],
-)
-def test_a_datastore_is_named_without_its_secrets(url: str, said: str):
-    assert places.shown(url) == said
 
 
 def test_percentiles_are_values_that_occurred():
