@@ -299,14 +299,10 @@ def test_the_verdict_claims_what_the_strategy_promises_and_no_more():
     assert "Verification failed" in shown_report(found=Findings(lost=1))
 
 
-def test_what_the_summarizer_spent_stands_beside_what_the_llm_was_sent():
+def test_a_report_shows_both_times_and_the_tokens_of_the_summarizer():
     shown = shown_report()
     assert "tokens read by the summarizer │ 71" in shown
     assert "tokens written by the summarizer │ 37" in shown
-
-
-def test_the_time_for_the_turns_and_the_time_in_all_are_both_shown():
-    shown = shown_report()
     assert "time for adding turns │ 1.5 s" in shown
     assert "reading back │ 18.5 s" in shown
 

@@ -308,7 +308,7 @@ async def test_a_merge_gives_a_conversation_that_has_no_summary_the_imported_one
 @pytest.mark.parametrize(
     "body", [Body(folded=1), Body(forgotten=Forgotten().adding(["t8"], now=0.0, keep_for=60.0))]
 )
-async def test_a_merge_into_what_has_folded_or_trimmed_keeps_even_an_empty_summary(
+async def test_a_merge_after_a_fold_or_trim_keeps_even_an_empty_summary(
     backend: Backend, sessions: Sessions, body: Body
 ) -> None:
     document = await exported(backend, FOLDED, 3)
