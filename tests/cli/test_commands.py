@@ -181,23 +181,20 @@ def test_show_says_what_the_first_line_of_a_replayed_summary_is(tmp_path: Path):
     assert "added by replay" not in cli("show", "acme:u1:made", "--url", url).stdout
 
 
-@pytest.mark.parametrize("ts", [1.7e12, 1e20, math.nan, -1e15])
-def test_show_survives_a_time_that_is_none(tmp_path: Path, ts: float):
+@pytest.mark.parametrize(
+    ("ts", "said"),
+    [
+        (1_700_000_000.0, "2023-11-14 22:13:20 UTC"),
+        *((ts, f"unknown (ts is {ts!r}") for ts in (1.7e12, 1e20, math.nan, -1e15)),
+    ],
+)
+def test_show_labels_the_time_of_a_turn_even_if_it_is_invalid(tmp_path: Path, ts: float, said: str):
     url = stored(tmp_path, exported(ts=ts))
 
     shown = "\n".join(lines(cli("show", "acme:u1:made", "--url", url)))
 
-    assert "time" in shown
-    assert f"unknown (ts is {ts!r}" in shown
+    assert re.search(rf"time +{re.escape(said)}", shown)
     assert "Hello" in shown
-
-
-def test_show_labels_the_time_of_a_turn(tmp_path: Path):
-    url = stored(tmp_path, exported(ts=1_700_000_000.0))
-
-    shown = cli("show", "acme:u1:made", "--url", url).stdout
-
-    assert re.search(r"time +2023-11-14 22:13:20 UTC", shown)
 
 
 def test_the_error_for_an_unreadable_conversation_names_show(url: str):
@@ -230,15 +227,22 @@ def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     assert (tmp_path / "new.db").exists()
 
 
-def test_a_datastore_is_shown_with_its_location_but_no_secret():
-    for url, shown in (
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///a/b.db?synchronous=full", "sqlite:///a/b.db"),
         ("postgresql://me:secret@host/db?schema=a&password=secret", "postgresql://host/db?schema=a"),
         ("redis://:secret@host:7/0?key_prefix=x:", "redis://host:7/0?key_prefix=x:"),
+        ("redis://user:hunter2?x@host/0", "redis:…"),
+        ("redis://user:hunter2/x@host/0", "redis:…"),
+        ("redis://host/0?password=a@hunter2", "redis:…"),
         ("dynamodb://t?endpoint_url=http://h:1&secret_access_key=s", "dynamodb://t?endpoint_url=http://h:1"),
         ("dynamodb://t?endpoint_url=http://u:s@h:1", "dynamodb:…"),
-        ("sqlite:///memory.db", "sqlite:///memory.db"),
-    ):
-        assert places.shown(url) == shown
+        ("memory", "memory"),
+    ],
+)
+def test_a_datastore_is_shown_with_its_location_but_no_secret(url: str, said: str):
+    assert places.shown(url) == said
 
 
 def test_ping_says_how_long_an_answer_took(url: str):
@@ -255,15 +259,8 @@ def test_a_database_that_is_not_there_is_refused_and_not_created(tmp_path: Path,
     assert result.exit_code == 1
     assert "there is no database file" in result.stderr
     assert "stm-backends ping" not in result.stderr
+    assert "Check the URL" in result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_drivers_lists_what_is_installed():
-    shown = cli("drivers")
-
-    assert shown.exit_code == 0
-    assert "sqlite" in shown.stdout
-    assert "memory" in shown.stdout
 
 
 def test_drivers_shows_the_whole_install_line_at_80_columns(monkeypatch: pytest.MonkeyPatch):
@@ -284,6 +281,8 @@ def test_drivers_shows_the_whole_install_line_at_80_columns(monkeypatch: pytest.
         assert f"the backend '{extra}' needs the module" in shown.stdout
     assert "…" not in shown.stdout
     assert "rediss+sentinel://" in shown.stdout
+    assert "sqlite" in shown.stdout
+    assert "memory" in shown.stdout
     table = shown.stdout[: shown.stdout.index("└")]
     assert max(map(len, table.splitlines())) <= 80
 
@@ -375,17 +374,6 @@ def test_what_export_writes_import_reads(url: str, tmp_path: Path):
     assert len(exported) == 2
 
 
-def test_an_export_of_nobody_fails_and_keeps_the_file_that_was_there(url: str, tmp_path: Path):
-    file = tmp_path / "keep.jsonl"
-    file.write_text("kept")
-
-    result = cli("export", "--user", "acme:typo", "--url", url, "-o", str(file))
-
-    assert result.exit_code == 1
-    assert "there is no conversation to export" in result.stderr
-    assert file.read_text() == "kept"
-
-
 def test_an_export_names_what_it_cannot_read_and_goes_on_with_the_rest(url: str, tmp_path: Path):
     damage(url, "a:b")
     file = tmp_path / "out.jsonl"
@@ -408,6 +396,9 @@ def test_a_failed_export_keeps_the_old_file_and_leaves_no_temporary_one(url: str
 
     for key in ("acme:u1:nobody", "acme:u1:"):
         assert cli("export", key, "--url", url, "-o", str(file)).exit_code > 0
+    empty = cli("export", "--user", "acme:typo", "--url", url, "-o", str(file))
+    assert empty.exit_code == 1
+    assert "there is no conversation to export" in empty.stderr
     assert (
         cli("export", "acme:u1:trip", "--url", f"sqlite:///{tmp_path}/no.db", "-o", str(file)).exit_code == 1
     )
@@ -473,17 +464,31 @@ def test_a_conversation_without_a_session_id_is_in_nobodys_way(url: str):
     assert "a conversation of acme:u1 with a blank session id" in exported.stderr
 
 
-@pytest.mark.parametrize("bad", ["{", '{"format": "stm-session", "version": 1}', "the first line again"])
-def test_an_import_with_a_bad_line_stores_nothing(url: str, tmp_path: Path, bad: str):
-    good = cli("export", "acme:u1:trip", "--url", url).stdout
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "{file}:3: not JSON"),
+        (b"[]", "{file}:3: the line is not a JSON object"),
+        (b"{}", "{file}:3: this is not an exported conversation"),
+        (b'{"format": "stm-session", "version": 1}', "{file}:3: "),
+        (b'{"messages": [{"role": "user", "content": "Hi"}]}', "stm-backends replay FILE"),
+        (b'{"a": "\xff"}', "{file}: not UTF-8"),
+        (None, "{file}:3: "),
+    ],
+)
+def test_an_import_with_a_bad_line_names_it_and_stores_nothing(
+    url: str, tmp_path: Path, line: bytes | None, said: str
+):
+    good = cli("export", "acme:u1:trip", "--url", url).stdout.encode()
     file, elsewhere = tmp_path / "x.jsonl", f"sqlite:///{tmp_path}/elsewhere.db"
-    file.write_text(good + (good if "again" in bad else bad))
+    # Empty lines count. Where there is no other line, the first one comes again.
+    file.write_bytes(b"\n" + good + (good if line is None else line))
 
     refused = cli("import", str(file), "--url", elsewhere)
 
     assert refused.exit_code == 2
-    assert f"{file}:2: " in refused.stderr
-    file.write_text(good)
+    assert said.replace("{file}", str(file)) in refused.stderr
+    file.write_bytes(good)
     lines(cli("import", str(file), "--url", elsewhere))
 
 
@@ -524,26 +529,6 @@ def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_pa
     assert (again.exit_code, again.stderr) == (0, "2 conversations merged, none of them changed\n")
 
 
-def test_an_import_of_what_replay_reads_says_so(url: str, tmp_path: Path):
-    file = tmp_path / "openai.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
-
-    refused = cli("import", str(file), "--url", url)
-
-    assert refused.exit_code == 2
-    assert "stm-backends replay FILE" in refused.stderr
-
-
-def test_an_import_that_is_not_utf_8_is_refused(url: str, tmp_path: Path):
-    file = tmp_path / "x.jsonl"
-    file.write_bytes(b'{"a": "\xff"}\n')
-
-    refused = cli("import", str(file), "--url", url)
-
-    assert refused.exit_code == 2
-    assert f"{file}: not UTF-8" in refused.stderr
-
-
 def test_an_import_onto_what_exists_is_refused_unless_told(url: str, tmp_path: Path):
     file = tmp_path / "out.jsonl"
     lines(cli("export", TRIP.composite(), "--url", url, "-o", str(file)))
@@ -556,20 +541,6 @@ def test_an_import_onto_what_exists_is_refused_unless_told(url: str, tmp_path: P
     for how in ("--merge", "--replace"):
         lines(cli("import", str(file), "--url", url, how))
         assert lines(cli("export", TRIP.composite(), "--url", url)) == file.read_text().splitlines()
-
-
-def test_a_file_that_is_no_export_is_refused_by_file_and_line(url: str, tmp_path: Path):
-    file = tmp_path / "bad.jsonl"
-    for line, wrong in (
-        ("{", "not JSON"),
-        ("[]", "not a JSON object"),
-        ("{}", "not an exported conversation"),
-    ):
-        file.write_text(f"\n{line}\n")
-        refused = cli("import", str(file), "--url", url)
-        assert refused.exit_code == 2
-        assert f"{file}:2: " in refused.stderr
-        assert wrong in refused.stderr
 
 
 def test_export_wants_either_conversations_or_a_user(url: str):
@@ -612,6 +583,13 @@ def test_erase_takes_what_was_named_and_nothing_else(url: str, what: str, left: 
     [
         (("relpay",), "replay"),
         (("ping", "sqlit"), "Did you mean 'sqlite'"),
+        (("ping", "redsi://user:hunter2@host/0"), "Did you mean 'redis'"),
+        (("schema", "sqlte"), "Did you mean 'sqlite'"),
+        (("conformance", "sqlit", "--url", "sqlit:///x.db"), "Did you mean 'sqlite'"),
+        (
+            ("conformance", "memory", "--url", "memory://typo", "--clause", "driver.resnt"),
+            "no clause is called 'driver.resnt'. Did you mean driver.resent?",
+        ),
         (("ping",), "STM_BACKENDS_URL"),
         (("show", "one-part", "--backend", "memory"), "write tenant:user:session"),
         (("show", "a:b:c", "--backend", "memory"), "ls TENANT:USER"),
@@ -635,6 +613,7 @@ def test_misuse_is_one_clear_message_and_exit_status_2(arguments: tuple[str, ...
     assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.output
+    assert "hunter2" not in result.output
     assert result.stdout == ""
 
 
@@ -668,21 +647,6 @@ def test_a_datastore_that_fails_is_exit_status_1_with_a_remedy(tmp_path: Path):
     assert "Traceback" not in result.output
     assert "right file" in result.stderr
     assert "newer" not in result.stderr
-
-
-def test_the_error_of_ping_does_not_suggest_ping(tmp_path: Path):
-    for command in (("ping",), ("ls", "a")):
-        result = cli(*command, "--url", f"sqlite:///{tmp_path}/no/such.db")
-        assert result.exit_code == 1
-        assert "stm-backends ping" not in result.stderr
-        assert "Check the URL" in result.stderr
-
-
-def test_what_is_secret_in_a_url_is_not_printed():
-    result = cli("ping", "redsi://user:hunter2@host/0")
-
-    assert result.exit_code == 2
-    assert "hunter2" not in result.output
 
 
 def test_a_missing_extra_is_answered_with_the_line_that_installs_it(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -48,8 +47,6 @@ def process(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Where this test itself runs in the background, an interrupt would be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above
     )
 
 
@@ -357,22 +354,6 @@ def test_a_target_that_fails_in_the_middle_is_told_with_how_to_go_on(tmp_path: P
 # Kills
 
 
-def test_a_copy_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
-    source, target = url_of(tmp_path, "from"), url_of(tmp_path, "to")
-    many(source, 150, 10)
-
-    copying = process("-m", "stm_backends", "copy", source, target, "--tenant", "acme")
-    reached(tmp_path / "to.db", 150, copying)
-    copying.send_signal(signal.SIGINT)
-    _, said = copying.communicate(timeout=60)
-
-    assert copying.returncode == 130
-    assert "run the command again to resume" in said
-    assert "Traceback" not in said
-    copied(source, target, "--tenant", "acme")
-    assert held(target) == held(source)
-
-
 def test_a_copy_that_was_killed_is_completed_by_the_same_command(tmp_path: Path) -> None:
     source, target = url_of(tmp_path, "from"), url_of(tmp_path, "to")
     conversations, turns = 150, 10
@@ -463,12 +444,6 @@ def test_a_backend_without_a_schema_says_so_in_a_line_and_prints_nothing() -> No
         done = cli("schema", name)
         assert (done.exit_code, done.stdout) == (0, "")
         assert done.stderr == "The backend 'memory' needs no setup.\n"
-
-
-def test_a_mistyped_name_of_a_backend_is_answered_with_a_near_miss() -> None:
-    done = cli("schema", "sqlte")
-    assert done.exit_code == 2
-    assert "Did you mean 'sqlite'?" in done.stderr
 
 
 def test_every_command_that_may_set_a_datastore_up_takes_create(source: str, tmp_path: Path) -> None:

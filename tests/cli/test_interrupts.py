@@ -212,7 +212,8 @@ def test_a_replay_in_a_temporary_database_says_that_it_is_gone(tmp_path: Path) -
     # The first line that tells how far it is.
     assert "of 20,000 turns" in command.stderr.readline()
     os.killpg(command.pid, signal.SIGINT)
-    _, said = command.communicate(timeout=PATIENCE_S)
+    written, said = command.communicate(timeout=PATIENCE_S)
+    assert "(temporary)" in written.splitlines()[0]
     assert command.returncode == 130
     assert "turns had been added; the temporary database is removed. Run the command again." in said
     assert "Traceback" not in said

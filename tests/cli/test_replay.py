@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,21 +59,6 @@ def test_a_replay_says_that_it_took_the_database_of_the_environment(tmp_path: Pa
     assert "No pod was killed" in done.stdout
     for word in ("process", "worker"):
         assert word not in done.stdout + done.stderr
-
-
-def test_the_command_line_runs_as_a_module_of_either_name(tmp_path: Path):
-    file = generated(tmp_path, conversations=1, turns=2)
-    done = subprocess.run(
-        [sys.executable, "-m", "stm_backends", "replay", str(file), "--pods", "2"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={name: value for name, value in os.environ.items() if name != "STM_BACKENDS_URL"},
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "(temporary)" in done.stdout.splitlines()[0]
 
 
 @pytest.mark.full

@@ -7,7 +7,6 @@ import io
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,71 +19,66 @@ CHECKS = 82
 SLOW_CHECKS = 16
 STORE_CHECKS = 30
 
-BROKEN = """
+PLUGIN = """
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
+{source}
+def open_driver(url, *, create=False):
+    driver = Made(SqliteSettings.from_url(url.replace("{name}:", "sqlite:")))
+    if create:
+        driver.create()
+    return driver
 
-class Broken(SqliteDriver):
+@hookimpl
+def stm_backend():
+    return BackendPlugin(name="{name}", url_schemes=("{name}",), open=open_driver)
+"""
+"""A module that brings a backend, around the class `Made`."""
+
+BROKEN = """
+class Made(SqliteDriver):
     async def append(self, key, entry, *, initial_version, ttl):
         if key.name == "record" and entry == b"d":
             entry = b"another entry"
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
-
-def open_broken(url, *, create=False):
-    return Broken(SqliteSettings.from_url(url.replace("broken:", "sqlite:")))
-
-@hookimpl
-def stm_backend():
-    return BackendPlugin(name="broken", url_schemes=("broken",), open=open_broken)
 """
 """A backend that stores another entry than it was given, if that is `b"d"`."""
 
 TABLES = """
 from pathlib import Path
-from stm_backends.drivers.plugins import BackendPlugin, hookimpl
-from stm_backends.drivers.sqlite.driver import SqliteDriver
-from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.errors import Unavailable
 
-class Tables(SqliteDriver):
+class Made(SqliteDriver):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.table = Path(settings.path + ".table")
+
+    def create(self):
+        self.table.touch()
+
     async def load(self, key):
         if not self.table.exists():
             raise Unavailable("no table; open once with create=True", backend="tables", operation="load")
         return await super().load(key)
-
-def open_tables(url, *, create=False):
-    settings = SqliteSettings.from_url(url.replace("tables:", "sqlite:"))
-    driver = Tables(settings)
-    driver.table = Path(settings.path + ".table")
-    if create:
-        driver.table.touch()
-    return driver
-
-@hookimpl
-def stm_backend():
-    return BackendPlugin(name="tables", url_schemes=("tables",), open=open_tables)
 """
 """A backend that needs a table, which it creates only with `create=True`."""
 
 TORN = """
 import asyncio
 from stm_backends.drivers.contract import Record
-from stm_backends.drivers.plugins import BackendPlugin, hookimpl
-from stm_backends.drivers.sqlite.driver import SqliteDriver
-from stm_backends.drivers.sqlite.settings import SqliteSettings
 
-class Torn(SqliteDriver):
+class Made(SqliteDriver):
     busy = False
 
     async def alone(self, work):
-        while Torn.busy:
+        while Made.busy:
             await asyncio.sleep(0)
-        Torn.busy = True
+        Made.busy = True
         try:
             return await work
         finally:
-            Torn.busy = False
+            Made.busy = False
 
     async def load_twice(self, key):
         first, second = await super().load(key), await super().load(key)
@@ -98,15 +92,35 @@ class Torn(SqliteDriver):
 
     async def replace(self, key, body, **rest):
         return await self.alone(super().replace(key, body, **rest))
-
-def open_torn(url, *, create=False):
-    return Torn(SqliteSettings.from_url(url.replace("torn:", "sqlite:")))
-
-@hookimpl
-def stm_backend():
-    return BackendPlugin(name="torn", url_schemes=("torn",), open=open_torn)
 """
 """A backend that loads in two reads, which only a lock of its own process keeps together."""
+
+
+MINE = """
+import pytest
+from dataclasses import replace
+from stm_backends.testing import DriverContract, FakeClock
+from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
+
+class TestMine(DriverContract):
+    {extra}
+
+    @pytest.fixture
+    def datastore(self):
+        return replace(faulty_datastore(clock=FakeClock(), **SMALL), histories=1)
+
+class TestOther(TestMine):
+    __test__ = {other}
+    quick = True
+"""
+"""A driver in this process, of which everything can be asked but what needs others."""
+
+
+def mine(folder: Path, extra: str = "", *, other: bool = False) -> Path:
+    """Write a module with a subclass of the contract, with more lines in its body."""
+    path = folder / "test_mine.py"
+    path.write_text(MINE.format(extra=extra, other=other), "utf-8")
+    return path
 
 
 def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 200) -> tuple[int, str]:
@@ -182,8 +196,8 @@ def _within(folder: Path, path: Path | None) -> Iterator[io.StringIO]:
 
 
 def install(folder: Path, name: str, source: str) -> Path:
-    """Write a module that brings a backend, as if it were installed in `folder`."""
-    (folder / f"{name}.py").write_text(textwrap.dedent(source), "utf-8")
+    """Write a module that brings a backend, the class `Made` of `source`, as if installed in `folder`."""
+    (folder / f"{name}.py").write_text(PLUGIN.format(name=name, source=source), "utf-8")
     metadata = folder / f"{name}-1.5.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")

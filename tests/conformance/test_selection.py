@@ -11,30 +11,7 @@ import pytest
 
 from stm_backends.testing import DriverContract, MemoryContract, PodsContract, StoreContract
 from stm_backends.testing.workbench.check import check_of
-from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, install, pytest_in
-
-MINE = """
-import pytest
-from dataclasses import replace
-from stm_backends.testing import DriverContract, FakeClock
-from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
-
-class TestMine(DriverContract):
-    @pytest.fixture
-    def datastore(self):
-        return replace(faulty_datastore(clock=FakeClock(), **SMALL), histories=1)
-
-class TestOther(TestMine):
-    __test__ = {other}
-    quick = True
-"""
-"""A driver in this process, of which everything can be asked but what needs others."""
-
-
-def mine(folder: Path, *, other: bool = False) -> Path:
-    path = folder / "test_mine.py"
-    path.write_text(MINE.format(other=other), "utf-8")
-    return path
+from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, command, install, mine, pytest_in
 
 
 def told(
@@ -85,6 +62,7 @@ def test_a_quick_run_is_told_as_one(tmp_path: Path) -> None:
     assert f"TestMine passes {extent}" in printed
     assert report["extent"] == extent
     assert len(properties["left out"]) == len(report["left_out"]) == SLOW_CHECKS
+    assert any("test_entries_of_four_processes" in left_out for left_out in report["left_out"])
 
 
 def test_a_run_that_ended_early_is_told_as_one(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from stm_backends.history.log import ItemLog
 from stm_backends.records import keys
 from stm_backends.records.body import REMEMBERED_IDS
 from stm_backends.records.codec import Codec
-from stm_backends.records.directory import Directory
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
 from tests.unit.conftest import Lose
@@ -59,20 +58,20 @@ def numbers(found: Sequence[dict[str, Any]]) -> list[int]:
     return [item["n"] for item in found]
 
 
-async def fold(driver: Driver, *, count: int | None = None, now: float | None = None) -> bool:
+async def fold(driver: Driver, *, now: float = 0.0, codec: Codec = CODEC) -> bool:
     """Fold as another process would that has just read the log; returns whether it came through."""
     record = await driver.load(WHERE)
     if record is None:
         return False
-    found = items.read(record, CODEC)
+    found = items.read(record, codec)
     # As if at a time when every pop is young.
-    body = found.fold(found.length if count is None else count, now=now or 0.0, keep_for=60.0)
+    body = found.fold(found.length, now=now, keep_for=60.0)
     return await driver.replace(
         WHERE,
-        items.seal_folded(body, CODEC),
+        items.seal_folded(body, codec),
         version=new_version(),
         expect=record.version,
-        drop=found.length if count is None else count,
+        drop=found.length,
         ttl=KEEP,
     )
 
@@ -175,14 +174,6 @@ def test_a_time_to_live_is_a_number_of_seconds(ttl_s: Any) -> None:
         Backend(MemoryDriver()).item_log(KEY, "langchain", ttl_s=ttl_s)
 
 
-async def test_logs_of_different_frameworks_never_meet(driver: Driver) -> None:
-    backend = Backend(driver)
-    await backend.item_log(KEY, "langchain").add(numbered(1))
-    await backend.item_log(KEY, "openai-agents").add(numbered(2))
-    assert numbers(await backend.item_log(KEY, "langchain").items()) == [1]
-    assert numbers(await backend.item_log(KEY, "openai-agents").items()) == [2]
-
-
 async def test_a_transform_holds_for_items_too(driver: Driver) -> None:
     class Reverse:
         name = "reverse"
@@ -195,18 +186,9 @@ async def test_a_transform_holds_for_items_too(driver: Driver) -> None:
     log = Backend(driver, transforms=[Reverse()]).item_log(KEY, "langchain")
     await log.add([{"text": "secret"}, {}])
     await log.pop()
-    await fold_with(driver, Codec([Reverse()]))
+    assert await fold(driver, codec=Codec([Reverse()]))
     assert b"secret" not in str(await raw(driver)).encode()
     assert await log.items() == [{"text": "secret"}]
-
-
-async def fold_with(driver: Driver, codec: Codec) -> None:
-    record = await raw(driver)
-    found = items.read(record, codec)
-    body = items.seal_folded(found.fold(found.length, now=0.0, keep_for=60.0), codec)
-    assert await driver.replace(
-        WHERE, body, version="folded", expect=record.version, drop=found.length, ttl=KEEP
-    )
 
 
 # Full records, unreadable ones
@@ -668,28 +650,6 @@ def test_folding_any_beginning_changes_nothing_that_is_read(
         == items.read(Record("v", None, tail[:count]), CODEC).items
     )
     assert 0 <= whole.waste <= whole.length
-
-
-async def test_concurrent_adds_pops_and_folds_lose_and_double_no_item(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(item_log, "TOLERATED_WASTE", 2)
-    directory = Directory(driver, CODEC)
-    removed: list[int] = []
-
-    async def work(start: int) -> None:
-        log = log_on(driver, directory=directory)
-        for number in range(start, start + 30):
-            await log.add(numbered(number))
-            if number % 3:
-                item = await log.pop()
-                assert item is not None
-                removed.append(item["n"])
-
-    await asyncio.gather(*(work(1000 * pod) for pod in range(4)))
-    left = numbers(await log_on(driver).items())
-    added = [1000 * pod + number for pod in range(4) for number in range(30)]
-    assert sorted(left + removed) == added
 
 
 async def test_a_user_is_listed_before_and_after_a_log_is_created(driver: Driver, log: ItemLog) -> None:

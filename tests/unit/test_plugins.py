@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -82,12 +81,9 @@ def refused(error: type[Exception], *args: object, **options: object) -> str:
     return str(caught.value)
 
 
-def test_a_backend_opens_by_its_name() -> None:
-    assert isinstance(open_driver("memory"), MemoryDriver)
-
-
-def test_a_backend_opens_by_a_url_of_its_scheme_in_any_case() -> None:
-    assert isinstance(open_driver("MEMORY://"), MemoryDriver)
+@pytest.mark.parametrize("asked", ["memory", "memory://", "MEMORY://"])
+def test_a_backend_opens_by_its_name_or_a_url_of_its_scheme(asked: str) -> None:
+    assert isinstance(open_driver(asked), MemoryDriver)
 
 
 def test_a_backend_may_claim_other_schemes_than_its_name(install: Install) -> None:
@@ -120,12 +116,10 @@ def test_an_unknown_name_is_answered_with_the_names_there_are_and_a_near_miss() 
     assert installed == sorted(installed)
 
 
-def test_an_unknown_name_like_no_other_gets_no_guess() -> None:
-    assert "Did you mean" not in refused(UnknownBackend, "xyzzy")
-
-
-def test_a_name_in_other_letters_is_a_near_miss() -> None:
+def test_a_name_in_other_letters_is_a_near_miss_and_any_other_is_none() -> None:
     assert "Did you mean 'sqlite'?" in refused(UnknownBackend, "SQLite")
+    assert "Did you mean" not in refused(UnknownBackend, "xyzzy")
+    assert "Did you mean" not in refused(UnknownBackend, "")
 
 
 def test_a_mistyped_scheme_gets_a_near_miss_and_no_part_of_the_url_is_shown() -> None:
@@ -144,6 +138,7 @@ def test_a_mistyped_scheme_gets_a_near_miss_and_no_part_of_the_url_is_shown() ->
         f"://{HIDDEN}@host",
         f"re dis://{HIDDEN}@host",
         f"sqllite:/someone:{HIDDEN}@host",
+        f"someone:{HIDDEN}@host/x.db",
     ],
 )
 def test_what_may_be_a_mistyped_url_is_never_shown(text: str) -> None:
@@ -163,10 +158,6 @@ def test_a_near_miss_of_a_scheme_comes_from_the_plugins_own_schemes(install: Ins
 def test_a_near_miss_may_lack_its_client_library(install: Install) -> None:
     install("acme", schemes=("zetadb",), requires=("no_such_client",))
     assert "Did you mean 'zetadb'?" in refused(UnknownBackend, "zeta-db://host")
-
-
-def test_an_empty_name_is_refused() -> None:
-    refused(UnknownBackend, "")
 
 
 def test_a_url_beside_a_url_is_refused() -> None:
@@ -189,18 +180,13 @@ def test_an_option_that_the_backend_does_not_have_is_refused(install: Install) -
 # Two packages claim one name
 
 
-def test_two_packages_with_one_name_are_both_named(install: Install) -> None:
-    install("acme", distribution="acme-stm")
-    install("acme", distribution="umbrella-stm")
-    message = refused(AmbiguousBackend, "acme")
-    assert "acme-stm 1.5" in message
-    assert "umbrella-stm 1.5" in message
-
-
-def test_two_packages_with_one_scheme_are_both_named(install: Install) -> None:
-    install("one", distribution="acme-stm", schemes=("shared",))
-    install("two", distribution="umbrella-stm", schemes=("shared",))
-    message = refused(AmbiguousBackend, "shared://host")
+@pytest.mark.parametrize(("one", "two", "asked"), [("acme", "acme", "acme"), ("one", "two", "shared://host")])
+def test_two_packages_with_one_name_or_scheme_are_both_named(
+    install: Install, one: str, two: str, asked: str
+) -> None:
+    install(one, distribution="acme-stm", schemes=("shared",))
+    install(two, distribution="umbrella-stm", schemes=("shared",))
+    message = refused(AmbiguousBackend, asked)
     assert "acme-stm 1.5" in message
     assert "umbrella-stm 1.5" in message
 
@@ -256,12 +242,7 @@ def test_an_extra_that_the_distribution_does_not_have_is_not_suggested(install: 
         open_driver("lmdb")
     assert "acme-stm" not in str(caught.value)
     assert str(caught.value).endswith("its package often has the same name: pip install no_such_client")
-
-
-def test_a_missing_extra_is_an_import_error_that_names_the_module(install: Install) -> None:
-    install("acme", requires=("no_such_client",))
-    with pytest.raises(ImportError) as caught:
-        open_driver("acme")
+    # It is an ImportError, which names the module.
     assert caught.value.name == "no_such_client"
 
 
@@ -426,31 +407,6 @@ def test_the_diagnosis_tells_the_states_apart(install: Install) -> None:
     assert (memory.state, memory.schemes, memory.reason) == ("ready", ("memory",), "")
 
 
-def test_a_fresh_process_finds_a_plugin_installed_beside_a_broken_one(
-    install: Install, tmp_path: Path
-) -> None:
-    install("acme", "import no_such_client")
-    install("fine", distribution="fine-stm", schemes=("fine",))
-    program = (
-        "from stm_backends import open_backend\n"
-        "print(open_backend('fine://').name)\n"
-        "try: open_backend('acme')\n"
-        "except ValueError as error: print(error)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    first, second = ran.stdout.splitlines()
-    assert first == "memory"
-    assert "broken" in second
-    assert "no_such_client" in second
-
-
 def test_the_scheme_of_a_url_is_what_stands_before_the_colon() -> None:
     assert plugins.scheme_of("MongoDB+SRV://h") == "mongodb+srv"
     assert plugins.scheme_of("no scheme") == ""
@@ -474,8 +430,7 @@ def test_a_path_is_answered_with_the_url_to_write(given: Any, write: str) -> Non
 
 
 def test_a_windows_path_is_not_taken_for_a_url() -> None:
-    with pytest.raises(UnknownBackend, match="a path is not a backend"):
-        open_driver(r"C:\data\x.db")
+    assert "a path is not a backend" in refused(UnknownBackend, r"C:\data\x.db")
 
 
 @pytest.mark.parametrize("given", [None, 7, b"memory", {}, MemoryDriver()])
@@ -493,9 +448,3 @@ def test_a_url_beside_a_name_is_text_and_a_url() -> None:
         open_driver("sqlite", url=7)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="give path differently"):
         open_driver("sqlite", url="sqlite:///x.db", path="y.db")
-
-
-def test_what_may_hold_a_secret_is_not_taken_for_a_path() -> None:
-    with pytest.raises(UnknownBackend) as caught:
-        open_driver(f"user:{HIDDEN}@host/x.db")
-    assert HIDDEN not in str(caught.value)

@@ -194,10 +194,6 @@ def test_retries_back_off_twofold_and_then_go_on_at_the_interval() -> None:
     assert seen == [("retry", 2), ("retry", 4), ("retry", 8)] + [("degraded", 30)] * 3
 
 
-def test_without_retries_the_first_failure_degrades() -> None:
-    assert after_failure(config(retry_attempts=0), Body(), now=NOW).health is DEGRADED
-
-
 # What the body is then
 
 
@@ -215,11 +211,6 @@ def test_a_fold_makes_the_memory_healthy_and_remembers_what_it_covers() -> None:
     )
     assert all(f"id-{number}" in after.forgotten for number in range(3))
     assert "id-3" not in after.forgotten
-
-
-def test_a_summary_over_its_budget_is_cut_before_it_is_stored() -> None:
-    settings, fold = config(summary_max_tokens=10), Fold("", tuple(turns(1)))
-    assert after_fold(settings, Body(), fold, "x" * 100, now=NOW, keep_for=0).summary == "x" * 39
 
 
 @pytest.mark.parametrize(("lost", "dropped"), [(True, 3), (False, 1)])

@@ -107,6 +107,14 @@ def elsewhere(document: dict[str, Any], key: MemoryKey) -> dict[str, Any]:
     return {**document, "key": parts}
 
 
+async def exported(
+    backend: Backend, body: Body | None, *numbers: int, key: MemoryKey = KEY, under: MemoryKey = OTHER
+) -> dict[str, Any]:
+    """Store a conversation, and return its export as that of another key."""
+    await store(backend, key, body, *numbers)
+    return elsewhere(await backend.sessions.export(key), under)
+
+
 # Listing
 
 
@@ -255,32 +263,29 @@ async def test_fields_of_a_newer_version_survive_an_export_and_an_import(
 async def test_an_import_onto_a_conversation_is_refused_and_harms_nothing(
     backend: Backend, sessions: Sessions
 ) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = await sessions.export(KEY)
+    document = await exported(backend, FOLDED, 3)
     await store(backend, OTHER, None, 7)
     before = await backend.driver.load(keys.memory_key(OTHER))
     with pytest.raises(SessionExists):
-        await sessions.import_(elsewhere(document, OTHER))
+        await sessions.import_(document)
     assert await backend.driver.load(keys.memory_key(OTHER)) == before
 
 
 async def test_a_replacing_import_leaves_nothing_of_what_was_there(
     backend: Backend, sessions: Sessions
 ) -> None:
-    await store(backend, KEY, None, 1, 2)
-    document = await sessions.export(KEY)
+    document = await exported(backend, None, 1, 2)
     await store(backend, OTHER, FOLDED, 3, 4)
-    await sessions.import_(elsewhere(document, OTHER), on_conflict="replace")
-    assert await sessions.export(OTHER) == elsewhere(document, OTHER)
+    await sessions.import_(document, on_conflict="replace")
+    assert await sessions.export(OTHER) == document
 
 
 async def test_a_merge_adds_the_missing_turns_and_keeps_the_summary(
     backend: Backend, sessions: Sessions
 ) -> None:
-    await store(backend, KEY, replace(FOLDED, summary="theirs", forgotten=Forgotten()), 1, 2, 3, 4)
-    document = await sessions.export(KEY)
+    document = await exported(backend, replace(FOLDED, summary="theirs", forgotten=Forgotten()), 1, 2, 3, 4)
     await store(backend, OTHER, FOLDED, 4, 9)
-    await sessions.import_(elsewhere(document, OTHER), on_conflict="merge")
+    await sessions.import_(document, on_conflict="merge")
     found = await snapshot(backend, OTHER)
     assert found.body == FOLDED
     # 1 and 2 are in the summary that is there.
@@ -291,43 +296,31 @@ async def test_a_merge_adds_the_missing_turns_and_keeps_the_summary(
 async def test_a_merge_gives_a_conversation_that_has_no_summary_the_imported_one(
     backend: Backend, sessions: Sessions
 ) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = await sessions.export(KEY)
+    document = await exported(backend, FOLDED, 3)
     await store(backend, OTHER, None, 2, 9)
-    await sessions.import_(elsewhere(document, OTHER), on_conflict="merge")
+    await sessions.import_(document, on_conflict="merge")
     found = await snapshot(backend, OTHER)
     assert found.body == FOLDED
     # 2 is covered by the summary that came.
     assert [stored.id for stored in found.turns] == ["t9", "t3"]
 
 
-async def test_a_merge_into_what_has_folded_keeps_even_an_empty_summary(
-    backend: Backend, sessions: Sessions
+@pytest.mark.parametrize(
+    "body", [Body(folded=1), Body(forgotten=Forgotten().adding(["t8"], now=0.0, keep_for=60.0))]
+)
+async def test_a_merge_after_a_fold_or_trim_keeps_even_an_empty_summary(
+    backend: Backend, sessions: Sessions, body: Body
 ) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = await sessions.export(KEY)
-    body = Body(folded=1)
+    document = await exported(backend, FOLDED, 3)
     await store(backend, OTHER, body, 9)
-    await sessions.import_(elsewhere(document, OTHER), on_conflict="merge")
-    assert (await snapshot(backend, OTHER)).body == body
-
-
-async def test_a_merge_into_what_was_trimmed_keeps_what_it_knows_of_those_turns(
-    backend: Backend, sessions: Sessions
-) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = await sessions.export(KEY)
-    body = Body(forgotten=Forgotten().adding(["t8"], now=0.0, keep_for=60.0))
-    await store(backend, OTHER, body, 9)
-    await sessions.import_(elsewhere(document, OTHER), on_conflict="merge")
+    await sessions.import_(document, on_conflict="merge")
     assert (await snapshot(backend, OTHER)).body == body
 
 
 async def test_an_imported_summary_does_not_lengthen_a_conversations_life(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store(backend, KEY, FOLDED)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, FOLDED)
     await store(backend, OTHER, None, 9)
     ttls: list[object] = []
     call = backend.driver.replace
@@ -343,16 +336,8 @@ async def test_an_imported_summary_does_not_lengthen_a_conversations_life(
     assert ttls == [KEEP]
 
 
-async def test_a_merge_into_nothing_is_an_import(backend: Backend, sessions: Sessions) -> None:
-    await store(backend, KEY, FOLDED, 3, 4)
-    document = await sessions.export(KEY)
-    await sessions.import_(elsewhere(document, OTHER), on_conflict="merge")
-    assert await sessions.export(OTHER) == elsewhere(document, OTHER)
-
-
 async def test_merging_twice_is_merging_once(backend: Backend, sessions: Sessions) -> None:
-    await store(backend, KEY, FOLDED, 3, 4)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, FOLDED, 3, 4)
     await store(backend, OTHER, None, 9)
     await sessions.import_(document, on_conflict="merge")
     once = await backend.driver.load(keys.memory_key(OTHER))
@@ -383,8 +368,7 @@ async def test_merging_an_older_export_brings_back_nothing_that_has_left(
     backend: Backend, sessions: Sessions, held: range, counted: bool
 ) -> None:
     """Of 301 turns that have left, the last 256 are remembered."""
-    await store(backend, OTHER, left(range(held.start), counted=counted), *held)
-    document = elsewhere(await sessions.export(OTHER), KEY)
+    document = await exported(backend, left(range(held.start), counted=counted), *held, key=OTHER, under=KEY)
     await store(backend, KEY, left(range(301), counted=counted), 301, 302, 303)
     before = await backend.driver.load(keys.memory_key(KEY))
     await sessions.import_(document, on_conflict="merge")
@@ -394,8 +378,7 @@ async def test_merging_an_older_export_brings_back_nothing_that_has_left(
 async def test_merging_an_older_export_restores_no_summarized_turn(
     backend: Backend, sessions: Sessions
 ) -> None:
-    await store(backend, OTHER, None, 0, 1)
-    document = elsewhere(await sessions.export(OTHER), KEY)
+    document = await exported(backend, None, 0, 1, key=OTHER, under=KEY)
     for one in document["turns"]:
         one["ts"] = 0.0
     await store(backend, KEY, left(range(301)), 301)
@@ -407,8 +390,7 @@ async def test_merging_an_older_export_restores_no_summarized_turn(
 async def test_later_turns_are_missing_from_a_conversation_that_forgot_much(
     backend: Backend, sessions: Sessions, held: range
 ) -> None:
-    await store(backend, OTHER, left(range(held.start)), *held)
-    document = elsewhere(await sessions.export(OTHER), KEY)
+    document = await exported(backend, left(range(held.start)), *held, key=OTHER, under=KEY)
     await store(backend, KEY, left(range(301)), 301, 302, 303)
     await sessions.import_(document, on_conflict="merge")
     assert await ids(backend, KEY) == ["t301", "t302", "t303", "t304", "t305"]
@@ -417,8 +399,7 @@ async def test_later_turns_are_missing_from_a_conversation_that_forgot_much(
 async def test_an_interrupted_import_of_a_long_conversation_is_completed(
     backend: Backend, sessions: Sessions
 ) -> None:
-    await store(backend, KEY, left(range(400)), 400, 401)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, left(range(400)), 400, 401)
     await store(backend, OTHER, left(range(400)))
     await sessions.import_(document, on_conflict="merge")
     assert await ids(backend, OTHER) == ["t400", "t401"]
@@ -438,8 +419,7 @@ async def test_an_import_interrupted_at_any_write_is_completed_by_a_merge(
     write: int,
     done: bool,
 ) -> None:
-    await store(backend, KEY, body, 3, 4, 5)
-    document = elsewhere(await sessions.export(KEY), MemoryKey("new", "tenant", "s"))
+    document = await exported(backend, body, 3, 4, 5, under=MemoryKey("new", "tenant", "s"))
     left = write
 
     def interrupted(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -478,8 +458,7 @@ async def test_an_import_interrupted_at_any_write_is_completed_by_a_merge(
 async def test_lost_answers_do_not_double_or_lose_anything(
     backend: Backend, sessions: Sessions, lose: Any, operation: str, done: bool, on_conflict: Any
 ) -> None:
-    await store(backend, KEY, FOLDED, 3, 4)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, FOLDED, 3, 4)
     if on_conflict == "merge":
         await store(backend, OTHER, Body(), 3)
     lose(operation, done=done, times=2)
@@ -490,8 +469,7 @@ async def test_lost_answers_do_not_double_or_lose_anything(
 async def test_a_merge_that_meets_a_fold_starts_from_what_is_there_then(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, FOLDED, 3)
     await store(backend, OTHER, None, 7, 8)
     folded = Body(summary="7", folded=1, forgotten=Forgotten().adding(["t7"], now=0.0, keep_for=60.0))
     call = backend.driver.load
@@ -516,8 +494,7 @@ async def test_a_merge_that_meets_a_fold_starts_from_what_is_there_then(
 async def test_a_merge_into_a_conversation_erased_in_between_is_an_import(
     backend: Backend, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, FOLDED, 3)
     await store(backend, OTHER, None, 7)
     call = backend.driver.load
 
@@ -533,8 +510,7 @@ async def test_a_merge_into_a_conversation_erased_in_between_is_an_import(
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 async def test_a_merge_never_overwrites_what_it_cannot_read(backend: Backend, sessions: Sessions) -> None:
-    await store(backend, KEY, FOLDED, 3)
-    document = elsewhere(await sessions.export(KEY), OTHER)
+    document = await exported(backend, FOLDED, 3)
     where = keys.memory_key(OTHER)
     await backend.driver.replace(where, b"stm/2 body\n{}", version="v", expect=ANY, ttl=None)
     before = await backend.driver.load(where)
@@ -761,24 +737,6 @@ async def test_an_erasure_whose_answer_was_lost_is_of_unknown_outcome(
         await sessions.erase(KEY)
 
 
-async def test_erasing_a_conversation_erases_only_its_own_saved_states(driver: Driver) -> None:
-    backend = Backend(driver)
-    store, key = backend.state_store, MemoryKey("acme", "u1", "chat")
-    theirs = ["kv:v1:acme:u1:chat:session:ns:a", "kv:v1:acme:u1:chat:task:t:ns:b", key.composite()]
-    others = [
-        "kv:v1:acme:u1:chat2:session:ns:a",
-        "kv:v1:acme:u1:cha:x",
-        "acme:u1:chat2",
-        "kv:v1:acme:u10:chat:x",
-    ]
-    for name in theirs + others:
-        await store.save_memory_state(name, {"name": name})
-    assert await backend.sessions.erase(key)
-    assert [await store.load_memory_state(name) for name in theirs] == [None, None, None]
-    assert [await store.load_memory_state(name) for name in others] == [{"name": name} for name in others]
-    assert not await backend.sessions.erase(key)
-
-
 async def saved(backend: Backend, *texts: str) -> None:
     for text in texts:
         await backend.state_store.save_memory_state(text, {"of": text})
@@ -800,11 +758,12 @@ async def test_erasing_a_key_with_colons_spares_states_of_other_conversations(
     assert await remaining(backend, *foreign, key.composite()) == [*foreign]
 
 
-async def test_erasing_a_conversation_takes_the_states_under_its_very_key(
+async def test_erasing_a_conversation_erases_only_its_own_saved_states(
     backend: Backend, sessions: Sessions
 ) -> None:
     own = ("kv:v1:acme:u:s", "kv:v1:acme:u:s:", "kv:v1:acme:u:s:notes", "kv:v1:acme:u:s::")
-    foreign = ("kv:v1:acme:u:s2", "kv:v1:acme:u:", "kv:v1:acme:u:s2:", "kv:v1:acme:u2:s:")
+    own += ("kv:v1:acme:u:s:task:t:ns:b", KEY.composite())
+    foreign = ("kv:v1:acme:u:s2", "kv:v1:acme:u:", "kv:v1:acme:u:s2:", "kv:v1:acme:u2:s:", "acme:u:s2")
     await saved(backend, *own, *foreign)
     assert await sessions.erase(KEY)
     assert await remaining(backend, *own, *foreign) == [*foreign]
@@ -831,8 +790,7 @@ async def test_a_conversation_whose_ids_are_too_long_for_a_saved_state_is_erased
 async def test_a_merge_that_adds_a_turn_sets_the_given_time_to_live(
     backend: Backend, sessions: Sessions, ttl: float | None, immortal: bool
 ) -> None:
-    await store(backend, OTHER, None, 1, 2)
-    document = elsewhere(await sessions.export(OTHER), KEY)
+    document = await exported(backend, None, 1, 2, key=OTHER, under=KEY)
     entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
     await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=0.2)
     await sessions.import_(document, on_conflict="merge", ttl=ttl)
@@ -851,8 +809,7 @@ async def test_a_merge_that_adds_nothing_leaves_a_conversations_life_as_it_is(
 
 
 async def test_a_recovery_is_not_imported_as_one(backend: Backend, sessions: Sessions) -> None:
-    await store(backend, OTHER, FOLDED, 3)
-    document = elsewhere(await sessions.export(OTHER), KEY)
+    document = await exported(backend, FOLDED, 3, key=OTHER, under=KEY)
     document["body"]["health"] = "recovering"
     await sessions.import_(document)
     assert (await snapshot(backend, KEY)).body.health is MemoryHealth.DEGRADED
@@ -880,8 +837,7 @@ async def test_a_refused_document_is_not_quoted(
 async def test_a_creation_with_a_lost_answer_during_an_import_lists_its_user(
     backend: Backend, sessions: Sessions, lose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store(backend, OTHER, None, 1)
-    document = elsewhere(await sessions.export(OTHER), KEY)
+    document = await exported(backend, None, 1, key=OTHER, under=KEY)
     directory = Directory(backend.driver, CODEC)
     # The second send of the append finds two entries: its own and the lost one.
     lose("append", done=True, then=lambda: directory.forget("acme", "u"))

@@ -85,6 +85,14 @@ def in_thread(function: Callable[[], object]) -> object:
     return answers[0]
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds; fail if it never does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
+
+
 def run_program(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of its own, which must end by itself."""
     prelude = """\
@@ -347,9 +355,7 @@ def test_a_plain_summarizer_that_raises_is_one_failed_attempt(
     memory = backend.memory(KEY, ROLLING, summarizer=summarize)
     memory.add_turn(turn("one"))
     memory.add_turn(turn("two"))
-    until = time.monotonic() + PATIENCE_S
-    while memory.health is MemoryHealth.HEALTHY and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: memory.health is not MemoryHealth.HEALTHY)
     assert memory.health is MemoryHealth.RETRY
     assert memory.stats.summarizer_failures == 1
     assert known(memory) == ["one", "two"]
@@ -486,9 +492,7 @@ def test_an_exit_within_a_coroutine_ends_the_loop_and_all_waiting_calls(
 
     with sync.LoopThread() as loop:
         assert isinstance(in_thread(lambda: loop.run(leave())), (SystemExit, OutcomeUnknown))
-        until = time.monotonic() + PATIENCE_S
-        while "ended by SystemExit" not in caplog.text and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: "ended with SystemExit" in caplog.text)
         assert isinstance(in_thread(lambda: loop.run(asyncio.sleep(0))), Unavailable)
 
 
@@ -571,15 +575,11 @@ def test_a_summarizer_that_never_returns_does_not_take_ever_more_threads(
     memory = backend.memory(KEY, impatient, summarizer=hang)
     for text in ("one", "two"):
         memory.add_turn(turn(text))
-    until = time.monotonic() + PATIENCE_S
-    while memory.stats.summarizer_failures < 6 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert memory.stats.summarizer_failures >= 6
+    until(lambda: memory.stats.summarizer_failures >= 6)
     assert calls == [2]
     # Once they have returned, the memory recovers by itself.
     go.set()
-    while not memory.stats.summaries and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: memory.stats.summaries)
     assert memory.stats.summaries == 1
 
 

@@ -228,6 +228,11 @@ def stored(number: int, user: str, answer: str, digest: TrajectoryDigest | None 
     return StoredTurn(f"id-{number}", ConversationTurn(user, answer, digest))
 
 
+def of_recent(settings: Any, recent: list[StoredTurn], summary: str = "") -> View:
+    """Return what a healthy memory shows with nothing pending."""
+    return render(settings, health=HEALTHY, summary=summary, pending=(), recent=recent)
+
+
 def only(view: View) -> dict[str, Any]:
     (turn,) = view.patch()["conversation_memory"]["recent_turns"]
     return turn
@@ -243,7 +248,7 @@ def whole_length(cut: str) -> int:
 def test_a_turn_larger_than_the_budget_is_cut_in_its_middle(policy: Any, strategy: Any) -> None:
     settings = config(strategy, total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
     huge = stored(1, "Why?", "begin " + "x" * 12_000 + " end")
-    view = render(settings, health=HEALTHY, summary="", pending=(), recent=[*turns(1), huge])
+    view = of_recent(settings, [*turns(1), huge])
     turn = only(view)
     assert turn["user"] == "Why?"
     assert turn["assistant"].startswith("begin xxx")
@@ -256,9 +261,7 @@ def test_a_turn_larger_than_the_budget_is_cut_in_its_middle(policy: Any, strateg
 @POLICIES
 def test_both_texts_of_a_turn_are_cut_if_both_are_large(policy: Any) -> None:
     settings = config(total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
-    turn = only(
-        render(settings, health=HEALTHY, summary="", pending=(), recent=[stored(1, "u" * 9000, "a" * 999)])
-    )
+    turn = only(of_recent(settings, [stored(1, "u" * 9000, "a" * 999)]))
     assert [len(MARK.sub("", turn[who])) for who in ("user", "assistant")] == [142, 142]
     assert [whole_length(turn[who]) for who in ("user", "assistant")] == [9000, 999]
 
@@ -267,7 +270,7 @@ def test_both_texts_of_a_turn_are_cut_if_both_are_large(policy: Any) -> None:
 def test_newer_turns_are_shown_whole_and_the_large_one_before_them_cut(policy: Any) -> None:
     settings = config(zone=5, total_max_tokens=100, summary_max_tokens=10, overflow_policy=policy)
     recent = [*turns(2), stored(2, "Why?", "x" * 1000), stored(3, "Thanks", "Welcome")]
-    view = render(settings, health=HEALTHY, summary="", pending=(), recent=recent)
+    view = of_recent(settings, recent)
     cut, last = view.patch()["conversation_memory"]["recent_turns"]
     assert (cut["user"], last) == ("Why?", {"user": "Thanks", "assistant": "Welcome"})
     assert whole_length(cut["assistant"]) == 1000
@@ -287,17 +290,12 @@ def test_a_large_turn_that_is_pending_is_cut_too() -> None:
 def test_a_turn_that_fits_the_budget_is_shown_whole_or_not_at_all() -> None:
     settings = config(total_max_tokens=100, summary_max_tokens=10)
     recent = [stored(1, "before", "x" * 200), stored(2, "after", "y" * 200)]
-    assert (
-        only(render(settings, health=HEALTHY, summary="", pending=(), recent=recent))["assistant"]
-        == "y" * 200
-    )
+    assert only(of_recent(settings, recent))["assistant"] == "y" * 200
 
 
 def test_the_newest_turn_is_cut_to_what_the_summary_leaves() -> None:
     settings = config(total_max_tokens=100, summary_max_tokens=50)
-    view = render(
-        settings, health=HEALTHY, summary="S" * 150, pending=(), recent=[stored(1, "Why?", "x" * 350)]
-    )
+    view = of_recent(settings, [stored(1, "Why?", "x" * 350)], "S" * 150)
     assert view.patch()["conversation_memory"]["summary"] == "S" * 150
     assert whole_length(only(view)["assistant"]) == 350
 
@@ -310,7 +308,7 @@ DIGEST = TrajectoryDigest(["search"] * 500, "seen " * 500, "thought " * 500, ["r
 def test_a_digest_larger_than_the_budget_leaves_the_turn_to_be_seen(policy: Any, total: int) -> None:
     settings = config(total_max_tokens=total, summary_max_tokens=10, overflow_policy=policy)
     huge = stored(1, "Why?", "Because.", DIGEST)
-    view = render(settings, health=HEALTHY, summary="", pending=(), recent=[huge])
+    view = of_recent(settings, [huge])
     turn = only(view)
     assert (turn["user"], turn["assistant"]) == ("Why?", "Because.")
     assert tokens(view) <= total
@@ -410,7 +408,7 @@ def test_cutting_a_huge_turn_costs_a_few_reads_of_it() -> None:
 
     settings = config(total_max_tokens=4000, summary_max_tokens=10, token_estimator=estimate)
     huge = stored(1, "u" * 2_000_000, "a" * 2_000_000)
-    view = render(settings, health=HEALTHY, summary="", pending=(), recent=[*turns(3), huge])
+    view = of_recent(settings, [*turns(3), huge])
     assert view.kept == 1
     assert 3990 <= view.tokens <= 4000
     assert sum(length > 1_000_000 for length in lengths) <= 4
