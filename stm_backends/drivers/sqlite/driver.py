@@ -3,9 +3,9 @@
 The file may be the application's own database. The driver uses only tables whose names begin with `stm_`. It
 sets the journal mode to WAL, so that readers and the writer do not wait for each other.
 
-Every operation is one transaction, which runs in the thread that owns the connection. The write lock is taken
-only while another process is in the middle of a transaction. The driver then waits in the event loop, never
-in the thread, and retries the whole transaction.
+Every operation runs in the thread that owns the connection. Appends and replaces that are queued at the same
+time share a transaction, and so a commit; each is answered after it. They wait for the write lock together
+while another process holds it, and reads go on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import sqlite3
 import time
 from collections.abc import Callable
@@ -41,9 +40,9 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.sqlite import purging, statements
-from stm_backends.drivers.sqlite.errors import is_busy, translate
+from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.settings import SqliteSettings
-from stm_backends.drivers.sqlite.thread import ConnectionThread, NotBegun, NotEnded
+from stm_backends.drivers.sqlite.thread import ConnectionThread, Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.errors import Corrupt, Unavailable, located
 
 T = TypeVar("T")
@@ -103,7 +102,7 @@ class SqliteDriver:
         async with self._opening:
             if self._thread is not None:
                 return
-            self._thread = ConnectionThread(self._connect, name="stm-sqlite")
+            self._thread = ConnectionThread(self._connect, check=self._require_own_files, name="stm-sqlite")
             try:
                 await self._run("open", lambda _: None)
             except BaseException:
@@ -126,7 +125,7 @@ class SqliteDriver:
         def work(connection: sqlite3.Connection) -> list[Any]:
             return connection.execute(statements.LOAD, (*key, self._clock())).fetchall()
 
-        rows = await self._run("load", work)
+        rows = await self._run("load", work, Kind.READ)
         if not rows:
             return None
         version, length, size, seq, _ = rows[0]
@@ -237,7 +236,7 @@ class SqliteDriver:
         def work(connection: sqlite3.Connection) -> list[Any]:
             return connection.execute(statements.SCAN, (scope, after, self._clock(), limit + 1)).fetchall()
 
-        names = [name for (name,) in await self._run("scan", work)]
+        names = [name for (name,) in await self._run("scan", work, Kind.READ)]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
     async def purge(self, limit: int) -> int:
@@ -259,10 +258,12 @@ class SqliteDriver:
         self, operation: str, work: Callable[[sqlite3.Connection, float], T], *, size: int
     ) -> T:
         """Run a write of `size` bytes. The removal of expired records that follows cannot make it fail."""
-        answer = await self._run(operation, lambda connection: self._write(connection, work))
+        answer = await self._run(
+            operation, lambda connection: work(connection, self._clock()), Kind.WRITE, size=size
+        )
         for _ in range(purging.steps_after(size)):
             if self._thread is not None:
-                self._thread.post(self._on_its_file(self._purge_step))
+                self._thread.post(self._purge_step)
         return answer
 
     def _purge_step(
@@ -279,24 +280,31 @@ class SqliteDriver:
         limit = min(limit, purging.STEP_RECORDS)
         return self._write(connection, lambda connection, _: purging.step(connection, until, limit))
 
-    async def _run(self, operation: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run one transaction in the thread; retry while another process is in the middle of one."""
+    async def _run(
+        self,
+        operation: str,
+        work: Callable[[sqlite3.Connection], T],
+        kind: Kind = Kind.ALONE,
+        *,
+        size: int = 0,
+    ) -> T:
+        """Run work in the thread; retry while another process holds a lock that it needs."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.deadline_s
         attempt = 0
         with located(self.name, operation):
             while (thread := self._thread) is not None:
                 try:
-                    return await thread.run(self._on_its_file(work), until=until)
+                    return await thread.run(work, kind=kind, until=until, size=size)
                 except (sqlite3.Error, NotBegun, NotEnded) as error:
                     # A retry after "locked" that did not begin before the deadline counts as locked, too.
                     if not is_busy(error) and not (attempt and isinstance(error, NotBegun)):
                         raise translate(error, operation) from error
-                    pause = _pause(attempt)
-                    if loop.time() + pause >= until:
-                        raise Unavailable("the database is locked by another process") from error
+                    wait = pause(attempt)
+                    if loop.time() + wait >= until:
+                        raise Unavailable(LOCKED) from error
                 attempt += 1
-                await asyncio.sleep(pause)
+                await asyncio.sleep(wait)
             raise not_open()
 
     def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
@@ -330,23 +338,18 @@ class SqliteDriver:
         self._files = {path: identity for path in self._paths() if (identity := _identity(path))}
         return connection
 
-    def _on_its_file(self, work: Callable[[sqlite3.Connection], T]) -> Callable[[sqlite3.Connection], T]:
-        """Return `work` with a check that the file was not removed or replaced since it was opened.
+    def _require_own_files(self) -> None:
+        """Raise `Unavailable` if the file was removed or replaced since it was opened.
 
         SQLite itself does not notice. It would write to a file that disappears with the last process that has
         it open. The same holds for the two files beside it, by which processes coordinate.
         """
-
-        def checked(connection: sqlite3.Connection) -> T:
-            for path, identity in self._files.items():
-                if _identity(path) != identity:
-                    raise Unavailable(
-                        "the database file, or the -wal or -shm file beside it, was removed or replaced "
-                        "while it was open; nothing was done. Close the backend and open it again"
-                    )
-            return work(connection)
-
-        return checked
+        for path, identity in self._files.items():
+            if _identity(path) != identity:
+                raise Unavailable(
+                    "the database file, or the -wal or -shm file beside it, was removed or replaced "
+                    "while it was open; nothing was done. Close the backend and open it again"
+                )
 
     def _paths(self) -> tuple[str, ...]:
         """Return the paths of the file, and of those that SQLite keeps beside it while it is open."""
@@ -382,8 +385,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _pause(attempt: int) -> float:
-    """Return how long to wait before the next attempt: random, growing, at most 10 ms."""
-    return random.uniform(0, min(0.0002 * 2 ** min(attempt, 6), 0.01))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from stm_backends.drivers.sqlite.thread import NotBegun, NotEnded
+from stm_backends.drivers.sqlite.thread import LockedOut, NotBegun, NotEnded, primary_code
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 
-_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
-
+LOCKED: Final = "the database is locked by another process"
 _CANNOT_OPEN: Final = (
     "the database file cannot be opened; its directory must exist, and this process must have "
     "permission to write there"
@@ -39,21 +38,14 @@ _READS: Final = frozenset({"open", "load", "scan"})
 """Operations that change nothing, so an unknown outcome is the same as a failure."""
 
 
-def is_busy(error: Exception) -> bool:
-    """Return whether another connection held a lock, so that the transaction can be retried."""
-    return isinstance(error, sqlite3.Error) and _primary_code(error) in _BUSY
-
-
-def _primary_code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
-
-
 def translate(error: sqlite3.Error | NotBegun | NotEnded, operation: str) -> StorageError:
     """Return this library's error for a failed operation; its message never quotes data."""
     if isinstance(error, sqlite3.Error):
         kind, message = _ERRORS.get(
-            _primary_code(error), (OutcomeUnknown, f"unexpected {type(error).__name__} from SQLite")
+            primary_code(error), (OutcomeUnknown, f"unexpected {type(error).__name__} from SQLite")
         )
+    elif isinstance(error, LockedOut):
+        kind, message = Unavailable, LOCKED
     elif isinstance(error, NotBegun):
         kind, message = Unavailable, "not started before the deadline, or before the driver was closed"
     else:

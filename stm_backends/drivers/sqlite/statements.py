@@ -68,6 +68,10 @@ JOURNAL: Final = "PRAGMA journal_mode = WAL"
 BEGIN: Final = "BEGIN IMMEDIATE"
 COMMIT: Final = "COMMIT"
 ROLLBACK: Final = "ROLLBACK"
+# Around each of several writes in one transaction, so that one can fail by itself.
+SAVEPOINT: Final = "SAVEPOINT one"
+RELEASE: Final = "RELEASE one"
+ROLLBACK_TO: Final = "ROLLBACK TO one"
 
 LOAD: Final = """
     SELECT version, next - first, size, seq, entry
