@@ -9,9 +9,13 @@ import pytest
 from stm_backends.drivers import ABSENT, Key, Record
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, statements
 from stm_backends.drivers.sqlite.thread import MAX_JOBS, Kind
-from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
+from stm_backends.errors import TooLarge, Unavailable
 
-ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+ENDLESS = """
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+    INSERT INTO stm_entry SELECT 1, count(*), x'00' FROM n
+"""
+"""A write that never ends; interrupted, it takes the whole transaction with it."""
 
 
 class Watched(SqliteDriver):
@@ -101,7 +105,7 @@ async def test_a_write_alone_takes_no_savepoint(driver):
 async def test_a_write_that_is_refused_leaves_the_others_of_its_batch(driver):
     def fails(connection):
         connection.execute(statements.CREATE, (*key(2), "v", None, 0, 2, 1))
-        raise TooLarge("the record is too large")
+        raise TooLarge("the record is too large", size=2, limit=1)
 
     go = await driver.hold()
     first, refused, last = await begun(append(driver, 1), driver.write(fails), append(driver, 3))
@@ -118,9 +122,7 @@ async def test_writes_beside_an_interrupted_one_are_done_once(driver):
 
     def endless(connection):
         entered.set()
-        return connection.execute(
-            f"INSERT INTO stm_entry SELECT 1, 1, x FROM (SELECT ({ENDLESS}) AS x)"
-        ).fetchone()
+        return connection.execute(ENDLESS).fetchone()
 
     go = await driver.hold()
     before, late = await begun(append(driver, 1), driver.write(endless))
@@ -213,19 +215,3 @@ async def test_writes_that_wait_when_the_driver_closes_are_done_first(driver, ot
     other.execute("ROLLBACK")
     await closing
     assert await waiting == 1
-
-
-async def test_a_disk_error_at_the_commit_leaves_the_outcome_unknown(driver, monkeypatch):
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-
-    def broken(self, connection):
-        batch = [self._writes.popleft() for _ in range(len(self._writes))]
-        connection.execute(statements.ROLLBACK)
-        for job in batch:
-            job.failure = error
-        return batch
-
-    monkeypatch.setattr("stm_backends.drivers.sqlite.thread.ConnectionThread._transaction", broken)
-    with pytest.raises(OutcomeUnknown, match="disk or file system"):
-        await driver.append(key(1), b"a", initial_version="v", ttl=None)
