@@ -22,10 +22,10 @@ from stm_backends_redis.settings import Address, RedisSettings
 Client: TypeAlias = "Redis | RedisCluster"
 
 
-def require_client(client: object) -> Connected:
+def require_client(client: object, *, silence_s: float) -> Connected:
     """Return a client that was handed in, ready for use and never closed; raises for other objects."""
     if isinstance(client, Redis):
-        return Server(client)
+        return Server(client, silence_s=silence_s)
     if not isinstance(client, RedisCluster):
         raise ConfigurationError(
             "client must be a redis.asyncio.Redis or a redis.asyncio.RedisCluster, not a "
@@ -54,11 +54,13 @@ def make_client(settings: RedisSettings) -> Connected:
     """Return a connection to the servers of these settings; it connects when it is first used."""
     common = client_options(settings)
     # The client's own limit is never reached: our limit makes operations wait first.
-    common |= {"max_connections": settings.pool_size, "redis_connect_func": _greeting(settings)}
+    # One more, which the stream keeps.
+    common |= {"max_connections": settings.pool_size + 1, "redis_connect_func": _greeting(settings)}
 
     def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
         return Server(
             client,
+            silence_s=settings.deadline_s,
             limit=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
             also=also or (),
         )

@@ -47,7 +47,7 @@ class RedisDriver:
 
     def __init__(self, settings: RedisSettings | None = None, *, client: Client | None = None) -> None:
         self._settings = settings = settings or RedisSettings()
-        self._given = None if client is None else require_client(client)
+        self._given = None if client is None else require_client(client, silence_s=settings.deadline_s)
         self._client = self._given
         self._sent: set[Statement] = set()
         self._safeguard = Safeguard(settings)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, cast
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.client import NEVER_DECODE
 from redis.exceptions import RedisError, ResponseError
 
 from stm_backends.drivers.edge import ConcurrencyLimit
 from stm_backends_redis.errors import is_read_only
+from stm_backends_redis.stream import Stream
 
 Argument: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Argument]
+
+
+LARGE: Final = 64 * 1024
+"""Bytes of a command or an answer from which on it does not share a connection: others would wait for it."""
+
+LARGE_KEPT: Final = 1_000
+"""How many keys with large answers are remembered."""
 
 
 class Connected(Protocol):
@@ -37,28 +45,52 @@ class Connected(Protocol):
 class Server:
     """One server, through a client of `redis.asyncio`.
 
-    A client that was made here comes with a `limit` for its operations. Only such a client is closed,
-    together with those in `also`.
+    A client that was made here comes with a `limit` for its connections. Only such a client is closed,
+    together with those in `also`. Commands of concurrent tasks share one connection, a stream. Related
+    commands, and those that are large or have large answers, each have a connection for themselves.
     """
 
     def __init__(
-        self, client: Redis, *, limit: ConcurrencyLimit | None = None, also: Sequence[Redis] = ()
+        self,
+        client: Redis,
+        *,
+        silence_s: float,
+        limit: ConcurrencyLimit | None = None,
+        also: Sequence[Redis] = (),
     ) -> None:
         self._client = client
         self._limit = limit
         self._also = also
+        pool: Any = client.connection_pool
+        shares = isinstance(pool, ConnectionPool) and pool.max_connections > 1
+        self._stream = Stream(pool, silence_s=silence_s) if shares else None
+        # Keys whose last answer was large, oldest first.
+        self._large: dict[bytes, None] = {}
 
     async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
         """Send commands in one packet on one connection; one server has all keys."""
-        del key
-        async with self._limit or contextlib.nullcontext():
-            answers = await self._send(commands)
+        if self._stream is None or len(commands) > 1 or key in self._large or _size(commands[0]) > LARGE:
+            async with self._limit or contextlib.nullcontext():
+                answers = await self._send(commands)
+        else:
+            answers = [await self._stream.send(commands[0])]
+        if isinstance(answers[0], list):
+            self._note(key, is_large=_size(cast("list[Any]", answers[0])) > LARGE)
         if any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers):
             # A master that became a replica keeps its connections, while its host name may lead to the new
             # master. A new connection resolves the name again.
             with contextlib.suppress(OSError, RedisError):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
+            if self._stream is not None:
+                self._stream.leave()
         return answers
+
+    def _note(self, key: bytes, *, is_large: bool) -> None:
+        self._large.pop(key, None)
+        if is_large:
+            self._large[key] = None
+            if len(self._large) > LARGE_KEPT:
+                del self._large[next(iter(self._large))]
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         client: Any = self._client
@@ -74,6 +106,8 @@ class Server:
 
     async def close(self) -> None:
         """Wait for operations in progress, and close the client unless it was handed in."""
+        if self._stream is not None:
+            await self._stream.close()
         if self._limit is None:
             return
         try:
@@ -82,6 +116,11 @@ class Server:
             async with contextlib.AsyncExitStack() as stack:
                 for client in (self._client, *self._also):
                     stack.push_async_callback(client.aclose)
+
+
+def _size(parts: Sequence[Any]) -> int:
+    """Return how many bytes the byte strings of a command or an answer have."""
+    return sum(len(part) for part in parts if isinstance(part, bytes))
 
 
 class NodeOfClient:
