@@ -26,5 +26,6 @@ _BROUGHT = {
     "openai-agents": "agents",
     "langchain": "langchain_core",
     "otel": "opentelemetry",
+    "encryption": "cryptography",
 }
 """The module that each extra is there for."""

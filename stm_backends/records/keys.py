@@ -91,6 +91,15 @@ def scope(tenant_id: str, user_id: str, kind: Kind) -> str:
     return _bounded(f"{tenant}:{user}:{kind}")
 
 
+def owner_of(scope: str) -> tuple[str, str]:
+    """Return the tenant and the user of a scope; `""` for what it does not name."""
+    tenant, _, rest = scope.partition(":")
+    user, _, kind = rest.partition(":")
+    if not tenant or not kind or ":" in kind:
+        return "", ""
+    return unname(tenant), unname(user) if user else ""
+
+
 def name(text: str) -> str:
     """Escape arbitrary text to a record's name; `unname` is its inverse."""
     return _bounded(_escape(text, _UNSAFE))

@@ -217,7 +217,7 @@ LAYERS = (
     ("drivers",),
     ("drivers.sqlite",),
     ("records",),
-    ("records.large", "telemetry"),
+    ("records.large", "telemetry", "sealing"),
     ("memory", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),

@@ -1,0 +1,6 @@
+"""Encryption of everything that a backend stores: a driver around the driver, and where its keys come from.
+
+`driver` seals what is written and opens what is read. `cipher` is the format, one value at a time. `keys` has
+the protocol of a source of keys and the keys of one process; `data_keys` has keys per tenant or user that are
+stored wrapped, and `wrapping` wraps them. It needs the extra `encryption`.
+"""

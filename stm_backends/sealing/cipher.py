@@ -1,0 +1,104 @@
+r"""The sealed form of one value: encrypted, and bound to the place that it is stored at.
+
+```
+stm/2 sealed <key id>\n<commitment: 16 bytes><nonce: 12 bytes><AES-256-GCM ciphertext and tag>
+```
+
+The key of a record and the commitment to it are derived from a data key by HKDF-SHA256 (RFC 5869), with the
+scope and the name of the record as its info. The associated data are the first line, the commitment, the
+scope, the name and the slot: `entry`, or `body` with its version. Each part is preceded by its length, so
+that no two places have the same associated data. A value that was altered or moved is `Corrupt`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Final
+
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Corrupt
+from stm_backends.extras import missing_extra
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ModuleNotFoundError as error:
+    raise missing_extra("encryption", error) from error
+
+MAGIC: Final = b"stm/2 sealed "
+"""How every sealed value begins."""
+
+ENTRY: Final = b"entry"
+"""The slot of an entry. That of a body is `body_slot(version)`."""
+
+KEY_BYTES: Final = 32
+MAX_KEY_ID: Final = 64
+"""The most characters of a key's id."""
+
+_COMMITMENT = 16
+_NONCE = 12
+_TAG = 16
+
+OVERHEAD: Final = len(MAGIC) + MAX_KEY_ID + 1 + _COMMITMENT + _NONCE + _TAG
+"""By how many bytes a sealed value is larger than the value, at most."""
+
+
+class Cipher:
+    """Seals and opens the values of one record with the key that is derived for it from one data key."""
+
+    def __init__(self, data_key: bytes, key_id: str, key: Key) -> None:
+        self.data_key = data_key
+        place = _joined(key.scope.encode(), key.name.encode())
+        derived = HKDF(SHA256(), KEY_BYTES + _COMMITMENT, salt=None, info=b"stm/2" + place).derive(data_key)
+        self._aead = AESGCM(derived[:KEY_BYTES])
+        self._head = MAGIC + key_id.encode("ascii") + b"\n" + derived[KEY_BYTES:]
+        self._bound = _joined(self._head) + place
+
+    def seal(self, slot: bytes, value: bytes) -> bytes:
+        """Return the sealed form of a value for a slot of the record."""
+        nonce = os.urandom(_NONCE)
+        return self._head + nonce + self._aead.encrypt(nonce, value, self._bound + slot)
+
+    def open(self, slot: bytes, sealed: bytes) -> bytes:
+        """Return the value. Raises `Corrupt` if it was not sealed with this key for this slot."""
+        start = len(self._head)
+        if hmac.compare_digest(sealed[:start], self._head):
+            try:
+                nonce, data = sealed[start : start + _NONCE], sealed[start + _NONCE :]
+                return self._aead.decrypt(nonce, data, self._bound + slot)
+            except (InvalidTag, ValueError):
+                pass  # the error is raised outside, so that no exception of the client is shown with it
+        raise Corrupt("a sealed value was altered, moved from another place, or sealed with another key")
+
+
+def body_slot(version: str) -> bytes:
+    """Return the slot of a body: it is bound to its version."""
+    return b"body" + _joined(version.encode())
+
+
+def key_id_of(sealed: bytes) -> str | None:
+    """Return the id of the key that a value was sealed with; `None` if the value is not sealed."""
+    if not sealed.startswith(MAGIC):
+        return None
+    end = sealed.find(b"\n", len(MAGIC), len(MAGIC) + MAX_KEY_ID + 1)
+    key_id = sealed[len(MAGIC) : max(end, 0)]
+    if not is_key_id(key_id.decode("ascii", "replace")):
+        raise Corrupt("the first line of a sealed value was altered")
+    return key_id.decode("ascii")
+
+
+def is_key_id(text: str) -> bool:
+    """Say whether text can be a key's id: 1 to 64 ASCII letters, digits, `-`, `_` and `.`."""
+    plain = text.translate(_PUNCTUATION)
+    return len(text) <= MAX_KEY_ID and text != "" and (plain == "" or (plain.isascii() and plain.isalnum()))
+
+
+_PUNCTUATION = str.maketrans("", "", "-_.")
+
+
+def _joined(*parts: bytes) -> bytes:
+    """Join parts so that no other parts give the same bytes."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

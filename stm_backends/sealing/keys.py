@@ -1,0 +1,91 @@
+"""Where data keys come from: the protocol, and keys that the process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol, cast
+
+from stm_backends.errors import ConfigurationError, Corrupt
+from stm_backends.sealing.cipher import KEY_BYTES, is_key_id
+
+
+class Owner(NamedTuple):
+    """Whose data a key protects. Records that belong to a tenant as a whole have no user (`""`).
+
+    Both are `""` for records that name no tenant, such as paused runs.
+    """
+
+    tenant: str
+    user: str
+
+
+class DataKey(NamedTuple):
+    """A key of 32 bytes and the id that is stored with everything sealed with it."""
+
+    id: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"DataKey({self.id!r}, <secret>)"
+
+
+class KeySource(Protocol):
+    """A source of data keys. An outage raises `Unavailable`; an unknown or erased key raises `Corrupt`."""
+
+    async def primary(self, owner: Owner) -> DataKey:
+        """Return the key that new values of `owner` are sealed with; may create it."""
+        ...
+
+    async def key(self, owner: Owner, key_id: str) -> DataKey:
+        """Return the key of that id, which an older value of `owner` was sealed with."""
+        ...
+
+    async def erase(self, owner: Owner) -> None:
+        """Delete the keys of `owner` if they are its own, so that nothing sealed with them can be opened."""
+        ...
+
+
+class StaticKeys:
+    """Keys that the process holds, the same for all owners.
+
+    `keys` maps ids to 32 random bytes each. `primary` is the id of the key that new values are sealed with;
+    the others open older values. To rotate, add a key on all processes, then make it primary. Raises
+    `ConfigurationError` for keys of another shape.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], *, primary: str) -> None:
+        self._keys = {key.id: key for key in _data_keys(keys)}
+        if primary not in self._keys:
+            raise ConfigurationError("primary is not the id of one of the keys")
+        self._primary = self._keys[primary]
+
+    def __repr__(self) -> str:
+        return f"StaticKeys({sorted(self._keys)}, primary={self._primary.id!r})"
+
+    async def primary(self, owner: Owner) -> DataKey:
+        """Return the primary key."""
+        del owner
+        return self._primary
+
+    async def key(self, owner: Owner, key_id: str) -> DataKey:
+        """Return the key of that id. Raises `Corrupt` if the process does not have it."""
+        del owner
+        try:
+            return self._keys[key_id]
+        except KeyError:
+            raise Corrupt(f"sealed with the key {key_id!r}, which this process does not have") from None
+
+    async def erase(self, owner: Owner) -> None:
+        """Do nothing: no key belongs to one owner."""
+
+
+def _data_keys(keys: object) -> Iterator[DataKey]:
+    """Return the keys of a mapping. Messages never show their bytes."""
+    if not isinstance(keys, Mapping):
+        raise ConfigurationError(f"keys must map ids to {KEY_BYTES} bytes each; not {type(keys).__name__}")
+    for key_id, key in cast("Mapping[object, object]", keys).items():
+        if not isinstance(key_id, str) or not is_key_id(key_id):
+            raise ConfigurationError("a key's id has 1 to 64 ASCII letters, digits, '-', '_' or '.'")
+        if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
+            raise ConfigurationError(f"the key {key_id!r} must be {KEY_BYTES} bytes")
+        yield DataKey(key_id, bytes(key))
