@@ -269,7 +269,7 @@ class Copy:
         traits, sizes = self._target.traits, [len(record.body or b""), *map(len, record.tail)]
         where = {"backend": self._target.name, "operation": "copy"}
         require_fits("entry", max(sizes), traits.max_entry, **where)
-        require_fits("record", sum(sizes), traits.max_record, **where)
+        require_fits("record", sum(sizes) + len(sizes) * traits.overhead, traits.max_record, **where)
 
     async def _verify(self, item: Item) -> None:
         if item.key not in self._problems:

@@ -87,6 +87,7 @@ class Traits:
 
     `reach` is how far apart two users of the same data may be. `clock` names whose clock decides expiry.
     `durability` is one sentence: what an acknowledged write survives. `max_entry` and `max_record` are bytes;
+    `overhead` is how many bytes each value takes of `max_record` beside its own, at most.
     `max_drop` is the number of entries that one `replace` may drop. `min_ttl` and `deadline` are seconds: the
     shortest time to live that is honoured, and how long one operation may take.
     """
@@ -97,6 +98,7 @@ class Traits:
     max_entry: int
     max_record: int
     max_drop: int
+    overhead: int = 0
     min_ttl: float = 0.001
     deadline: float = DEFAULT_DEADLINE_S
 

@@ -35,7 +35,7 @@ ENTRY: Final = b"entry"
 """The slot of an entry. That of a body is `body_slot(version)`."""
 
 KEY_BYTES: Final = 32
-MAX_KEY_ID: Final = 64
+MAX_KEY_ID: Final = 32
 """The most characters of a key's id."""
 
 _COMMITMENT = 16
@@ -91,7 +91,7 @@ def key_id_of(sealed: bytes) -> str | None:
 
 
 def is_key_id(text: str) -> bool:
-    """Say whether text can be a key's id: 1 to 64 ASCII letters, digits, `-`, `_` and `.`."""
+    """Say whether text can be a key's id: 1 to 32 ASCII letters, digits, `-`, `_` and `.`."""
     plain = text.translate(_PUNCTUATION)
     return len(text) <= MAX_KEY_ID and text != "" and (plain == "" or (plain.isascii() and plain.isalnum()))
 

@@ -48,7 +48,8 @@ class SealedDriver(WrapperDriver):
     def traits(self) -> Traits:
         """The facts about the driver within, with limits on the values before they are sealed."""
         traits = self.inner.traits
-        return replace(traits, max_entry=traits.max_entry - OVERHEAD, max_record=traits.max_record - OVERHEAD)
+        overhead = traits.overhead + OVERHEAD
+        return replace(traits, max_entry=traits.max_entry - OVERHEAD, overhead=overhead)
 
     async def load(self, key: Key) -> Record | None:
         """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""

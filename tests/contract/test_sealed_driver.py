@@ -11,7 +11,10 @@ from stm_backends.sealing.driver import SealedDriver, Sealing
 from stm_backends.sealing.keys import StaticKeys
 from stm_backends.testing import Datastore, DriverContract, FakeClock
 
-SEALING = Sealing(StaticKeys({"k1": bytes(range(32))}, primary="k1"))
+LONGEST_ID = "k" * 32
+"""With it, sealing takes exactly the room that the traits allow for."""
+
+SEALING = Sealing(StaticKeys({LONGEST_ID: bytes(range(32))}, primary=LONGEST_ID))
 
 
 def sealed(inner: Driver) -> SealedDriver:

@@ -203,6 +203,7 @@ def test_the_only_dependency_is_pluggy() -> None:
         "stm_backends.testing": {"pytest", "pytest_asyncio", "hypothesis"},
         "stm_backends.telemetry.opentelemetry": {"opentelemetry"},
         "stm_backends.integrations": {"openai", "agents", "langchain_core"},
+        "stm_backends.sealing": {"cryptography"},
     }
     base = sys.stdlib_module_names | {"stm_backends", "pluggy"}
     for package, more in extras.items():

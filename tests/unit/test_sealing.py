@@ -80,7 +80,7 @@ def test_the_same_value_is_sealed_with_another_nonce_each_time() -> None:
 
 
 def test_the_overhead_is_what_the_limits_are_reduced_by() -> None:
-    assert len(cipher(key_id="k" * 64).seal(ENTRY, TEXT)) == len(TEXT) + OVERHEAD
+    assert len(cipher(key_id="k" * 32).seal(ENTRY, TEXT)) == len(TEXT) + OVERHEAD
 
 
 def test_known_answers_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ KNOWN_BODY = (
 )
 
 
-@pytest.mark.parametrize("key_id", ["", "a b", "a\n", "ä", "x" * 65, "k1/../k2"])
+@pytest.mark.parametrize("key_id", ["", "a b", "a\n", "ä", "x" * 33, "k1/../k2"])
 def test_an_id_of_another_alphabet_is_no_key_id(key_id: str) -> None:
     assert not is_key_id(key_id)
     with pytest.raises(ConfigurationError, match="letters, digits"):

@@ -119,8 +119,8 @@ class LargeEntries:
         if traits.max_entry < 4 * POINTER:
             return traits
         largest = max(self._largest, traits.max_entry)
-        most = max(traits.max_record, traits.max_record // POINTER * largest)
-        return replace(traits, max_entry=largest, max_record=most)
+        most = max(traits.max_record, traits.max_record // (POINTER + traits.overhead) * largest)
+        return replace(traits, max_entry=largest, max_record=most, overhead=0)
 
     @property
     def name(self) -> str:

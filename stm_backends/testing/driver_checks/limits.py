@@ -51,7 +51,7 @@ class Limits(Contract):
         if driver.traits.max_record > LARGEST_RECORD:
             not_asked(f"would write {driver.traits.max_record:,} bytes; give the driver a smaller limit")
         entry = noise(driver.traits.max_entry)
-        count = driver.traits.max_record // len(entry)
+        count = driver.traits.max_record // (len(entry) + driver.traits.overhead)
         await append_all(driver, key, *[entry] * count)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
             await driver.append(key, entry, initial_version="initial", ttl=None)
