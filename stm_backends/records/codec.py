@@ -25,7 +25,7 @@ from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, Traje
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads."""
 
-EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log"]
+EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log", "keys"]
 
 
 class Transform(Protocol):

@@ -84,6 +84,12 @@ def directory_scope(tenant_id: str) -> str:
     return _bounded(f"{_escape(_checked('tenant_id', tenant_id), _UNSAFE_IN_PART)}::users")
 
 
+def data_keys_key(tenant_id: str, user_id: str) -> Key:
+    """Return the key of the record with the data keys of a user or, with `""`, of a tenant as a whole."""
+    tenant, user = (_escape(part, _UNSAFE_IN_PART) if part else "" for part in (tenant_id, user_id))
+    return Key(_bounded(f"{tenant}:{user}:key"), "data")
+
+
 def scope(tenant_id: str, user_id: str, kind: Kind) -> str:
     """Return the scope of one kind of record of one user."""
     tenant = _escape(_checked("tenant_id", tenant_id), _UNSAFE_IN_PART)

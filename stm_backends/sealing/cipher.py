@@ -19,6 +19,7 @@ from typing import Final
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt
 from stm_backends.extras import missing_extra
+from stm_backends.sealing.keys import KEY_BYTES, MAX_KEY_ID, is_key_id
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -34,10 +35,6 @@ MAGIC: Final = b"stm/2 sealed "
 ENTRY: Final = b"entry"
 """The slot of an entry. That of a body is `body_slot(version)`."""
 
-KEY_BYTES: Final = 32
-MAX_KEY_ID: Final = 32
-"""The most characters of a key's id."""
-
 _COMMITMENT = 16
 _NONCE = 12
 _TAG = 16
@@ -51,11 +48,11 @@ class Cipher:
 
     def __init__(self, data_key: bytes, key_id: str, key: Key) -> None:
         self.data_key = data_key
-        place = _joined(key.scope.encode(), key.name.encode())
+        place = joined(key.scope.encode(), key.name.encode())
         derived = HKDF(SHA256(), KEY_BYTES + _COMMITMENT, salt=None, info=b"stm/2" + place).derive(data_key)
         self._aead = AESGCM(derived[:KEY_BYTES])
         self._head = MAGIC + key_id.encode("ascii") + b"\n" + derived[KEY_BYTES:]
-        self._bound = _joined(self._head) + place
+        self._bound = joined(self._head) + place
 
     def seal(self, slot: bytes, value: bytes) -> bytes:
         """Return the sealed form of a value for a slot of the record."""
@@ -76,7 +73,7 @@ class Cipher:
 
 def body_slot(version: str) -> bytes:
     """Return the slot of a body: it is bound to its version."""
-    return b"body" + _joined(version.encode())
+    return b"body" + joined(version.encode())
 
 
 def key_id_of(sealed: bytes) -> str | None:
@@ -90,15 +87,6 @@ def key_id_of(sealed: bytes) -> str | None:
     return key_id.decode("ascii")
 
 
-def is_key_id(text: str) -> bool:
-    """Say whether text can be a key's id: 1 to 32 ASCII letters, digits, `-`, `_` and `.`."""
-    plain = text.translate(_PUNCTUATION)
-    return len(text) <= MAX_KEY_ID and text != "" and (plain == "" or (plain.isascii() and plain.isalnum()))
-
-
-_PUNCTUATION = str.maketrans("", "", "-_.")
-
-
-def _joined(*parts: bytes) -> bytes:
-    """Join parts so that no other parts give the same bytes."""
+def joined(*parts: bytes) -> bytes:
+    """Join parts so that no other parts give the same bytes: each is preceded by its length."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

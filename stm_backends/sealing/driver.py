@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from stm_backends.drivers.checks import require_fits
@@ -13,22 +13,10 @@ from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt, located
 from stm_backends.records.keys import owner_of
 from stm_backends.sealing.cipher import ENTRY, OVERHEAD, Cipher, body_slot, key_id_of
-from stm_backends.sealing.keys import DataKey, KeySource, Owner
+from stm_backends.sealing.keys import DataKey, Owner, Sealing
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sealing:
-    """What `open_backend(..., sealing=)` takes: seal everything with keys of `keys`.
-
-    `accept_clear=True` also reads values that were stored without sealing, while a datastore is migrated.
-    Anybody who can write to the datastore can have written these. Otherwise they are `Corrupt`.
-    """
-
-    keys: KeySource
-    accept_clear: bool = False
 
 
 class SealedDriver(WrapperDriver):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol, cast
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, cast
 
 from stm_backends.errors import ConfigurationError, Corrupt
-from stm_backends.sealing.cipher import KEY_BYTES, is_key_id
+
+KEY_BYTES: Final = 32
+MAX_KEY_ID: Final = 32
+"""The most characters of a key's id."""
+
+_KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
 class Owner(NamedTuple):
@@ -43,6 +50,18 @@ class KeySource(Protocol):
     async def erase(self, owner: Owner) -> None:
         """Delete the keys of `owner` if they are its own, so that nothing sealed with them can be opened."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """What `open_backend(..., sealing=)` takes: seal everything with keys of `keys`.
+
+    `accept_clear=True` also reads values that were stored without sealing, while a datastore is migrated.
+    Anybody who can write to the datastore can have written these. Otherwise they are `Corrupt`.
+    """
+
+    keys: KeySource
+    accept_clear: bool = False
 
 
 class StaticKeys:
@@ -89,3 +108,8 @@ def _data_keys(keys: object) -> Iterator[DataKey]:
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
             raise ConfigurationError(f"the key {key_id!r} must be {KEY_BYTES} bytes")
         yield DataKey(key_id, bytes(key))
+
+
+def is_key_id(text: str) -> bool:
+    """Say whether text can be a key's id: 1 to 32 ASCII letters, digits, `-`, `_` and `.`."""
+    return _KEY_ID.fullmatch(text) is not None

@@ -7,8 +7,8 @@ import pytest
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.large.driver import LargeEntries
-from stm_backends.sealing.driver import SealedDriver, Sealing
-from stm_backends.sealing.keys import StaticKeys
+from stm_backends.sealing.driver import SealedDriver
+from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing import Datastore, DriverContract, FakeClock
 
 LONGEST_ID = "k" * 32

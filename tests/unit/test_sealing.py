@@ -10,9 +10,9 @@ import pytest
 from stm_backends.drivers.contract import ABSENT, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import ConfigurationError, Corrupt
-from stm_backends.sealing.cipher import ENTRY, OVERHEAD, Cipher, body_slot, is_key_id, key_id_of
-from stm_backends.sealing.driver import SealedDriver, Sealing
-from stm_backends.sealing.keys import DataKey, Owner, StaticKeys
+from stm_backends.sealing.cipher import ENTRY, OVERHEAD, Cipher, body_slot, key_id_of
+from stm_backends.sealing.driver import SealedDriver
+from stm_backends.sealing.keys import DataKey, Owner, Sealing, StaticKeys, is_key_id
 
 SECRET, OTHER = bytes(range(32)), bytes(range(32, 64))
 KEY = Key("acme:u1:memory", "chat")

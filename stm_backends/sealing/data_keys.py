@@ -1,0 +1,162 @@
+"""Data keys of each tenant or user, stored wrapped. Without them, what was sealed with them is unreadable."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar, cast
+
+from stm_backends.drivers.checks import require_seconds
+from stm_backends.drivers.contract import ABSENT, Driver, new_version
+from stm_backends.errors import ConfigurationError, Corrupt, Denied, StorageError, Unavailable
+from stm_backends.records.codec import Codec
+from stm_backends.records.keys import data_keys_key
+from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
+from stm_backends.sealing.wrapping import Wrapping
+
+T = TypeVar("T")
+
+_REMEMBERED: Final = 10_000
+"""How many owners' keys a process keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The data keys of one owner as they were stored under `version`, read at `at` (monotonic seconds)."""
+
+    at: float
+    version: str
+    primary: str
+    wrapped: dict[str, str]
+    opened: dict[str, DataKey]
+
+
+class EnvelopeKeys:
+    """Random data keys per user, or per tenant, which are stored wrapped in a datastore of their own.
+
+    `store` is the open driver of any backend of this library, such as `open_backend(...).driver`. Keep it
+    apart from the data and its backups: a restored backup is then unreadable once the keys are erased. The
+    first value of an owner creates the key. A process keeps unwrapped keys for `lifetime_s` seconds; so long
+    it can still use keys that another process has erased or replaced.
+    """
+
+    def __init__(
+        self,
+        store: Driver,
+        wrapping: Wrapping,
+        *,
+        per: Literal["user", "tenant"] = "user",
+        lifetime_s: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        require_seconds("lifetime_s", lifetime_s)
+        if per not in ("user", "tenant"):
+            raise ConfigurationError(f"per is 'user' or 'tenant', not {per!r}")
+        self._store = store
+        self._wrapping = wrapping
+        self._per_user = per == "user"
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._codec = Codec()
+        self._known: OrderedDict[Owner, _Keys] = OrderedDict()
+
+    async def primary(self, owner: Owner) -> DataKey:
+        """Return the key that new values of `owner` are sealed with; creates the first one."""
+        owner = self._holder(owner)
+        keys = self._fresh(owner) or await self._load(owner)
+        if keys is None:
+            await self._add(owner, None)
+            # Another process may have been first; its key is then the only one.
+            keys = await self._load(owner)
+        if keys is None:
+            raise Unavailable("the data keys were erased while they were created")
+        return await self._open(owner, keys, keys.primary)
+
+    async def key(self, owner: Owner, key_id: str) -> DataKey:
+        """Return the key of that id. Raises `Corrupt` if it was erased or never existed."""
+        owner = self._holder(owner)
+        keys = self._fresh(owner)
+        if keys is None or key_id not in keys.wrapped:
+            keys = await self._load(owner)
+        if keys is None or key_id not in keys.wrapped:
+            raise Corrupt("sealed with a data key that was erased, or that is not in this store of keys")
+        return await self._open(owner, keys, key_id)
+
+    async def rotate(self, owner: Owner) -> str:
+        """Add a key and make it primary; returns its id. Older values stay readable."""
+        owner = self._holder(owner)
+        while True:
+            added = await self._add(owner, await self._load(owner))
+            if added is not None:
+                self._known.pop(owner, None)
+                return added
+
+    async def erase(self, owner: Owner) -> None:
+        """Delete the keys of a user or, with `Owner(tenant, "")`, of the tenant itself.
+
+        Keys per tenant are not touched by the erasure of a user.
+        """
+        if self._holder(owner) == owner:
+            self._known.pop(owner, None)
+            await _stored(self._store.delete(data_keys_key(*owner)))
+
+    def _holder(self, owner: Owner) -> Owner:
+        return owner if self._per_user else Owner(owner.tenant, "")
+
+    def _fresh(self, owner: Owner) -> _Keys | None:
+        keys = self._known.get(owner)
+        return keys if keys is not None and self._clock() - keys.at < self._lifetime_s else None
+
+    async def _load(self, owner: Owner) -> _Keys | None:
+        """Read the keys of an owner, and remember them."""
+        at = self._clock()
+        record = await _stored(self._store.load(data_keys_key(*owner)))
+        if record is None or record.body is None:
+            self._known.pop(owner, None)
+            return None
+        content = cast("Any", self._codec.open("keys", record.body))
+        before = self._known.pop(owner, None)
+        try:
+            primary, wrapped = str(content["primary"]), {str(k): str(v) for k, v in content["keys"].items()}
+        except (KeyError, AttributeError, TypeError):
+            raise Corrupt("the stored data keys of an owner cannot be read") from None
+        opened = {k: v for k, v in before.opened.items() if k in wrapped} if before else {}
+        keys = self._known[owner] = _Keys(at, record.version, primary, wrapped, opened)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return keys
+
+    async def _add(self, owner: Owner, before: _Keys | None) -> str | None:
+        """Store a new primary key beside those known; `None` if another process has changed them."""
+        key_id, secret = secrets.token_hex(8), os.urandom(KEY_BYTES)
+        wrapped = base64.b64encode(await self._wrapping.wrap(secret, owner, key_id)).decode()
+        every = {**(before.wrapped if before else {}), key_id: wrapped}
+        body = self._codec.seal("keys", {"primary": key_id, "keys": every})
+        expect = ABSENT if before is None else before.version
+        send = self._store.replace(
+            data_keys_key(*owner), body, version=new_version(), expect=expect, ttl=None
+        )
+        return key_id if await _stored(send) else None
+
+    async def _open(self, owner: Owner, keys: _Keys, key_id: str) -> DataKey:
+        found = keys.opened.get(key_id)
+        if found is None:
+            wrapped = base64.b64decode(keys.wrapped[key_id])
+            secret = await self._wrapping.unwrap(wrapped, owner, key_id)
+            found = keys.opened[key_id] = DataKey(key_id, secret)
+        return found
+
+
+async def _stored(operation: Awaitable[T]) -> T:
+    """Return the answer of the store; an outage is `Unavailable`, because nothing was sealed or opened."""
+    try:
+        return await operation
+    except (Corrupt, Denied):
+        raise
+    except StorageError as error:
+        raise Unavailable(f"the store of the data keys failed: {error}") from error

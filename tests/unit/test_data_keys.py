@@ -1,0 +1,139 @@
+"""Data keys per owner: created once, bound to their owner, rotated, erased, and never used after that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stm_backends.drivers.contract import ABSENT, Key
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.errors import Corrupt, OutcomeUnknown, Unavailable
+from stm_backends.records.keys import data_keys_key
+from stm_backends.sealing.data_keys import EnvelopeKeys
+from stm_backends.sealing.driver import SealedDriver
+from stm_backends.sealing.keys import Owner, Sealing
+from stm_backends.sealing.wrapping import LocalWrapping
+from stm_backends.testing import FakeClock
+
+ADA, BOB, ACME = Owner("acme", "ada"), Owner("acme", "bob"), Owner("acme", "")
+
+
+class World:
+    """One store of keys and the processes that use it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.clock = FakeClock()
+
+    async def process(self, **options: Any) -> EnvelopeKeys:
+        driver = MemoryDriver(self.store)
+        await driver.open()
+        wrapping = LocalWrapping({"w1": bytes(32)}, primary="w1")
+        return EnvelopeKeys(driver, options.pop("wrapping", wrapping), clock=self.clock, **options)
+
+
+async def test_processes_that_start_together_agree_on_the_first_key() -> None:
+    world = World()
+    processes = [await world.process() for _ in range(8)]
+    keys = await asyncio.gather(*(one.primary(ADA) for one in processes))
+    assert len(set(keys)) == 1
+    assert len(keys[0].secret) == 32
+
+
+async def test_each_owner_has_keys_of_its_own() -> None:
+    keys = await World().process()
+    secrets = {(await keys.primary(owner)).secret for owner in (ADA, BOB, ACME, Owner("", ""))}
+    assert len(secrets) == 4
+
+
+async def test_keys_per_tenant_are_shared_by_its_users() -> None:
+    keys = await World().process(per="tenant")
+    assert await keys.primary(ADA) == await keys.primary(BOB) == await keys.primary(ACME)
+    await keys.erase(ADA)
+    assert await keys.primary(ADA) == await keys.primary(BOB)
+
+
+async def test_a_rotated_key_is_found_by_processes_that_know_older_ones() -> None:
+    world = World()
+    one, two = await world.process(), await world.process()
+    first = await one.primary(ADA)
+    assert await two.primary(ADA) == first
+    added = await two.rotate(ADA)
+    second = await two.primary(ADA)
+    assert second.id == added != first.id
+    assert await one.primary(ADA) == first  # for as long as keys are remembered
+    assert await one.key(ADA, added) == second
+    assert await two.key(ADA, first.id) == first
+
+
+async def test_rotations_at_the_same_time_keep_all_keys() -> None:
+    world = World()
+    processes = [await world.process() for _ in range(4)]
+    await processes[0].primary(ADA)
+    added = await asyncio.gather(*(one.rotate(ADA) for one in processes))
+    reader = await world.process()
+    assert len({(await reader.key(ADA, key_id)).secret for key_id in added}) == 4
+
+
+async def test_erased_keys_are_gone_everywhere_after_their_lifetime() -> None:
+    world = World()
+    one, two = await world.process(lifetime_s=60), await world.process(lifetime_s=60)
+    key = await one.primary(ADA)
+    await two.key(ADA, key.id)
+    await one.erase(ADA)
+    with pytest.raises(Corrupt, match="erased"):
+        await one.key(ADA, key.id)
+    await world.clock.pass_time(61)
+    with pytest.raises(Corrupt, match="erased"):
+        await two.key(ADA, key.id)
+    assert (await two.primary(ADA)).secret != key.secret
+
+
+async def test_a_wrapped_key_cannot_be_moved_to_another_owner() -> None:
+    world = World()
+    keys = await world.process()
+    await keys.primary(ADA)
+    driver = MemoryDriver(world.store)
+    await driver.open()
+    record = await driver.load(data_keys_key(*ADA))
+    assert record is not None
+    assert record.body is not None
+    await driver.replace(data_keys_key(*BOB), record.body, version="v", expect=ABSENT, ttl=None)
+    with pytest.raises(Corrupt):
+        await (await world.process()).primary(BOB)
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("lost")])
+async def test_an_outage_of_the_store_is_unavailable(error: Exception) -> None:
+    class Down(MemoryDriver):
+        async def load(self, key: Key) -> Any:
+            raise error
+
+    driver = Down()
+    await driver.open()
+    keys = EnvelopeKeys(driver, LocalWrapping({"w1": bytes(32)}, primary="w1"))
+    with pytest.raises(Unavailable, match="store of the data keys"):
+        await keys.primary(ADA)
+
+
+async def test_a_user_whose_keys_are_erased_cannot_be_read_from_a_restored_backup() -> None:
+    world, data = World(), MemoryStore()
+    keys = await world.process()
+    inner = MemoryDriver(data)
+    driver = SealedDriver(inner, Sealing(keys), clear_met=lambda: None)
+    await driver.open()
+    ada, bob = Key("acme:ada:memory", "chat"), Key("acme:bob:memory", "chat")
+    for key in (ada, bob):
+        await driver.append(key, b"secret", initial_version="v", ttl=None)
+    backup = await inner.load(ada)
+    assert backup is not None
+    await driver.delete(ada)
+    await keys.erase(ADA)
+    await inner.append(ada, backup.tail[0], initial_version="v", ttl=None)
+    with pytest.raises(Corrupt, match="erased"):
+        await driver.load(ada)
+    record = await driver.load(bob)
+    assert record is not None
+    assert record.tail == (b"secret",)
