@@ -308,12 +308,12 @@ def list_(
             if user is None:
                 async for one in opened.sessions.users(tenant):
                     found += 1
-                    typer.echo(render.plain(transfer.user_composite(tenant, one)))
+                    typer.echo(transfer.user_composite(tenant, one))
                 return
             async for key in opened.sessions.list(tenant, user):
                 found += 1
                 try:
-                    typer.echo(render.plain(key.composite()))
+                    typer.echo(transfer.escaped(key.composite()))
                 except InvalidKey:
                     unnamed.append(key)
             logs = await transfer.count_logs(opened, tenant, user)

@@ -27,7 +27,10 @@ console = Console()
 _ROWS_OF_PODS: Final = 16
 _ROWS_OF_KILLED: Final = 4
 
-_UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# With the characters that end a line and those that change the direction of text after them.
+_UNPRINTABLE = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def plain(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +32,16 @@ _ANY = "-"
 
 _SPELLING: Final = "no part is blank; within a part, write ':' as %3A and '%' as %25"
 
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of characters that a list of ids, one a line, does not show or that break its lines."""
+
+_ESCAPED = re.compile("(?:%(?!25|3A|6B)[0-9A-F]{2})+")
+
 
 def conversation_key(text: str) -> MemoryKey:
     """Return the key for `TENANT:USER:SESSION`."""
     try:
-        return parse_composite(text)
+        return parse_composite(unescaped(text))
     except InvalidKey as error:
         raise InvalidKey(
             f"{plain(text)!r} is not a conversation; write tenant:user:session, as in acme:u123:chat_001 "
@@ -49,7 +56,8 @@ def owner(text: str) -> tuple[str, str | None]:
             f"{plain(text)!r} is a conversation; write a tenant, as in acme, or a user, as in acme:u123"
         )
     try:
-        key = parse_composite(f"{text}:{_ANY}" if ":" in text else f"{text}:{_ANY}:{_ANY}")
+        composite = f"{text}:{_ANY}" if ":" in text else f"{text}:{_ANY}:{_ANY}"
+        key = parse_composite(unescaped(composite))
     except InvalidKey as error:
         raise InvalidKey(
             f"{plain(text)!r} is neither a tenant nor a user; write a tenant, as in acme, or a user, as "
@@ -58,9 +66,34 @@ def owner(text: str) -> tuple[str, str | None]:
     return key.tenant_id, key.user_id if ":" in text else None
 
 
+def escaped(composite: str) -> str:
+    """Return a key for one line of output, which all commands accept.
+
+    Invisible characters, such as line breaks, are written as `%XX` of their UTF-8 bytes. No composite has
+    these itself.
+    """
+    return "".join(
+        "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+        if unicodedata.category(char) in _INVISIBLE
+        else char
+        for char in composite
+    )
+
+
+def unescaped(text: str) -> str:
+    """Return the key that `escaped` wrote; other text is returned as it is."""
+    try:
+        composite = _ESCAPED.sub(
+            lambda found: bytes.fromhex(found[0].replace("%", "")).decode("utf-8", "surrogatepass"), text
+        )
+    except UnicodeDecodeError:
+        return text
+    return composite if escaped(composite) == text else text
+
+
 def user_composite(tenant: str, user: str) -> str:
     """Return `TENANT:USER`, in the form that `owner` accepts."""
-    return MemoryKey(tenant, user, _ANY).composite().removesuffix(f":{_ANY}")
+    return escaped(MemoryKey(tenant, user, _ANY).composite()).removesuffix(f":{_ANY}")
 
 
 def tenant_composite(tenant: str) -> str:
@@ -71,11 +104,9 @@ def tenant_composite(tenant: str) -> str:
 def named(key: MemoryKey) -> str:
     """Return a conversation's composite, or a description if it has none."""
     try:
-        return plain(key.composite())
+        return escaped(key.composite())
     except InvalidKey:
-        return (
-            f"a conversation of {plain(user_composite(key.tenant_id, key.user_id))} with a blank session id"
-        )
+        return f"a conversation of {user_composite(key.tenant_id, key.user_id)} with a blank session id"
 
 
 async def write_export(
