@@ -148,7 +148,7 @@ def test_what_a_terminal_would_obey_or_cannot_show_is_shown_escaped(tmp_path: Pa
 
     asyncio.run(fill())
 
-    assert lines(cli("ls", "t:u", "--url", url)) == ["t:u:s\\x1b"]
+    assert lines(cli("ls", "t:u", "--url", url)) == ["t:u:s%1B"]
     shown = "\n".join(lines(cli("show", "t:u:s\x1b", "--url", url)))
     assert "\\x1b[2Jnothing\\ud800\\x00" in shown
     assert "[bold]brackets[/nope]" in shown
@@ -161,6 +161,29 @@ def test_other_commands_accept_the_keys_that_ls_prints(url: str):
     assert sorted(listed) == ["acme:u1:a%3Ab", "acme:u1:trip"]
     assert all(cli("show", key, "--url", url).exit_code == 0 for key in listed)
     assert lines(cli("ls", "nobody", "--url", url)) == []
+
+
+HOSTILE = ("x\nvictim", "x\u2028y", "x\u202ey", "\U000e0041", "tab\there", "100%0A", "\ud800")
+
+
+def test_ids_that_break_lines_are_listed_on_one_line_and_accepted_so(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/stm.db"
+
+    async def fill() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            for key in (MemoryKey("victim", "u", "s"), *(MemoryKey("acme", user, "s") for user in HOSTILE)):
+                memory = backend.memory(key, ShortTermMemoryConfig("truncation"))
+                await memory.add_turn(ConversationTurn("Hello", "Hi"))
+
+    asyncio.run(fill())
+    users = lines(cli("ls", "acme", "--url", url))
+    assert len(users) == len(HOSTILE)
+    assert all(line.startswith("acme:") and line.isprintable() for line in users)
+    # As `stm-backends ls acme | while read user; do stm-backends erase "$user" -y; done` does.
+    for user in users:
+        assert lines(cli("erase", user, "-y", "--url", url)) == ["1 record erased"]
+    assert lines(cli("ls", "acme", "--url", url)) == []
+    assert lines(cli("ls", "victim", "--url", url)) == ["victim:u"]
 
 
 def test_the_url_may_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch):
