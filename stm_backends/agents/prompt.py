@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -48,6 +49,9 @@ async def apply_memory(
     return merged
 
 
+_TAGS: Final = re.compile("[\U000e0000-\U000e007f]")
+
+
 def render_memory_message(patch: Mapping[str, Any]) -> str:
     r"""Return the content of the memory as the text of a system message, marked as read-only background.
 
@@ -61,7 +65,10 @@ def render_memory_message(patch: Mapping[str, Any]) -> str:
 
 
 def quoted_json(value: object) -> str:
-    r"""Return JSON that is safe between tags: `<` is escaped as `\u003c`, so no text can close a tag."""
-    text = json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+    r"""Return JSON that is safe between tags: `<` is escaped as `\u003c`, so no text can close a tag.
+
+    Unicode's tag characters are left out: nobody sees them, but a model reads them as text.
+    """
+    text = _TAGS.sub("", json.dumps(value, ensure_ascii=False)).replace("<", "\\u003c")
     # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.
     return text.encode("utf-8", "backslashreplace").decode()

@@ -21,6 +21,8 @@ def resolve_memory_key(
     isolation: MemoryIsolation | None = None,
     explicit: MemoryKey | None = None,
     *,
+    require_tenant: bool = False,
+    require_user: bool = False,
     observer: Observer = SILENT,
 ) -> MemoryKey | None:
     """Return the key of one call's conversation, or `None` if the call has no memory.
@@ -28,7 +30,10 @@ def resolve_memory_key(
     Like `KeyResolver.resolve`, but stateless: if calls without a session are allowed, each one is a separate
     conversation.
     """
-    return KeyResolver(isolation, observer=observer).resolve(tool_context, explicit)
+    resolver = KeyResolver(
+        isolation, require_tenant=require_tenant, require_user=require_user, observer=observer
+    )
+    return resolver.resolve(tool_context, explicit)
 
 
 class KeyResolver:
@@ -36,11 +41,21 @@ class KeyResolver:
 
     Create one for each client, connection or job: with `require_explicit_key=False`, all its calls without a
     session share one conversation. If a resolver serves several users, named users never share a
-    conversation, but anonymous ones do. `observer` is notified of calls without a key.
+    conversation, but anonymous ones do. With `require_tenant` or `require_user`, calls without one have no
+    memory. `observer` is notified of calls without a key.
     """
 
-    def __init__(self, isolation: MemoryIsolation | None = None, *, observer: Observer = SILENT) -> None:
+    def __init__(
+        self,
+        isolation: MemoryIsolation | None = None,
+        *,
+        require_tenant: bool = False,
+        require_user: bool = False,
+        observer: Observer = SILENT,
+    ) -> None:
         self._isolation = isolation or MemoryIsolation()
+        self._tenant = "" if require_tenant else DEFAULT_TENANT
+        self._user = "" if require_user else DEFAULT_USER
         self._observer = observer
         self._ephemeral: MemoryKey | None = None
 
@@ -50,15 +65,16 @@ class KeyResolver:
         """Return the key of a call's conversation, or `None` if the call has no memory.
 
         If `explicit` is given, it is used; a blank part raises `InvalidKey`. Otherwise the ids are looked up
-        in `tool_context` along dotted paths, and surrounding white space is removed. A missing tenant becomes
-        `default`, a missing user `anonymous`. A blank id, or an object without a text representation, means
-        no key. A call without a session has no key, or an ephemeral one with `require_explicit_key=False`.
+        in `tool_context` along dotted paths. A missing tenant becomes `default`, a missing user `anonymous`,
+        unless they are required. An id that is blank or begins or ends with white space, or an object without
+        a text representation, means no key. A call without a session has no key, or an ephemeral one with
+        `require_explicit_key=False`.
         """
         if explicit is not None:
             return _checked(explicit)
         paths, context = self._isolation, tool_context or {}
-        tenant = _part(context, paths.tenant_key, missing=DEFAULT_TENANT)
-        user = _part(context, paths.user_key, missing=DEFAULT_USER)
+        tenant = _part(context, paths.tenant_key, missing=self._tenant)
+        user = _part(context, paths.user_key, missing=self._user)
         session = _part(context, paths.session_key, missing="")
         if tenant and user and session:
             return MemoryKey(tenant, user, session)
@@ -100,10 +116,14 @@ def _found(value: object, step: str) -> object:
 def _text(value: object) -> str:
     """Return the text of an id; blank for values that cannot be one.
 
-    A path that is too short ends at a collection, which may contain secrets. The default `repr` of an object
+    White space around an id is not removed: `"acme\u00a0"` may be another tenant than `acme`. A path
+    that is too short ends at a collection, which may contain secrets. The default `repr` of an object
     contains its address, which another user's object can have later.
     """
     kind = type(value)
     nameless = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
     collection = issubclass(kind, Collection) and not issubclass(kind, str)
-    return "" if collection or nameless or callable(value) else str(value).strip()
+    if collection or nameless or callable(value):
+        return ""
+    text = str(value)
+    return text if text == text.strip() else ""

@@ -41,9 +41,12 @@ def build_turn(
     """
     steps = [_as_step(step) for step in steps]
     succeeded = [step for step in steps if step.error is None and step.observation is not None]
+    names = [_line(step.name) for step in succeeded]
     digest = TrajectoryDigest(
-        tools_invoked=[step.name for step in succeeded],
-        observations_summary="\n".join(f"- {step.name}: {_line(step.observation)}" for step in succeeded),
+        tools_invoked=names,
+        observations_summary="\n".join(
+            f"- {name}: {_line(step.observation)}" for name, step in zip(names, succeeded, strict=True)
+        ),
         reasoning_summary=reasoning,
     )
     return ConversationTurn(
@@ -70,7 +73,7 @@ def _answer(answer: object) -> str:
 
 
 def _line(observation: object) -> str:
-    """Return an observation on one line, so that it cannot imitate the line of another tool."""
+    """Return a name or an observation on one line, so that it cannot imitate the line of another tool."""
     text = " ".join(_text(observation).split())
     return text if len(text) <= OBSERVED_CHARACTERS else f"{text[:OBSERVED_CHARACTERS]}…"
 

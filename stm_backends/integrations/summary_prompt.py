@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, cast
 
 from stm_backends.agents.prompt import quoted_json
@@ -51,6 +53,10 @@ _OBJECTS_TRIED: Final = 64
 
 _CHARACTERS_PER_TOKEN: Final = 4
 _SHORTEST_TEXT: Final = 64
+_MOST_ITEMS: Final = 1024
+_DEEPEST: Final = 8
+_TURN_FIELDS: Final = 8
+_AROUND: Final = len('{"previous_summary": , "turns": []}')
 
 _decoder = json.JSONDecoder(strict=False)
 
@@ -60,23 +66,49 @@ def messages_for(
 ) -> list[dict[str, str]]:
     """Return the messages for a summarizer's request, `{"previous_summary": str, "turns": [...]}`.
 
-    `max_tokens` is the maximum length of the summary. If the messages take more than about `max_input_tokens`
-    (of four characters each), the longest texts of the turns are shortened, to 64 characters at least.
+    `max_tokens` is the maximum length of the summary. The messages take at most about `max_input_tokens`, of
+    four characters each. To fit, the longest texts of the turns are shortened, to 64 characters at least;
+    then lists and objects are, from their ends; then the oldest turns are left out and the previous summary
+    is shortened. One short turn always remains.
     """
     system = _SYSTEM.format(max_tokens=max_tokens)
-    turns: Any = request.get("turns") or []
+    previous = str(request.get("previous_summary") or "")
+    turns: list[Any] = list(request.get("turns") or ())
     room = max_input_tokens * _CHARACTERS_PER_TOKEN - len(system)
-    longest = max(room, _SHORTEST_TEXT)
-    while True:
-        known = {"previous_summary": request.get("previous_summary") or "", "turns": _cut(turns, longest)}
-        text = quoted_json(known)
-        if len(text) <= room or longest == _SHORTEST_TEXT:
+    for longest, most in _limits(room):
+        text = quoted_json({"previous_summary": previous, "turns": _cut(turns, longest, most)})
+        if len(text) <= room:
             break
-        longest = max(longest // 2, _SHORTEST_TEXT)
+    else:
+        text = _newest(previous, _cut(turns, _SHORTEST_TEXT, 1), room)
     return [
         {"role": "system", "content": system},
         {"role": "user", "content": f"<conversation_json>\n{text}\n</conversation_json>"},
     ]
+
+
+def _limits(room: int) -> Iterator[tuple[int, int]]:
+    """Yield the characters of a text and the items of a list to try, the mildest limits first."""
+    longest = max(room, _SHORTEST_TEXT)
+    while longest > _SHORTEST_TEXT:
+        yield longest, sys.maxsize
+        longest //= 2
+    most = _MOST_ITEMS
+    yield _SHORTEST_TEXT, sys.maxsize
+    while most > 1:
+        yield _SHORTEST_TEXT, most
+        most //= 4
+
+
+def _newest(previous: str, turns: list[Any], room: int) -> str:
+    """Return the JSON of as many of the newest turns as there is room for, and of the previous summary."""
+    if len(previous) > (half := max(room // 2, _SHORTEST_TEXT)):
+        previous = _cut(previous, half, 1)
+    size, first = len(quoted_json(previous)), len(turns)
+    while first and (first == len(turns) or size + len(quoted_json(turns[first - 1])) <= room - _AROUND):
+        first -= 1
+        size += len(quoted_json(turns[first])) + 2
+    return quoted_json({"previous_summary": previous, "turns": turns[first:]})
 
 
 def summary_in(answer: str) -> str:
@@ -134,12 +166,21 @@ def _within_tags(summary: str) -> str:
     return _TAG.sub("", text[: closings[-1]] if closings else text).strip()
 
 
-def _cut(value: Any, longest: int) -> Any:
-    """Return JSON with every text in it cut to `longest` characters."""
+def _cut(value: Any, longest: int, most: int, depth: int = 0) -> Any:
+    """Return JSON with texts cut to `longest` characters, and lists and objects to `most` items.
+
+    The list at depth 0, of the turns, keeps all its items. With a limit on items, there is one on depth too.
+    """
     if isinstance(value, str):
         return value if len(value) <= longest else f"{value[: longest - 1]}…"
+    if isinstance(value, (Mapping, list, tuple)) and most < sys.maxsize and depth > _DEEPEST:
+        return "…"
     if isinstance(value, Mapping):
-        return {key: _cut(item, longest) for key, item in cast("Mapping[str, Any]", value).items()}
+        items = islice(
+            cast("Mapping[str, Any]", value).items(), max(most, _TURN_FIELDS) if depth == 1 else most
+        )
+        return {_cut(key, longest, 1): _cut(item, longest, most, depth + 1) for key, item in items}
     if isinstance(value, (list, tuple)):
-        return [_cut(item, longest) for item in cast("list[Any]", value)]
+        some = islice(cast("list[Any]", value), None if depth == 0 else most)
+        return [_cut(item, longest, most, depth + 1) for item in some]
     return value

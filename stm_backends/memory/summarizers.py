@@ -34,6 +34,10 @@ _SENTENCES_READ: Final = 64
 
 _KEPT_OF_A_MESSAGE: Final = 2
 
+_OBSERVED_READ: Final = 100_000
+_LINES_SEARCHED: Final = 50
+"""How many characters of the tools' results are read, and how many lines for each tool; both the newest."""
+
 _TAG = re.compile(r"<(/?)(session_summary|key_facts|tools_used)>", re.IGNORECASE)
 _OTHER_TAG = re.compile(r"<(/?)([A-Za-z_]+)>")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])|(?<=[\u3002\uff01\uff1f])|[\r\n]+")
@@ -216,10 +220,13 @@ def _note_turn(notes: _Notes, turn: Mapping[str, Any]) -> None:
 
 def _note_tools(notes: _Notes, digest: Mapping[str, Any]) -> None:
     tools = [str(tool) for tool in digest.get("tools_invoked") or ()]
-    observed = str(digest.get("observations_summary") or "").splitlines()
+    observed = str(digest.get("observations_summary") or "")[-_OBSERVED_READ:].splitlines()
+    last = {line.partition(":")[0].removeprefix("- "): line for line in observed}
+    newest = observed[-_LINES_SEARCHED:][::-1] or [""]
     for tool in tools:
-        own = [line for line in observed if tool in line]
-        text = (own or observed or [""])[-1].strip()
+        # As `agents.build_turn` writes it; otherwise a line that mentions the tool.
+        text = last.get(tool) or next((line for line in newest if tool in line), newest[0])
+        text = text.strip()
         notes.add_tool(tool, text.removeprefix(tool).lstrip(":- "))
 
 

@@ -72,10 +72,41 @@ def test_long_texts_are_shortened_to_what_the_model_may_be_given() -> None:
     assert known["turns"][1]["user"] == "y" * 3_000
 
 
-def test_a_limit_that_nothing_fits_shortens_as_far_as_it_goes_and_ends() -> None:
-    turns = [{"user": "x" * 500, "assistant": ["y" * 500]}] * 50
+def test_a_limit_that_nothing_fits_leaves_one_short_turn() -> None:
+    turns = [{"user": f"{number}" + "x" * 500, "assistant": ["y" * 500]} for number in range(50)]
     _, shown = asked({"previous_summary": "", "turns": turns}, max_input_tokens=1)
-    assert [len(turn["user"]) for turn in json.loads(shown)["turns"]] == [64] * 50
+    (turn,) = json.loads(shown)["turns"]
+    assert turn["user"].startswith("49x")
+    assert len(turn["user"]) == 64
+
+
+def nested(depth: int) -> Any:
+    return {"k": nested(depth - 1), "l": ["x" * 100]} if depth else "end"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"user": "u", "assistant": "a", "rows": [[number, "row"] for number in range(40_000)]}],
+        [{"user": "u", "assistant": "a", "map": {f"{'k' * 200}{n}": n for n in range(10_000)}}],
+        [{"user": "u" * 100, "assistant": "a" * 100}] * 5_000,
+        [{"user": "u", "assistant": "a", "deep": nested(100)}],
+    ],
+    ids=["a long list", "long names", "many turns", "deep"],
+)
+def test_whatever_the_turns_hold_the_prompt_stays_within_the_limit(turns: Any) -> None:
+    system, shown = asked({"previous_summary": GOOD, "turns": turns}, max_input_tokens=1_500)
+    assert len(system) + len(shown) <= 6_000
+    known = json.loads(shown)
+    assert known["previous_summary"] == GOOD
+    assert known["turns"][-1]["user"].startswith("u")
+
+
+def test_a_previous_summary_of_any_length_leaves_room_for_turns() -> None:
+    turns = [{"user": "u", "assistant": "a"}] * 3
+    system, shown = asked({"previous_summary": "s" * 1_000_000, "turns": turns}, max_input_tokens=1_500)
+    assert len(system) + len(shown) <= 6_000
+    assert json.loads(shown)["turns"] == turns
 
 
 # What is answered

@@ -279,6 +279,43 @@ def test_a_huge_message_costs_no_more_than_reading_it(text: str):
     assert time.process_time() - start < 5
 
 
+def test_many_tools_on_a_long_digest_cost_no_more_than_reading_it():
+    line = "- other: " + "x" * 1_000
+    many = turn("I want rooms.", "Booked.")
+    many["trajectory_digest"] = {
+        "tools_invoked": [f"tool{number}" for number in range(4_000)],
+        "observations_summary": "\n".join([line] * 2_000 + ["- tool7: found it"]),
+    }
+    lines_read = 0
+
+    class Line(str):
+        __slots__ = ()
+
+        def __contains__(self, part: object) -> bool:
+            nonlocal lines_read
+            lines_read += 1
+            return super().__contains__(str(part))
+
+    class Digest(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return self
+
+        def __getitem__(self, part: Any) -> Any:
+            return Digest(super().__getitem__(part))
+
+        def splitlines(self, keepends: bool = False) -> list[str]:
+            return [Line(one) for one in super().splitlines(keepends)]
+
+    many["trajectory_digest"]["observations_summary"] = Digest(
+        many["trajectory_digest"]["observations_summary"]
+    )
+    assert "tool7: found it" in summarize("", [many], max_tokens=50_000)
+    # Each tool looks at a fixed number of lines, however many there are.
+    assert 0 < lines_read <= 4_000 * 50
+
+
 def test_four_times_the_turns_cost_about_four_times_as_much():
     def cost(count: int) -> float:
         turns = [
