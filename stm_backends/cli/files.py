@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import shutil
 import sys
 from collections.abc import Generator
-from os import W_OK, access
 from pathlib import Path
 from typing import TextIO
 
@@ -38,23 +38,26 @@ def reading(path: Path) -> Generator[TextIO]:
 def writing(path: Path | None) -> Generator[TextIO]:
     """Open a file for writing that replaces the existing one in one step when the block ends.
 
-    If the block raises, an existing file is unchanged and no temporary file remains.
+    A new file can be read by its owner only; an existing one keeps its permissions. A symbolic link to a file
+    is refused, because somebody else may have put it there. If the block raises, an existing file is
+    unchanged and no temporary file remains.
     """
     if path is None or is_standard(path):
         yield sys.stdout
         return
     with _named(path):
-        # The target of a symbolic link is replaced, not the link.
         target = path.resolve()
+        if path.is_symlink() and (target.is_file() or not target.exists()):
+            raise ConfigurationError(f"{path} is a symbolic link; name the file that it leads to")
         if target.exists() and not target.is_file():
             # Devices and pipes are written directly; a directory raises an error that says so.
             with target.open("w", encoding="utf-8") as out:
                 yield out
             return
-        if target.exists() and not access(target, W_OK):
+        if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, "Permission denied")
         beside = target.with_name(f".stm-{secrets.token_hex(8)}.tmp")
-        with beside.open("x", encoding="utf-8") as out:
+        with open(beside, "x", encoding="utf-8", opener=_private) as out:
             try:
                 yield out
                 out.close()
@@ -64,6 +67,10 @@ def writing(path: Path | None) -> Generator[TextIO]:
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from stm_backends import (
 )
 from stm_backends.cli import datastores, main
 from stm_backends.cli.app import app
+from stm_backends.cli.files import writing
 from stm_backends.drivers.contract import Key
 from stm_backends.records.keys import memory_key
 
@@ -430,17 +431,34 @@ def test_a_failed_export_keeps_the_old_file_and_leaves_no_temporary_one(url: str
     assert list(folder.iterdir()) == [file]
 
 
-def test_an_export_replaces_what_a_link_leads_to_and_keeps_its_permissions(url: str, tmp_path: Path):
-    file, link = tmp_path / "out.jsonl", tmp_path / "link"
-    file.write_text("old")
-    file.chmod(0o640)
+def test_an_export_is_private_and_an_existing_file_keeps_its_permissions(url: str, tmp_path: Path):
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    old.write_text("old")
+    old.chmod(0o640)
+    for file, mode in ((old, 0o640), (new, 0o600)):
+        lines(cli("export", "acme:u1:trip", "--url", url, "-o", str(file)))
+        assert json.loads(file.read_text())["key"]["session_id"] == "trip"
+        assert file.stat().st_mode & 0o777 == mode
+
+
+def test_the_temporary_file_of_an_export_is_private_too(tmp_path: Path):
+    with writing(tmp_path / "new.jsonl") as out:
+        out.write("secret")
+        (beside,) = tmp_path.iterdir()
+        assert beside.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_export_to_a_symbolic_link_is_refused(url: str, tmp_path: Path, exists: bool):
+    file, link = tmp_path / "victim", tmp_path / "link"
+    if exists:
+        file.write_text("precious")
     link.symlink_to(file)
-
-    lines(cli("export", "acme:u1:trip", "--url", url, "-o", str(link)))
-
-    assert link.is_symlink()
-    assert json.loads(file.read_text())["key"]["session_id"] == "trip"
-    assert file.stat().st_mode & 0o777 == 0o640
+    result = cli("export", "acme:u1:trip", "--url", url, "-o", str(link))
+    assert result.exit_code == 2
+    assert f"{link} is a symbolic link" in result.stderr
+    assert file.exists() == exists
+    assert not exists or file.read_text() == "precious"
 
 
 def test_an_export_to_a_device_writes_to_it_and_leaves_it_one(url: str):
