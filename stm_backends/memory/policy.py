@@ -17,13 +17,16 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Lease
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 SHORTEST_DELAY_S: Final = 0.05
 """The shortest wait before another summarizer call, so that an interval of 0 does not spin."""
 
 LONGEST_BACKOFF_S: Final = 3_600.0
+
+CLOCKS_APART_S: Final = 600.0
+"""How far apart the clocks of two processes may be, in seconds, without one ending a lease of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,18 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
     return min(max(backoff, SHORTEST_DELAY_S), LONGEST_BACKOFF_S)
 
 
+def lease_left(lease: Lease | None, *, now: float, known_for: float) -> float:
+    """Return for how many more seconds a lease is in force; 0 or less if it has expired or there is none.
+
+    `known_for` is how many seconds ago this process first saw it: a clock that is wrong neither ends a lease
+    nor prolongs it. By its time alone, which a process needs that does not run as long as a lease, it
+    expires `CLOCKS_APART_S` later.
+    """
+    if lease is None:
+        return 0.0
+    return min(lease.ttl - known_for, lease.at + lease.ttl + CLOCKS_APART_S - now)
+
+
 def patience(config: ShortTermMemoryConfig) -> float:
     """Return the default timeout of `flush` in seconds: one call and all its retries."""
     retries = range(1, min(config.retry_attempts, 10) + 1)
@@ -207,6 +222,7 @@ def after_fold(
     return replace(
         body,
         summary=kept,
+        lease=None,
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,

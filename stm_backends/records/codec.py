@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
-from stm_backends.records.body import Body, Forgotten
+from stm_backends.records.body import Body, Forgotten, Lease
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads."""
 
-EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log"]
+EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "user", "items", "log"]
 
 
 class Transform(Protocol):
@@ -184,6 +184,7 @@ _BODY_FIELDS = (
     "folded",
     "dropped",
     "forgotten",
+    "lease",
 )
 
 
@@ -198,6 +199,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         "folded": body.folded,
         "dropped": body.dropped,
         "forgotten": dump_forgotten(body.forgotten),
+        **({"lease": list(body.lease)} if body.lease else {}),
     }
 
 
@@ -212,6 +214,7 @@ def load_body(content: Mapping[str, Any]) -> Body:
             folded=int(content.get("folded", 0)),
             dropped=int(content.get("dropped", 0)),
             forgotten=load_forgotten(content.get("forgotten", {})),
+            lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError) as error:
