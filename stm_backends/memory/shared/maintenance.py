@@ -20,7 +20,7 @@ from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.due import Compact, Due, Held
-from stm_backends.memory.shared.folds import Writes, attempt_of
+from stm_backends.memory.shared.folds import AGAIN, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
 from stm_backends.memory.shared.schedule import TICK_S, Plan, Timers, now
@@ -185,6 +185,10 @@ class Maintenance(Writes):
         step, following = await self._advance(plan)
         self._faults, self._held = 0, isinstance(step, Held)
         self._polls = min(self._polls + 1, 10) if self._held else 0
+        if following is AGAIN and self.shared.current:
+            # What was planned during the step is seen by now.
+            self._plan = self._plan if self._plan is not None and self._plan.look else None
+            following = self._plan_for(self.next_step(self.shared.seen))
         return following
 
     async def _advance(self, plan: Plan) -> tuple[Due, Plan | None]:
