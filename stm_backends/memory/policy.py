@@ -95,12 +95,14 @@ def next_step(
     now: float,
     batch: int | None = None,
     known_for: float = 0.0,
+    characters: int | None = None,
 ) -> Step:
     """Decide what the background does with the pending turns.
 
     `now` is in epoch seconds. `batch` is the smallest number of pending turns to fold, by default the
     configured one. `known_for` is how many seconds ago this process learned of the last failure: after the
-    whole delay, it need not rely on a clock that may be wrong.
+    whole delay, it need not rely on a clock that may be wrong. `characters` is at least the sum of
+    `view.shown_length` for the pending turns, if it is known.
     """
     if config.strategy == "none":
         return None
@@ -120,7 +122,7 @@ def next_step(
         wait = min(body.next_attempt_at - now, delay_after(config, body.attempts) - known_for)
         if wait > 0:
             return _backlog_trim(config, body, pending) or Wait(wait)
-    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending)))
+    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending, characters)))
 
 
 def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]) -> Trim | None:
@@ -131,7 +133,7 @@ def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[S
 
 
 def oldest_for_fold(
-    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]
+    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn], characters: int | None = None
 ) -> Sequence[StoredTurn]:
     """Return the oldest pending turns that one summarizer call covers: at least one.
 
@@ -142,6 +144,8 @@ def oldest_for_fold(
     """
     halvings = body.attempts % config.fold_max_turns.bit_length()
     most, room = config.fold_max_turns >> halvings, config.fold_max_tokens >> halvings
+    if characters is not None and config.token_estimator is None and characters // 4 + most <= room:
+        return pending[:most]
     for count, stored in enumerate(pending[:most]):
         room -= config.estimate(shown_text(stored.turn, config))
         if room < 0 and count:

@@ -51,7 +51,13 @@ def next_step(
         # Entries are removed from the oldest end only, and these turns come before the repeats.
         pending = snapshot.turns
     step = policy.next_step(
-        config, snapshot.body, pending, now=now, batch=1 if room else batch, known_for=known_for
+        config,
+        snapshot.body,
+        pending,
+        now=now,
+        batch=1 if room else batch,
+        known_for=known_for,
+        characters=snapshot.characters,
     )
     if room:
         step = policy.room_step(config, step, pending, count=max(1, snapshot.turns_of(room)))

@@ -134,6 +134,13 @@ class Maintenance(Writes):
         if is_due:
             self._propose(Plan(now(), look=not self.shared.current))
 
+    def notice(self, snapshot: Snapshot) -> None:
+        """Plan the step that a load shows to be due; while a step is running, see afterwards what is."""
+        if self._running:
+            self._propose(Plan(now(), look=False))
+        else:
+            self.schedule(self.next_step(snapshot))
+
     def schedule(self, step: Due) -> None:
         """Plan a step that a load has shown to be due."""
         plan = self._plan_for(step)

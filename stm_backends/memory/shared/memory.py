@@ -108,7 +108,7 @@ class DistributedShortTermMemory:
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
-                self._maintenance.schedule(self._maintenance.next_step(snapshot))
+                self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:
                     self._appended(turn)
                 return
@@ -156,7 +156,7 @@ class DistributedShortTermMemory:
         if self._config.strategy == "none":
             return {}
         snapshot = await self._shared.load("get_llm_context")
-        self._maintenance.schedule(self._maintenance.next_step(snapshot))
+        self._maintenance.notice(snapshot)
         view = self._shared.view(snapshot, self._config)
         if view.trimmed and self._config.budget.overflow_policy == "error":
             log.trimmed_for_reading()

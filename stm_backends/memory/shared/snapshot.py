@@ -10,7 +10,7 @@ from typing import TypeAlias
 from stm_backends.drivers.contract import Record
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
-from stm_backends.memory.view import View, render
+from stm_backends.memory.view import View, render, shown_length
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
@@ -26,7 +26,7 @@ class Snapshot:
     `turns` are the distinct turns that no summary covers, oldest first; `starts` has the position of each
     turn's first entry in the tail, and `ids` the ids of the turns. `tail` has the raw entries, `size` is how
     many bytes they take, and `opened` what each of them holds. Repeats of a turn and late copies are entries
-    but not turns.
+    but not turns. `characters` is at least how many the turns take as they are shown.
     """
 
     version: str | None = None
@@ -37,6 +37,7 @@ class Snapshot:
     opened: tuple[Opened, ...] = ()
     ids: Set[str] = frozenset[str]()
     size: int = 0
+    characters: int = 0
     _splits: dict[int, Split] = field(default_factory=dict[int, Split], init=False, repr=False, compare=False)
 
     @staticmethod
@@ -68,6 +69,7 @@ class Snapshot:
             return self
         forgotten = self.body.forgotten
         turns, starts, ids, held = [*self.turns], [*self.starts], {*self.ids}, [*self.opened]
+        characters = self.characters
         for stored in opened:
             if isinstance(stored, str) or stored.id in forgotten:
                 held.append(stored if isinstance(stored, str) else stored.id)
@@ -75,6 +77,7 @@ class Snapshot:
             if stored.id not in ids:
                 ids.add(stored.id)
                 turns.append(stored)
+                characters += shown_length(stored.turn)
                 starts.append(len(held))
             held.append(stored)
         return Snapshot(
@@ -86,6 +89,7 @@ class Snapshot:
             tuple(held),
             ids,
             self.size + sum(map(len, entries)),
+            characters,
         )
 
     def after(self, version: str, body: Body, drop: int) -> Snapshot:
@@ -118,11 +122,19 @@ class Snapshot:
         """Return what the model is shown, by default with the stored health."""
         health = MemoryHealth.RECOVERING if recovering else self.body.health
         pending, recent = self.split(config)
-        return render(config, health=health, summary=self.body.summary, pending=pending, recent=recent)
+        return render(
+            config,
+            health=health,
+            summary=self.body.summary,
+            pending=pending,
+            recent=recent,
+            characters=self.characters,
+        )
 
     def plus(self, *turns: StoredTurn) -> Snapshot:
         """Return the snapshot with more turns at the end, which have no entries."""
-        return replace(self, turns=(*self.turns, *turns)) if turns else self
+        characters = self.characters + sum(shown_length(stored.turn) for stored in turns)
+        return replace(self, turns=(*self.turns, *turns), characters=characters) if turns else self
 
     @property
     def repeats(self) -> int:
