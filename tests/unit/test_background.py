@@ -634,3 +634,74 @@ async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it
         await leases.release(backend.driver, RECORD)
         await until(lambda: memory.stats.dropped == 5)
         assert [item.user_message for item in await memory.turns()] == ["u5", "u6", "u7"]
+
+
+@clock.virtually
+async def test_of_two_pods_that_see_the_same_turns_one_summarizes_them() -> None:
+    store, drivers, both = MemoryStore(), list[SpyDriver](), asyncio.Barrier(2)
+
+    async def meet(_: Key | str) -> None:
+        await both.wait()
+
+    summarizer = LedgerSummarizer()
+    writer = Backend(MemoryDriver(store, clock=clock.now))
+    await writer.open()
+    await added(writer.memory(KEY, config("truncation", zone=50)), *range(3))
+    pods: list[Backend] = []
+    for _ in range(2):
+        drivers.append(SpyDriver(MemoryDriver(store, clock=clock.now)))
+        pods.append(Backend(drivers[-1], close_timeout_s=0))
+        await pods[-1].open()
+        drivers[-1].before["replace"] = [meet]
+    memories = [pod.memory(KEY, config(zone=1), summarizer=summarizer) for pod in pods]
+    await asyncio.gather(*(memory.flush() for memory in memories))
+    assert len(summarizer.requests) == 1
+    assert (await shown(memories[0]))["summary"] == ["u0", "u1"]
+    for pod in (writer, *pods):
+        await pod.close()
+
+
+@pytest.mark.parametrize("wrong", [-300.0, 0.0, 300.0, 500.0])
+@clock.virtually
+async def test_a_lease_of_a_dead_pod_ends_after_its_time_by_any_clock(wrong: float) -> None:
+    async with opened(1) as (backend,):
+        backend._backgrounds = Backgrounds(  # noqa: SLF001 -- no setting
+            backend.driver, Codec(), clock=lambda: clock.now() + wrong
+        )
+        model = Model(down=-1, works_in=0.0)
+        writer = backend.memory(KEY, config("truncation", zone=50), summarizer=model)
+        await added(writer, *range(3))
+        await leases.take(backend.driver, RECORD, at=clock.now(), ttl=75.0)
+        start = clock.now()
+        memory = backend.memory(KEY, config(zone=1), summarizer=model)
+        await memory.get_llm_context()
+        await asyncio.sleep(100)
+        assert 75 <= model.calls[0] - start < 82
+
+
+@clock.virtually
+async def test_a_lease_of_a_pod_that_died_long_ago_is_taken_at_once() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=-1, works_in=0.0)
+        await added(backend.memory(KEY, config("truncation", zone=50), summarizer=model), *range(3))
+        await leases.take(backend.driver, RECORD, at=clock.now() - 3_600, ttl=75.0)
+        await backend.memory(KEY, config(zone=1), summarizer=model).get_llm_context()
+        await asyncio.sleep(0.01)
+        assert len(model.calls) == 1
+        assert (await leases.stored_body(backend.driver, RECORD)).lease is None
+
+
+@clock.virtually
+async def test_a_full_record_without_room_for_a_lease_is_folded() -> None:
+    async with opened(1, max_record_bytes=4_000) as (backend,):
+        settings = config(zone=1, fold_batch_turns=100)
+        memory = backend.memory(KEY, settings, summarizer=LedgerSummarizer())
+        await memory.add_turn(turn(0))
+        record = await backend.driver.load(RECORD)
+        assert record is not None
+        room = 4_000 - 2 * len(record.tail[0])
+        await memory.add_turn(turn(1, "x" * (room + len("fine"))))
+        await memory.add_turn(turn(2, "y" * 200))
+        await memory.flush()
+        assert memory.stats.dropped == 0
+        assert await shown(memory) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}
