@@ -6,18 +6,7 @@ unnecessary summarizer call; `Driver.replace` ensures that no summary is lost or
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from typing import Any, TypeVar
-
 from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
-from stm_backends.errors import StorageError
-
-T = TypeVar("T")
-
-logger = logging.getLogger("stm_backends")
 
 
 class Lease:
@@ -42,42 +31,8 @@ class Lease:
             self._token = None
         return acquired
 
-    async def acquire_and(self, load: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Take the lease and `load` at the same time; `None` if another process holds the lease.
-
-        The lease is requested first. What is loaded may still be older than the lease by a round trip, in
-        which its last holder may have written. After an error, `release` gives back what was perhaps taken.
-        """
-        loading = asyncio.ensure_future(load())
-        try:
-            if await self.acquire():
-                return await loading
-            with suppress(StorageError):
-                await loading  # not cancelled, which would cost some drivers their connection
-            return None
-        finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
-
     async def release(self) -> None:
-        """Release the lease if this object still holds it; a lease of another holder is left alone.
-
-        Only logs a failure: the lease expires.
-        """
+        """Release the lease if this object still holds it; a lease of another holder is left alone."""
         token, self._token = self._token, None
         if token is not None:
-            try:
-                await self._driver.delete(self._key, expect=token)
-            except StorageError as error:
-                logger.warning("could not release a lease, it will expire: %s", error)
-
-    async def release_and(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Carry out the last write under the lease and release the lease at the same time.
-
-        The write is requested first. Returns or raises what it does; the lease is released in any case.
-        """
-        releasing = asyncio.ensure_future(self.release())
-        try:
-            return await write()
-        finally:
-            await releasing
+            await self._driver.delete(self._key, expect=token)
