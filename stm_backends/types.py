@@ -222,9 +222,9 @@ def as_config(config: object | None) -> ShortTermMemoryConfig:
             f"budget=MemoryBudget(...)) or an object with its fields; not {_kind(config)}"
         )
     copy = _copy(ShortTermMemoryConfig, config)
-    return dataclasses.replace(
-        copy, budget=_copy(MemoryBudget, copy.budget), isolation=_copy(MemoryIsolation, copy.isolation)
-    )
+    copy.budget = _copy(MemoryBudget, copy.budget)
+    copy.isolation = _copy(MemoryIsolation, copy.isolation)
+    return copy
 
 
 def as_turn(turn: object) -> ConversationTurn:

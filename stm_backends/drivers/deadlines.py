@@ -36,9 +36,8 @@ class Deadlines:
         """Return a context manager whose block may take `seconds`; it raises `TimeoutError` then."""
         return Deadline(self)
 
-    def enter(self, deadline: Deadline) -> float:
+    def enter(self, deadline: Deadline, loop: asyncio.AbstractEventLoop) -> float:
         """Watch a deadline; returns the time of the event loop at which it expires."""
-        loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # The timer of another event loop, which has ended, never fires.
             self._loop, self._timer, self._running = loop, None, {}
@@ -84,12 +83,13 @@ class Deadline:
         self.expired = False
 
     def __enter__(self) -> Deadline:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         if task is None:
             raise RuntimeError("a deadline needs a task, which it can cancel")
         self._task = task
         self._cancelling = task.cancelling()
-        self.when = self._deadlines.enter(self)
+        self.when = self._deadlines.enter(self, loop)
         return self
 
     def __exit__(
