@@ -10,7 +10,7 @@ optional operations: `Driver.traits` states what differs between datastores.
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -107,7 +107,7 @@ def new_version() -> str:
     Versions are tokens, not counters. A counter would start again after a record has expired, and a writer
     that still holds an old version could mistake the new record for the old one.
     """
-    return secrets.token_hex(12)
+    return os.urandom(12).hex()
 
 
 @runtime_checkable
