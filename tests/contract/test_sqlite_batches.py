@@ -372,8 +372,10 @@ async def test_a_file_that_cannot_grow_keeps_every_acknowledged_write(tmp_path):
         tmp_path / "stm.db",
     )
     counts = [int(number) for number in printed.split()]
-    assert counts[:8] == counts[8:]
-    assert 1 < sum(counts[:8]) < 8_000
+    acknowledged, stored = counts[:8], counts[8:]
+    # The outcome of the last write of each is unknown.
+    assert all(there - done in (0, 1) for done, there in zip(acknowledged, stored, strict=True))
+    assert 1 < sum(acknowledged) < 8_000
 
 
 # another process -----------------------------------------------------------------------------------------

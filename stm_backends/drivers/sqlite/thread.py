@@ -260,23 +260,28 @@ class ConnectionThread:
     def _take(self) -> list[_Job[Any]]:
         """Return all that is queued; waits for a job, or until the next attempt to take the write lock."""
         taken: list[_Job[Any]] = []
-        # `get` raises when nothing is queued.
-        with contextlib.suppress(queue.Empty):
-            if self._refusals:
-                job = self._jobs.get(timeout=pause(self._refusals))
-            else:
-                job = self._jobs.get(block=not (self._writes or self._purges))
-            while job is not None:
-                taken.append(job)
-                job = self._jobs.get_nowait()
-            self._last = True
+        timeout = None
+        if self._writes or self._purges:
+            timeout = pause(self._refusals) if self._refusals else 0.0
+        try:
+            job = self._jobs.get(timeout=timeout)
+        except queue.Empty:
+            return taken
+        while job is not None:
+            taken.append(job)
+            if self._jobs.empty():
+                return taken
+            job = self._jobs.get()
+        self._last = True
         return taken
 
     def _serve(self, taken: Sequence[_Job[Any]]) -> None:
         """Run reads, then the writes that one transaction takes, then what runs alone."""
-        reads = [job for job in taken if job.kind is Kind.READ]
-        alone = [job for job in taken if job.kind is Kind.ALONE]
-        self._writes.extend(job for job in taken if job.kind is Kind.WRITE)
+        reads: list[_Job[Any]] = []
+        alone: list[_Job[Any]] = []
+        for job in taken:
+            kind = job.kind
+            (reads if kind is Kind.READ else self._writes if kind is Kind.WRITE else alone).append(job)
         try:
             if self._connection is None:
                 self._connection = self._connect()
