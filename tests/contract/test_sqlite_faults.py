@@ -39,8 +39,9 @@ class OpenedUp(SqliteDriver):
         until = None if within is None else asyncio.get_running_loop().time() + within
         return await self._run("test", work, until=until)
 
-    async def run_write(self, work):
-        return await self._run("test", work, Kind.WRITE)
+    async def run_write(self, work, *, within):
+        until = asyncio.get_running_loop().time() + within
+        return await self._run("test", work, Kind.WRITE, until=until)
 
 
 @contextlib.asynccontextmanager
@@ -364,10 +365,10 @@ async def test_a_statement_is_interrupted_at_its_deadline_and_rolled_back(path):
         connection.execute("DELETE FROM stm_record")
         connection.execute(SLOW)
 
-    async with opened(path, deadline_s=0.2) as driver:
+    async with opened(path) as driver:
         await driver.append(KEY, b"a", initial_version="v", ttl=None)
         with pytest.raises(Unavailable, match="interrupted at the deadline and rolled back"):
-            await driver.run_write(work)
+            await driver.run_write(work, within=0.5)
         assert await driver.load(KEY) == Record("v", None, (b"a",))
         assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 2
 
