@@ -31,6 +31,7 @@ from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
     KEEP,
+    NO_LIMIT,
     AbsentType,
     AnyType,
     KeepType,
@@ -93,7 +94,7 @@ class SqliteDriver:
             ),
             max_entry=settings.max_entry_bytes,
             max_record=settings.max_record_bytes,
-            max_drop=settings.max_record_bytes,
+            max_drop=NO_LIMIT,
             deadline=settings.deadline_s,
         )
 
