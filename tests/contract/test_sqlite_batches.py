@@ -10,7 +10,8 @@ import pytest
 from stm_backends.drivers import ABSENT, ANY, Key, Record
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, statements
 from stm_backends.drivers.sqlite import driver as driver_module
-from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_JOBS, MAX_SECONDS, Kind
+from stm_backends.drivers.sqlite.jobs import Kind
+from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_JOBS, MAX_SECONDS
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from tests.contract.test_sqlite_faults import run_script, start_script
 from tests.mutants.sqlite import AnswersBeforeTheCommit, AnswersTheNextCaller, RunsAWriteTwice

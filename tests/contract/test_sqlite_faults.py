@@ -18,7 +18,7 @@ import pytest
 
 from stm_backends.drivers.contract import ANY, DEFAULT_DEADLINE_S, Key, Record
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, purging
-from stm_backends.drivers.sqlite.thread import Kind
+from stm_backends.drivers.sqlite.jobs import Kind
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StmError, Unavailable
 
 KEY = Key("acme:u1:memory", "chat")

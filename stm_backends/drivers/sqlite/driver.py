@@ -42,8 +42,9 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.sqlite import purging, statements
 from stm_backends.drivers.sqlite.errors import LOCKED, translate
+from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.drivers.sqlite.settings import SqliteSettings
-from stm_backends.drivers.sqlite.thread import ConnectionThread, Kind, NotBegun, NotEnded, is_busy, pause
+from stm_backends.drivers.sqlite.thread import ConnectionThread
 from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")

@@ -14,21 +14,28 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import copy
-import itertools
 import math
-import operator
 import queue
-import random
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.sqlite import purging, statements
+from stm_backends.drivers.sqlite.jobs import (
+    Job,
+    Kind,
+    LockedOut,
+    NotBegun,
+    NotEnded,
+    Watch,
+    deliver,
+    failed,
+    is_busy,
+    pause,
+)
 
 T = TypeVar("T")
 
@@ -40,111 +47,6 @@ MAX_SECONDS: Final = 0.005
 _INTERRUPT_AGAIN_S: Final = 0.01
 _GRACE_S: Final = 1.0
 """How long an interrupted transaction may take to roll back before its outcome counts as unknown."""
-
-_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
-
-
-def is_busy(error: Exception) -> bool:
-    """Return whether another connection held a lock, so that the transaction can be retried."""
-    return isinstance(error, sqlite3.Error) and primary_code(error) in _BUSY
-
-
-def primary_code(error: sqlite3.Error) -> int:
-    """Return SQLite's result code without its extension."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
-
-
-def pause(attempt: int) -> float:
-    """Return how long to wait before the next attempt: random, growing, at most 10 ms."""
-    return random.uniform(0, min(0.0002 * 2 ** min(attempt, 6), 0.01))
-
-
-class NotBegun(Exception):
-    """The deadline came, or the thread ended, before the job began; it will never run."""
-
-
-class LockedOut(NotBegun):
-    """The same, because another process held the write lock."""
-
-
-class NotEnded(Exception):
-    """The deadline came, and the job did not end when it was interrupted; it may still succeed."""
-
-
-class Kind(Enum):
-    """What a job needs: nothing but the connection, a transaction that it may share, or one of its own."""
-
-    READ = "read"
-    WRITE = "write"
-    ALONE = "alone"
-
-
-class _Job(Generic[T]):
-    """A piece of work and its answer. `retried` says that its first transaction was rolled back."""
-
-    __slots__ = ("answer", "began", "failure", "kind", "result", "retried", "size", "until", "watch", "work")
-
-    def __init__(
-        self, work: Callable[[sqlite3.Connection], T], kind: Kind, watch: _Watch, until: float, size: int
-    ) -> None:
-        self.work = work
-        self.kind = kind
-        self.watch = watch
-        self.until = until
-        self.size = size
-        self.answer: asyncio.Future[T] = watch.loop.create_future()
-        self.began = self.retried = False
-        self.result: T | None = None
-        self.failure: Exception | None = None
-
-    @property
-    def cancelled_or_late(self) -> bool:
-        return self.answer.done() or self.watch.loop.time() >= self.until
-
-
-class _Watch:
-    """The jobs of one event loop that have not ended, and one timer for the earliest of their deadlines.
-
-    `expire` is called for a job at its deadline, and returns when to call it again.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[_Job[Any], float], float]) -> None:
-        self.loop = loop
-        self._expire = expire
-        self._jobs: set[_Job[Any]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf
-
-    def add(self, job: _Job[Any]) -> None:
-        """Watch a job until it is answered."""
-        self._jobs.add(job)
-        if job.until < self._due:
-            self._arm(job.until)
-
-    def answer(self, jobs: Sequence[_Job[Any]]) -> None:
-        """Wake the callers of jobs that have ended."""
-        for job in jobs:
-            self._jobs.discard(job)
-            if job.answer.done():
-                continue
-            if job.failure is None:
-                job.answer.set_result(job.result)
-            else:
-                job.answer.set_exception(job.failure)
-
-    def _arm(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due, self._timer = due, self.loop.call_at(due, self._look)
-
-    def _look(self) -> None:
-        now, self._due = self.loop.time(), math.inf
-        due = min(
-            (self._expire(job, now) if job.until <= now else job.until for job in self._jobs),
-            default=math.inf,
-        )
-        if due < math.inf:
-            self._arm(due)
 
 
 class ConnectionThread:
@@ -167,16 +69,16 @@ class ConnectionThread:
         self._check = check
         self._purge = purge
         self._connection: sqlite3.Connection | None = None
-        self._watch: _Watch | None = None
-        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._watch: Watch | None = None
+        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         # Writes that have not begun, oldest first; only the thread uses it.
-        self._writes: collections.deque[_Job[Any]] = collections.deque()
+        self._writes: collections.deque[Job[Any]] = collections.deque()
         # How often in a row the lock of another process refused them.
         self._refusals = 0
         # How often `purge` is still to be called.
         self._purges = 0
         self._last = False
-        self._running: _Job[Any] | None = None
+        self._running: Job[Any] | None = None
         # Held while a job begins, ends or is interrupted, so that an interruption never hits the next job.
         self._turn = threading.Lock()
         self._closing = False
@@ -199,8 +101,8 @@ class ConnectionThread:
             raise NotBegun
         loop, watch = asyncio.get_running_loop(), self._watch
         if watch is None or watch.loop is not loop:
-            watch = self._watch = _Watch(loop, self._expire)
-        job = _Job(work, kind, watch, until, size)
+            watch = self._watch = Watch(loop, self._expire)
+        job = Job(work, kind, watch, until, size)
         watch.add(job)
         self._jobs.put(job)
         return job.answer
@@ -227,7 +129,7 @@ class ConnectionThread:
         if ended.done():
             self._thread.join()
 
-    def _expire(self, job: _Job[Any], now: float) -> float:
+    def _expire(self, job: Job[Any], now: float) -> float:
         """End a job at its deadline; returns when to try again. Runs in the event loop."""
         if job.answer.done():
             return math.inf
@@ -243,7 +145,7 @@ class ConnectionThread:
         # SQLite ignores an interruption between two statements, so it is repeated.
         return now + _INTERRUPT_AGAIN_S
 
-    def _not_begun(self, job: _Job[Any]) -> NotBegun:
+    def _not_begun(self, job: Job[Any]) -> NotBegun:
         return LockedOut() if self._refusals and job.kind is Kind.WRITE else NotBegun()
 
     # In the thread -----------------------------------------------------------------------------------------
@@ -257,9 +159,9 @@ class ConnectionThread:
                 self._connection.close()
             self._ended.set_result(None)
 
-    def _take(self) -> list[_Job[Any]]:
+    def _take(self) -> list[Job[Any]]:
         """Return all that is queued; waits for a job, or until the next attempt to take the write lock."""
-        taken: list[_Job[Any]] = []
+        taken: list[Job[Any]] = []
         timeout = None
         if self._writes or self._purges:
             timeout = pause(self._refusals) if self._refusals else 0.0
@@ -275,10 +177,10 @@ class ConnectionThread:
         self._last = True
         return taken
 
-    def _serve(self, taken: Sequence[_Job[Any]]) -> None:
+    def _serve(self, taken: Sequence[Job[Any]]) -> None:
         """Run reads, then the writes that one transaction takes, then what runs alone."""
-        reads: list[_Job[Any]] = []
-        alone: list[_Job[Any]] = []
+        reads: list[Job[Any]] = []
+        alone: list[Job[Any]] = []
         for job in taken:
             kind = job.kind
             (reads if kind is Kind.READ else self._writes if kind is Kind.WRITE else alone).append(job)
@@ -288,14 +190,14 @@ class ConnectionThread:
             self._check()
         except Exception as error:  # noqa: BLE001 -- every error goes to the callers
             self._purges = 0
-            _deliver(_failed([*reads, *self._withdrawn(), *alone], error))
+            deliver(failed([*reads, *self._withdrawn(), *alone], error))
             return
         for job in reads:
             self._run_one(self._connection, job)
-        _deliver([*reads, *self._write(self._connection)])
+        deliver([*reads, *self._write(self._connection)])
         for job in alone:
             self._run_one(self._connection, job)
-            _deliver([job])
+            deliver([job])
         if self._purges:
             self._purges -= 1
             more = False
@@ -304,9 +206,9 @@ class ConnectionThread:
             if not more:
                 self._purges = 0
 
-    def _write(self, connection: sqlite3.Connection) -> list[_Job[Any]]:
+    def _write(self, connection: sqlite3.Connection) -> list[Job[Any]]:
         """Run the oldest writes in one transaction, if there are any; returns those that ended."""
-        ended: list[_Job[Any]] = []
+        ended: list[Job[Any]] = []
         # What was cancelled or is late takes no lock.
         while self._writes and self._writes[0].cancelled_or_late:
             job = self._writes.popleft()
@@ -321,13 +223,13 @@ class ConnectionThread:
             if is_busy(error):
                 self._refusals += 1
                 return ended
-            return [*ended, *_failed(self._withdrawn(), error)]
+            return [*ended, *failed(self._withdrawn(), error)]
         self._refusals = 0
         return [*ended, *self._transaction(connection)]
 
-    def _transaction(self, connection: sqlite3.Connection) -> list[_Job[Any]]:
+    def _transaction(self, connection: sqlite3.Connection) -> list[Job[Any]]:
         """Run and commit as many writes as one transaction takes; returns those that ended."""
-        batch: list[_Job[Any]] = []
+        batch: list[Job[Any]] = []
         try:
             intact = self._fill(connection, batch)
             if intact:
@@ -337,7 +239,7 @@ class ConnectionThread:
                 connection.execute(statements.ROLLBACK)
         except Exception as error:  # noqa: BLE001 -- every error goes to the callers
             intact = True
-            _failed([job for job in batch if job.failure is None], error)
+            failed([job for job in batch if job.failure is None], error)
             if connection.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute(statements.ROLLBACK)
@@ -347,7 +249,7 @@ class ConnectionThread:
         self._purges += purging.steps_after(sum(job.size for job in batch), writes=len(batch))
         return batch
 
-    def _fill(self, connection: sqlite3.Connection, batch: list[_Job[Any]]) -> bool:
+    def _fill(self, connection: sqlite3.Connection, batch: list[Job[Any]]) -> bool:
         """Run the oldest writes within the limits; returns whether the transaction can be committed.
 
         A write that fails after it changed something spoils the transaction. That is rare, and a savepoint
@@ -369,20 +271,20 @@ class ConnectionThread:
                 return False
         return True
 
-    def _withdrawn(self) -> list[_Job[Any]]:
+    def _withdrawn(self) -> list[Job[Any]]:
         """Return the writes that wait, which then no longer do."""
         writes, self._refusals = list(self._writes), 0
         self._writes.clear()
         return writes
 
-    def _begin_again(self, jobs: Sequence[_Job[Any]]) -> None:
+    def _begin_again(self, jobs: Sequence[Job[Any]]) -> None:
         """Put writes whose transaction was rolled back before those that wait, each to run by itself."""
         with self._turn:
             for job in jobs:
                 job.began, job.retried = False, True
         self._writes.extendleft(reversed(jobs))
 
-    def _run_one(self, connection: sqlite3.Connection, job: _Job[Any]) -> None:
+    def _run_one(self, connection: sqlite3.Connection, job: Job[Any]) -> None:
         """Run a job, unless it was cancelled or is late."""
         with self._turn:
             if job.cancelled_or_late:
@@ -396,18 +298,3 @@ class ConnectionThread:
             job.failure = error
         with self._turn:
             self._running = None
-
-
-def _failed(jobs: list[_Job[Any]], error: Exception) -> list[_Job[Any]]:
-    """Let jobs fail for the same reason, each with an exception that its caller may change."""
-    for job in jobs:
-        job.failure = copy.copy(error)
-    return jobs
-
-
-def _deliver(jobs: Sequence[_Job[Any]]) -> None:
-    """Wake each event loop once for all of its jobs that ended."""
-    for watch, ended in itertools.groupby(jobs, key=operator.attrgetter("watch")):
-        # The loop may have been closed without waiting for the answers.
-        with contextlib.suppress(RuntimeError):
-            watch.loop.call_soon_threadsafe(watch.answer, list(ended))
