@@ -11,6 +11,7 @@ optional operations: `Driver.traits` states what differs between datastores.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -32,6 +33,9 @@ MAX_KEY_BYTES: Final = 1_000
 
 DEFAULT_DEADLINE_S: Final = 5.0
 """How many seconds one operation may take, unless a driver's `deadline_s` setting says otherwise."""
+
+NO_LIMIT: Final = sys.maxsize
+"""The `max_drop` of a driver that has no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
