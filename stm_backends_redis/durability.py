@@ -55,7 +55,8 @@ class Safeguard:
         """
         if not self.is_asked:
             return
-        (error,) = await connected.exchange(key, (self._name, *self._asked[:-1], 0, self._patience))
+        wait = (self._name, *self._asked[:-1], 0, self._patience)
+        _, error = await connected.exchange(key, ("EXISTS", key), wait)
         if not isinstance(error, Exception):
             return
         if self._name == "WAIT" or isinstance(error, NoPermissionError):
