@@ -53,8 +53,9 @@ def require_client(client: object, *, silence_s: float) -> Connected:
 def make_client(settings: RedisSettings) -> Connected:
     """Return a connection to the servers of these settings; it connects when it is first used."""
     common = client_options(settings)
-    # The client's own limit is never reached: our limit makes operations wait first. The stream keeps one.
-    common |= {"max_connections": settings.pool_size, "redis_connect_func": _greeting(settings)}
+    # The client's own limit is never reached: our limit makes operations wait first. The stream keeps one
+    # connection, and two for a moment when it changes to another.
+    common |= {"max_connections": settings.pool_size + 1, "redis_connect_func": _greeting(settings)}
     count = max(1, settings.pool_size - 1)
 
     def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
@@ -89,6 +90,8 @@ def client_options(settings: RedisSettings) -> dict[str, Any]:
         "socket_connect_timeout": _connect_timeout(settings),
         # Only the deadline of the operation limits how long it waits for its answer.
         "socket_timeout": None,
+        # So that the loss of an idle connection is noticed.
+        "socket_keepalive": True,
         # The core retries writes whose outcome is unknown, because it knows which are safe to repeat.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,

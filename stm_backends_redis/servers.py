@@ -127,7 +127,8 @@ class Server(_Sending):
         also: Sequence[Redis] = (),
     ) -> None:
         pool: Any = client.connection_pool
-        shares = type(pool) in _POOLS and pool.max_connections > 1 and not client.single_connection_client
+        # Of the connections of a small pool, none is kept.
+        shares = type(pool) in _POOLS and pool.max_connections > 2 and not client.single_connection_client
         options = pool.connection_kwargs
         super().__init__(_stream(pool, pool.connection_class, options, silence_s) if shares else None)
         self._client = client

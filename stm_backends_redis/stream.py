@@ -67,8 +67,8 @@ class Stream:
         self._silence_s = silence_s
         self._queue: list[_Request] = []
         self._queued = 0
-        self._line: _Line | None = None
-        self._lines: set[_Line] = set()
+        self._line: Line | None = None
+        self._lines: set[Line] = set()
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_due = False
@@ -121,7 +121,7 @@ class Stream:
         elif key in large:
             del large[key]
 
-    def leave(self, line: _Line | None = None) -> None:
+    def leave(self, line: Line | None = None) -> None:
         """Send nothing more on the connection; it is closed after its last answer."""
         line = line or self._line
         if line is not None:
@@ -129,7 +129,7 @@ class Stream:
                 self._line = None
             line.leave()
 
-    def lost(self, line: _Line) -> None:
+    def lost(self, line: Line) -> None:
         """Give a lost connection back, and connect again if commands wait."""
         if line in self._lines:
             self._lines.remove(line)
@@ -167,7 +167,7 @@ class Stream:
             except BaseException:
                 await self._pool.release(connection)
                 raise
-            self._line = _Line(self, connection, transport, self._silence_s)
+            self._line = Line(self, connection, transport, self._silence_s)
             self._lines.add(self._line)
         except Exception as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
             for _, answer, _ in self._queue:
@@ -194,7 +194,7 @@ class Stream:
         self._queue.clear()
         self._queued = 0
 
-    async def _give_back(self, line: _Line) -> None:
+    async def _give_back(self, line: Line) -> None:
         try:
             with contextlib.suppress(Exception):
                 await line.connection.disconnect()
@@ -210,7 +210,7 @@ class Stream:
         return task
 
 
-class _Line(asyncio.Protocol):
+class Line(asyncio.Protocol):
     """A connection of the client library, logged in, whose answers are read here from now on."""
 
     def __init__(
@@ -283,6 +283,7 @@ class _Line(asyncio.Protocol):
         """Give each answer to the oldest command that has none."""
         self._reader.feed(data)
         sent = self.sent
+        before = len(sent)
         try:
             while (found := self._reader.gets()) is not _UNFINISHED:
                 if isinstance(found, _PUSH):
@@ -301,7 +302,8 @@ class _Line(asyncio.Protocol):
                     answer.set_result(found)
         except InvalidResponse as error:
             self.abort(str(error), InvalidResponse)
-        self._answered_at = self._loop.time()
+        if len(sent) < before:
+            self._answered_at = self._loop.time()
         if self._is_left and not sent:
             self._transport.close()
 
