@@ -26,6 +26,8 @@ class Safeguard:
         self._name = "WAITAOF" if settings.wait_fsync else "WAIT"
         self._patience = patience
         self.is_asked = any(self._asked)
+        self.behind: tuple[Command, ...] = ((self._name, *self._asked, patience),) if self.is_asked else ()
+        """The command to send after a write in the same packet; none if there is nothing to wait for."""
 
     @property
     def sentence(self) -> str:
@@ -42,11 +44,6 @@ class Safeguard:
             "as the server is configured: with `appendfsync always` survives a crash of the server; a "
             "failover may lose the last writes"
         )
-
-    @property
-    def behind(self) -> tuple[Command, ...]:
-        """The command to send after a write in the same packet; none if there is nothing to wait for."""
-        return ((self._name, *self._asked, self._patience),) if self.is_asked else ()
 
     async def require(self, connected: Connected, key: bytes) -> None:
         """Check, without waiting for a replica, that the server supports the command and permits it.

@@ -32,6 +32,9 @@ _ASKING: Final = _PACK(("ASKING",))
 LARGE: Final = 64 * 1024
 """Larger commands and answers, in bytes, share no connection, because others would wait for them."""
 
+PACKET: Final = 8
+"""How many commands are written without waiting for more, so that the server and this process both work."""
+
 LARGE_KEPT: Final = 1_000
 """How many keys with large answers are remembered."""
 
@@ -100,20 +103,20 @@ class Stream:
             line = None
         if line is None:
             self._connect()
+        elif len(self._queue) >= PACKET or (not line.sent and line.batch < 2):
+            self._write()  # the server can begin, or only one task is at work
         elif not self._is_due:
-            if not line.sent and line.batch < 2:  # one task at a time: there is nothing to wait for
-                self._write()
-            else:
-                self._is_due = True
-                loop.call_soon(self._write)
+            self._is_due = True
+            loop.call_soon(self._write)
         return answer
 
     def note(self, key: bytes, answer: object) -> None:
-        """Remember whether the answer for a key was large."""
-        if not isinstance(answer, list):
+        """Remember whether the answer for a key was large: only lists of byte strings are."""
+        parts = cast("list[bytes]", answer)
+        if not isinstance(answer, list) or not parts or type(parts[0]) is not bytes:
             return
         large = self._large
-        if sum(len(part) for part in cast("list[object]", answer) if isinstance(part, bytes)) > LARGE:
+        if sum(map(len, parts)) > LARGE:
             large.pop(key, None)
             large[key] = None
             if len(large) > LARGE_KEPT:
