@@ -56,7 +56,7 @@ def step(admin, schema):
     """Does one step of a purge and returns how many records it removed, or `None` if there was nothing."""
 
     async def purge():
-        rows = await admin.fetch(Statements(schema).purge)
+        rows = await admin.fetch(Statements(schema).purge, 0)
         return rows[0]["purged"] if rows else None
 
     return purge
