@@ -35,7 +35,7 @@ from stm_backends_dynamo.client import make_client as make_dynamo
 from stm_backends_mongo import MongoDriver, MongoSettings
 from stm_backends_mongo.client import make_client
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from stm_backends_postgres.client import make_client as make_pool
+from stm_backends_postgres.client import connect_options
 from stm_backends_redis import RedisDriver, RedisSettings
 from stm_backends_redis.client import client_options
 from tests.support import dynamodb, mongod, redis_server
@@ -235,7 +235,13 @@ async def postgres(folder: Path) -> AsyncIterator[Datastore]:
             url = server.url
         schema = _fresh()
         settings = replace(PostgresSettings.from_url(url), schema=schema, pool_size=TOGETHER)
-        pool: Any = await make_pool(settings)
+        pool: Any = await asyncpg.create_pool(
+            min_size=0,
+            max_size=TOGETHER,
+            reset=_leave,
+            command_timeout=settings.deadline_s,
+            **connect_options(settings),
+        )
         stack.push_async_callback(pool.close)
         driver = await stack.enter_async_context(_open(PostgresDriver(settings, create=True)))
         stack.push_async_callback(pool.execute, f"DROP SCHEMA {schema} CASCADE")
@@ -251,8 +257,12 @@ async def postgres(folder: Path) -> AsyncIterator[Datastore]:
             about=f"PostgreSQL {server_version}, asyncpg {version('asyncpg')}, {durability}",
             driver=driver,
             bare=BarePostgres(pool, schema),
-            library=((asyncpg.Pool, "_acquire"), (asyncpg.Connection, "fetch"), (asyncpg.Pool, "release")),
+            library=((asyncpg.Connection, "fetch"),),
         )
+
+
+async def _leave(connection: object) -> None:
+    """Do not reset a connection: that would be a round trip more."""
 
 
 _KEEP = "INSERT INTO {kept} VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET entry = excluded.entry"
