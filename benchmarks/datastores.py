@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import sqlite3
 import tempfile
-import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -98,7 +97,7 @@ def _fresh(prefix: str = "stm_bench_") -> str:
 
 
 @contextlib.contextmanager
-def folder_for_all(parent: Path | None = None) -> Iterator[Path]:
+def folder_for_all(parent: Path | None = None) -> Generator[Path]:
     """Make a temporary directory that other users can read, because a server may run as one of them."""
     with tempfile.TemporaryDirectory(prefix="stm-bench-", dir=parent) as name:
         Path(name).chmod(0o755)
@@ -147,54 +146,36 @@ CREATE TABLE IF NOT EXISTS kept (id INTEGER PRIMARY KEY, entry BLOB);
 
 
 class BareSqlite:
-    """A statement at a time in the thread of a connection, which keeps the event loop free."""
+    """A statement at a time in a thread, by `run_in_executor`, which keeps the event loop free."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="bare", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "bare")
+        self._connection = self._thread.submit(_connect_bare, path).result()
 
     def close(self) -> None:
         """Close the connection and end the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
 
     async def keep(self, place: int, value: bytes) -> None:
-        await self._send("INSERT OR REPLACE INTO kept VALUES (?, ?)", place, value)
+        await self._run("INSERT OR REPLACE INTO kept VALUES (?, ?)", place, value)
 
     async def write(self, place: int, entry: bytes) -> object:
-        return await self._send("INSERT INTO written (entry) VALUES (?)", entry)
+        return await self._run("INSERT INTO written (entry) VALUES (?)", entry)
 
     async def read(self, place: int) -> object:
-        return await self._send("SELECT entry FROM kept WHERE id = ?", place)
+        return await self._run("SELECT entry FROM kept WHERE id = ?", place)
 
-    async def _send(self, statement: str, *arguments: object) -> object:
-        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(statement, arguments, answer))
-        return await answer
-
-    def _run(self) -> None:
-        connection = sqlite3.connect(self._path, isolation_level=None, timeout=30)
-        connection.executescript(_BARE_TABLES)
-        while (job := self._jobs.get()) is not None:
-            try:
-                rows = connection.execute(job.statement, job.arguments).fetchall()
-            except sqlite3.Error as error:
-                job.call(job.answer.set_exception, error)
-            else:
-                job.call(job.answer.set_result, rows)
-        connection.close()
+    async def _run(self, statement: str, *arguments: object) -> list[Any]:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._connection.execute(statement, arguments).fetchall()
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    statement: str
-    arguments: tuple[object, ...]
-    answer: asyncio.Future[object]
-
-    def call(self, answer: Callable[..., object], *arguments: object) -> None:
-        self.answer.get_loop().call_soon_threadsafe(answer, *arguments)
+def _connect_bare(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+    connection.executescript(_BARE_TABLES)
+    return connection
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class Meter:
         self._watches = watches and (_PROC / "stat").exists()
 
     @contextmanager
-    def reading(self) -> Iterator[Usage]:
+    def reading(self) -> Generator[Usage]:
         """Fill the usage that is given when the block ends."""
         usage = Usage()
         everything, ours = self._read()

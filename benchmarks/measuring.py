@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.datastores import TOGETHER, Bare, Datastore
 from benchmarks.machine import Meter
@@ -29,9 +29,11 @@ from stm_backends import (
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.errors import StorageError
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.keys import memory_key
 from stm_backends.types import ConversationTurn, StoredTurn
 
 OFF = ShortTermMemoryConfig(strategy="truncation")
@@ -40,6 +42,8 @@ ON = ShortTermMemoryConfig(
     budget=MemoryBudget(full_zone_turns=5, summary_max_tokens=500),
     fold_batch_turns=5,
 )
+T = TypeVar("T")
+
 CONFIGS: Mapping[str, ShortTermMemoryConfig] = {"off": OFF, "on": ON}
 SIDES = ("bare", "off", "on")
 
@@ -72,7 +76,8 @@ def turn(number: int) -> ConversationTurn:
 class Block:
     """One side for about a second. Times are seconds; `p99` is that of one call, in milliseconds.
 
-    `server` is the processor time of servers that were started here.
+    `server` is the processor time of servers that were started here. `errors` are calls that failed; they
+    count for no turn.
     """
 
     turns: float
@@ -81,6 +86,7 @@ class Block:
     server: float
     p99: float
     busy: bool = False
+    errors: int = 0
 
     @property
     def rate(self) -> float:
@@ -112,6 +118,11 @@ class Cell:
     def noisy(self) -> bool:
         """Whether other programs were at work during a block that counts."""
         return any(block.busy for blocks in self.blocks.values() for block in blocks)
+
+    @property
+    def errors(self) -> int:
+        """How many calls failed."""
+        return sum(block.errors for blocks in self.blocks.values() for block in blocks)
 
 
 @dataclass
@@ -191,9 +202,11 @@ class Talk:
 
     def _begin(self) -> DistributedShortTermMemory:
         number = self.added // self._length if self._length else 0
+        key = MemoryKey("acme", "u1", f"{self._name} {number}")
+        self.key = memory_key(key)
         return DistributedShortTermMemory(
             self._driver,
-            MemoryKey("acme", "u1", f"{self._name} {number}"),
+            key,
             CONFIGS[self._mode],
             summarizer=summarize if self._mode == "on" else None,
             codec=self._codec,
@@ -231,11 +244,15 @@ class Talk:
 async def run_block(participants: Sequence[Participant], seconds: float, meter: Meter) -> Block:
     """Let participants make calls for so long; the block ends when their last calls do."""
     times: list[float] = []
+    errors: list[Exception] = []
 
     async def loop(participant: Participant, until: float) -> None:
         while (start := time.perf_counter()) < until:
-            await participant.call()
-            times.append(time.perf_counter() - start)
+            try:
+                await participant.call()
+                times.append(time.perf_counter() - start)
+            except StorageError as error:
+                errors.append(error)
 
     with meter.reading() as usage:
         until = time.perf_counter() + seconds
@@ -247,6 +264,7 @@ async def run_block(participants: Sequence[Participant], seconds: float, meter: 
         server=usage.family,
         p99=1e3 * (statistics.quantiles(times, n=100)[-1] if len(times) > 1 else usage.wall),
         busy=usage.busy,
+        errors=len(errors),
     )
 
 
@@ -278,7 +296,7 @@ class Bench:
         self._participants["on"] += new
         for some in batched(new, TOGETHER):
             # Of different lengths, so that their folds do not come at the same time.
-            await asyncio.gather(*(talk.grow(6 + index % 5) for index, talk in enumerate(some)))
+            await asyncio.gather(*(talk.grow(6 + n % 5, at_once=1) for n, talk in enumerate(some)))
 
     async def block(self, side: str, count: int, seconds: float) -> Block:
         """Measure one side; background work that is still due afterwards is not measured."""
@@ -297,7 +315,8 @@ class Bench:
         with steps.watching(self.datastore.driver, self.datastore.library):
             block = await self.block("off", TOGETHER, seconds)
         spent = {owner: ns / 1e3 / block.turns for owner, ns in steps.spent.items()}
-        return Cost(**spent, total=1e6 * block.client / block.turns, busy=block.busy)
+        total = 1e6 * block.client - steps.overhead_ns / 1e3
+        return Cost(**spent, total=total / block.turns, busy=block.busy)
 
     async def alone(
         self, mode: str, length: int, *, blocks: int, rounds: int, at_once: int = _ADDED_AT_ONCE
@@ -380,7 +399,7 @@ def sample(*, summarized: bool = False) -> tuple[bytes, bytes]:
     return b"".join([SUMMARY.encode() if summarized else b"", *entries]), entries[-1]
 
 
-def batched(some: Iterable[Talk], size: int) -> Iterable[Sequence[Talk]]:
+def batched(some: Iterable[T], size: int) -> Iterable[list[T]]:
     """Yield slices of so many."""
     iterator = iter(some)
     while batch := list(itertools.islice(iterator, size)):

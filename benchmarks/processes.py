@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import statistics
 import time
 from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 
 from benchmarks.datastores import Address, connect
@@ -27,7 +29,7 @@ class Workers:
         self._meter = Meter(watches=not address.external)
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
-        self._processes = []
+        self._processes: list[BaseProcess] = []
         for number in range(processes):
             pipe, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, address, number, conversations))
@@ -71,17 +73,25 @@ class Workers:
             server=max(0.0, usage.family - client),
             p99=statistics.median(block.p99 for block in blocks),
             busy=usage.busy,
+            errors=sum(block.errors for block in blocks),
         )
 
 
 def _receive(pipe: Connection) -> Block | None:
     if not pipe.poll(_LONGEST_S):
         raise TimeoutError("a worker process does not answer")
-    return pipe.recv()
+    answer = pipe.recv()
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return answer
 
 
 def _work(pipe: Connection, address: Address, number: int, conversations: int) -> None:
-    asyncio.run(_serve(pipe, address, number, conversations))
+    try:
+        asyncio.run(_serve(pipe, address, number, conversations))
+    except Exception as error:  # noqa: BLE001 -- the main process reports it
+        with contextlib.suppress(OSError):
+            pipe.send(f"in a worker: {type(error).__name__}: {error}")
 
 
 async def _serve(pipe: Connection, address: Address, number: int, conversations: int) -> None:

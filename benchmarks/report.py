@@ -35,7 +35,7 @@ A **turn** is `add_turn` and `get_llm_context`. A **bare turn** is one write and
 bytes with the same client library: what one would write without this library. *Folding off* is the strategy
 `truncation` in dialogues of {DIALOGUE} turns. *Folding on* summarizes five turns at a time in conversations
 that do not end, with a summarizer that answers at once. Figures are medians of blocks, and in parentheses the
-lowest and the highest. The blocks of the bare client, of folding off and of folding on alternate in random order.
+lowest and the highest. Blocks of the bare client, of folding off and of folding on alternate in random order.
 
 **~** marks a figure from a run in which other programs used more than {BUSY:.0%} of a processor, after up to
 {EXTRA_ROUNDS} more rounds.
@@ -101,7 +101,7 @@ def markdown(results: Results, picture: str | None = None) -> str:
         "## Our own code\n",
         _own(results),
         "## Other numbers of conversations, and of processes\n",
-        "p99 is that of one call, in milliseconds.\n",
+        "p99 is that of one call, in milliseconds. *Errors* are calls that failed.\n",
         _scaling(results.datastores),
         f"## Processor time of a turn, {TOGETHER} conversations\n",
         "In microseconds. *Server* is that of the server's processes, where the benchmark started them.\n",
@@ -180,7 +180,7 @@ def _own(results: Results) -> str:
 Processor time of a turn without folding, in microseconds. On the in-memory driver it is that of the process.
 On a datastore, with {TOGETHER} conversations, *own code* is that of the coroutines of the memory and of the
 driver; *library* is that of the client library's coroutines, and *rest* is the event loop, its callbacks and
-other threads. Reading the clock is included, a few microseconds.
+other threads. What reading the clocks takes is subtracted.
 """
     columns = ["", "memory", "driver", "library", "rest", "own code", "goal", ""]
     return f"{text}\n{table(columns, rows)}"
@@ -188,7 +188,7 @@ other threads. Reading the clock is included, a few microseconds.
 
 def _scaling(datastores: Iterable[Measured]) -> str:
     columns = ["", "conversations", "bare, turns/s", "folding off", "of bare", "folding on", "of bare"]
-    columns += ["p99, bare", "off", "on"]
+    columns += ["p99, bare", "off", "on", "errors"]
     rows: list[list[str]] = []
     for measured in datastores:
         name = measured.name
@@ -202,7 +202,7 @@ def _scaling(datastores: Iterable[Measured]) -> str:
             for side in ("off", "on"):
                 row += [_rate(cell, side), spread(cell.ratios(side))]
             p99 = (statistics.median(b.p99 for b in cell.blocks[side]) for side in ("bare", "off", "on"))
-            rows.append([*row, *(f"{value:,.1f}" for value in p99)])
+            rows.append([*row, *(f"{value:,.1f}" for value in p99), f"{cell.errors}"])
             name = ""
     return table(columns, rows)
 

@@ -67,22 +67,12 @@ def load(path: Path) -> Results:
 
 
 def _measured(data: dict[str, Any]) -> Measured:
-    return Measured(
-        **{
-            **data,
-            "alone": [Alone(**one) for one in data["alone"]],
-            "cells": [
-                Cell(
-                    **{
-                        **one,
-                        "blocks": {
-                            side: [Block(**block) for block in blocks]
-                            for side, blocks in one["blocks"].items()
-                        },
-                    }
-                )
-                for one in data["cells"]
-            ],
-            "cost": Cost(**data["cost"]) if data["cost"] else None,
-        }
-    )
+    data["alone"] = [Alone(**one) for one in data["alone"]]
+    data["cells"] = [_cell(one) for one in data["cells"]]
+    data["cost"] = data["cost"] and Cost(**data["cost"])
+    return Measured(**data)
+
+
+def _cell(data: dict[str, Any]) -> Cell:
+    data["blocks"] = {side: [Block(**one) for one in blocks] for side, blocks in data["blocks"].items()}
+    return Cell(**data)

@@ -24,6 +24,8 @@ from benchmarks.pages import machine
 from benchmarks.processes import Workers
 from benchmarks.results import Measured, Results
 
+PAGE = Path("benchmarks/RESULTS.md")
+
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
 _ROOM_BYTES = 4 * 1024**3
 
@@ -66,7 +68,7 @@ async def measure(
                     await _measure_one(datastore, plan, about)
             except Exception as error:  # noqa: BLE001 -- the figures of the others are kept
                 note(f"{name}: {error!r}")
-                results.missing[name] = _reason(error)
+                results.missing[name] = reason(error)
         save(results)
     return results
 
@@ -109,10 +111,11 @@ async def _measure_one(datastore: Datastore, plan: Plan, into: Measured) -> None
                 await step()
         except Exception as error:  # noqa: BLE001 -- the other figures of this datastore are kept
             note(f"{datastore.name}: {title}: {error!r}")
-            into.failed.append(f"{title}: {_reason(error)}")
+            into.failed.append(f"{title}: {reason(error)}")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Say in one line why something was not measured."""
     text = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
     return text.splitlines()[0][:200] if text else type(error).__name__
 
@@ -131,6 +134,13 @@ def names_of(text: str) -> list[str]:
     return names
 
 
+def add_write(parser: argparse.ArgumentParser, page: Path) -> None:
+    """Add the option that writes a page."""
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=page, metavar="PAGE", help=f"by default {page}"
+    )
+
+
 def main() -> None:
     """Measure, print the page, and write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -138,12 +148,10 @@ def main() -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer and shorter blocks")
     size.add_argument("--tiny", action="store_true", help="only see that it runs")
-    parser.add_argument(
-        "-o", "--output", type=Path, help="the page; results.json and results.svg go beside it"
-    )
+    add_write(parser, PAGE)
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else TINY if arguments.tiny else Plan()
-    output: Path | None = arguments.output
+    output: Path | None = arguments.write
 
     def save(results: Results) -> None:
         if output:
