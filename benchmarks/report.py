@@ -95,6 +95,7 @@ def markdown(results: Results, picture: str | None = None) -> str:
         _about(results),
         f"## {TOGETHER} conversations at once, one process\n",
         _together(results),
+        _reasons(results.datastores),
         "## One conversation\n",
         "The latency of a turn in microseconds. The background settles before each turn.\n",
         _alone(results),
@@ -136,6 +137,26 @@ def _together_row(measured: Measured) -> list[str] | None:
         verdict = throughput(measured, side)
         row += [_rate(cell, side), *(verdict.columns() if verdict else [""] * 3)]
     return row
+
+
+def _reasons(datastores: Iterable[Measured]) -> str:
+    """Say for each goal that is missed what the processors were at work on."""
+    lines: list[str] = []
+    for measured in datastores:
+        for side in ("off", "on"):
+            cell, verdict = measured.cell(TOGETHER), throughput(measured, side)
+            if cell is None or verdict is None or verdict.reached:
+                continue
+            at_work = [statistics.median(b.client / b.wall for b in cell.blocks[s]) for s in (side, "bare")]
+            lines.append(
+                f"- {measured.name}, folding {side}: a turn takes {cell.cost(side, 'client'):,.0f} µs of the "
+                f"client's processor time, a bare one {cell.cost('bare', 'client'):,.0f}. The client process is "
+                f"at work {at_work[0]:.0%} of the time, with the bare client {at_work[1]:.0%}."
+            )
+            if not (measured.external or measured.name == "SQLite"):
+                server, bare = cell.cost(side, "server"), cell.cost("bare", "server")
+                lines[-1] += f" The server takes {server:,.0f} µs, for a bare turn {bare:,.0f}."
+    return "Where a goal is missed:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
 def _alone(results: Results) -> str:
