@@ -32,6 +32,8 @@ STAGED: Final = ROOT / "build" / "docs"
 PAGES: Final = {
     "ARCHITECTURE.md": "explanation/modules.md",
     "benchmarks/RESULTS.md": "explanation/benchmark-results.md",
+    "benchmarks/SCALE.md": "explanation/scale.md",
+    "benchmarks/COST.md": "explanation/cost.md",
     "benchmarks/README.md": "explanation/benchmark-method.md",
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("mongo", "dynamo")},
