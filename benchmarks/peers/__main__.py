@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,28 +49,27 @@ class Limits:
     until: float
 
 
-def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> list[Measured]:
+def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iterator[Measured]:
     """Measure libraries, datastore by datastore."""
-    results: list[Measured] = []
-    datastores = dict.fromkeys(PEERS[name].datastore for name in names)
-    for datastore in datastores:
-        chosen = [name for name in names if PEERS[name].datastore == datastore]
+    for datastore in dict.fromkeys(PEERS[name].datastore for name in names):
+        waiting = [name for name in names if PEERS[name].datastore == datastore]
         with folder_for_all(_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
             try:
                 with serve(datastore, folder) as server:
-                    for name in chosen:
-                        measured = Measured(name, server.about)
-                        results.append(measured)
+                    while waiting:
+                        measured = Measured(waiting[0], server.about)
                         if time.monotonic() > limits.until:
-                            measured.problems.append("not measured: the time for the whole run was over")
-                            continue
-                        with server.place(name.replace("-", "_")) as place:
-                            run_one(PEERS[name], measured, place, limits.each_s, quick=quick, file=file)
+                            measured.problems.append("the time for the whole run was over")
+                        else:
+                            with server.place(measured.name.replace("-", "_")) as place:
+                                peer = PEERS[measured.name]
+                                run_one(peer, measured, place, limits.each_s, quick=quick, file=file)
+                        del waiting[0]
+                        yield measured
             except (LookupError, OSError, RuntimeError) as error:
-                missing = set(chosen) - {measured.name for measured in results}
-                reason = f"{datastore}: {measure.explained(error)}"
-                results += [Measured(name, problems=[reason]) for name in chosen if name in missing]
-    return sorted(results, key=lambda measured: names.index(measured.name))
+                print(f"{datastore}: {measure.explained(error)}", file=sys.stderr)
+                for name in waiting:
+                    yield Measured(name, problems=[measure.explained(error)])
 
 
 def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, quick: bool, file: str) -> None:
@@ -139,17 +138,20 @@ def one(order: dict[str, Any]) -> None:
         asyncio.run(everything())
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
 def main() -> None:
     """Measure, and print the page or write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
+    parser.add_argument("--peers", type=_names, default=list(PEERS), help="an empty list measures none")
     parser.add_argument("--quick", action="store_true", help="a few turns each, to see that it works")
     parser.add_argument("--dialogues", default=_DIALOGUES, help="a file of conversations")
     parser.add_argument("--each", type=float, default=75, help="seconds that one library may take")
     parser.add_argument("--minutes", type=float, default=14, help="no library begins after that")
     parser.add_argument("--write", action="store_true", help="write benchmarks/PEERS.md and README.md")
-    parser.add_argument("--figures", type=Path, help="write the figures as JSON, too")
-    parser.add_argument("--read", type=Path, help="write the page of such a file again; measure nothing")
+    parser.add_argument("--figures", type=Path, help="keep figures in this file, also those of earlier runs")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -157,18 +159,23 @@ def main() -> None:
         return
     if unknown := set(arguments.peers) - set(PEERS):
         parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    if arguments.read:
-        results = [Measured.of(each) for each in json.loads(arguments.read.read_text("utf-8"))]
-    else:
-        limits = Limits(arguments.each, time.monotonic() + 60 * arguments.minutes)
-        results = run(arguments.peers, limits, quick=arguments.quick, file=arguments.dialogues)
-    if arguments.figures:
-        figures = json.dumps([each.as_json() for each in results], indent=1)
-        arguments.figures.write_text(figures, encoding="utf-8")
+    results: dict[str, Measured] = {}
+    if arguments.figures and arguments.figures.exists():
+        kept = json.loads(arguments.figures.read_text("utf-8"))
+        results = {each["name"]: Measured.of(each) for each in kept}
+    # So that servers are stopped, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    limits = Limits(arguments.each, time.monotonic() + 60 * arguments.minutes)
+    for measured in run(arguments.peers, limits, quick=arguments.quick, file=arguments.dialogues):
+        results[measured.name] = measured
+        if arguments.figures:
+            figures = json.dumps([each.as_json() for each in results.values()], indent=1)
+            arguments.figures.write_text(figures, encoding="utf-8")
+    every = [results[name] for name in PEERS if name in results]
     if arguments.write:
-        report.write(results, _ROOT)
+        report.write(every, _ROOT)
     else:
-        print(report.page(results, {}))
+        print(report.page(every, {}))
 
 
 if __name__ == "__main__":
