@@ -109,6 +109,8 @@ def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, qui
         timer.cancel()
         stop()
         reader.join()
+        process.stdout.close()
+        process.stderr.close()
     if was_stopped.is_set():
         measured.problems.append(f"stopped after {limit_s:.0f} s")
     elif code:

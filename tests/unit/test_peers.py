@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from benchmarks.peers import losses, report
 from benchmarks.peers.__main__ import run_one
 from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.figures import AtLength, Counted, Measured, Together
-from benchmarks.peers.places import Place, stored_bytes
+from benchmarks.peers.places import Place, serve, stored_bytes
 from benchmarks.peers.wire import Wire
 from tests.support.losing import LOST
 
@@ -105,7 +104,8 @@ def test_a_library_that_hangs_is_stopped_and_said_so(tmp_path: Path) -> None:
     measured = Measured("hanging")
     hanging = Peer(**{**vars(LOSING), "open": "tests.support.losing:hanging"})
     file = str(ROOT / "examples" / "conversations.jsonl")
-    run_one(hanging, measured, a_place(tmp_path), 10, quick=True, file=file)
+    with serve("sqlite", tmp_path) as server, server.place("hanging") as place:
+        run_one(hanging, measured, place, 10, quick=True, file=file)
     assert measured.problems == ["stopped after 10 s"]
 
 
@@ -115,15 +115,8 @@ def test_the_smallest_run_measures_a_library_and_ours(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     names = ("openai-sqlite", "ours-folding-sqlite")
     command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--peers", ",".join(names)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [*command, "--figures", figures],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command += ["--figures", str(figures)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     results = [Measured.of(each) for each in json.loads(figures.read_text("utf-8"))]
     assert [(one.name, one.problems) for one in results] == [(name, []) for name in names]
     for one in results:
