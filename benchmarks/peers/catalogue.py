@@ -34,6 +34,7 @@ class Peer:
     settings: str
     link: str
     keeps_all: str = ""
+    short: str = ""
 
     def opened(self, *, keeping_all: bool = False) -> Opened:
         """Import what opens it. Raises `ImportError`."""
@@ -50,7 +51,9 @@ class Peer:
         return self.label.startswith(OURS)
 
 
+_DATASTORES = ("redis", "postgres", "mongo", "sqlite", "dynamo")
 _HISTORY = "every message"
+_SUMMARY = "a summary and the recent turns, within a token budget"
 _LINKS = {
     "openai": "https://openai.github.io/openai-agents-python/sessions/",
     "langgraph": "https://docs.langchain.com/oss/python/langgraph/persistence",
@@ -59,39 +62,34 @@ _LINKS = {
 }
 
 
-def _ours() -> dict[str, Peer]:
-    peers: dict[str, Peer] = {}
-    for datastore in ("redis", "postgres", "mongo", "sqlite", "dynamo"):
-        for name, label, shows, settings in (
-            (
-                "folding",
-                OURS,
-                "a summary and the recent turns, within a token budget",
-                "`rolling_summary`, 5 recent turns, `fold_batch_turns=5`",
-            ),
-            ("keeping_all", f"{OURS}, every turn kept", "every turn", "`truncation`, 10,000 recent turns"),
-        ):
-            peers[f"ours-{name}-{datastore}".replace("_", "-")] = Peer(
-                label=label,
-                datastore=datastore,
-                open=f"{_HERE}.ours:{name}",
-                keeps_all=f"{_HERE}.ours:keeping_all",
-                packages=("stm-backends",),
-                shows=shows,
-                settings=settings,
-                link="https://pypi.org/project/stm-backends/",
-            )
-    return peers
-
-
-def _openai(datastore: str, session: str, settings: str, *packages: str) -> Peer:
-    name = {"postgres": "sqlalchemy"}.get(datastore, datastore)
+def _ours(datastore: str, opened: str) -> Peer:
+    folds = opened == "folding"
     return Peer(
-        label=f"OpenAI Agents `{session}`",
+        label=OURS if folds else f"{OURS} with every turn",
+        short=OURS if folds else "with every turn",
         datastore=datastore,
-        open=f"{_HERE}.openai_sessions:{name}",
+        open=f"{_HERE}.ours:{opened}",
+        keeps_all=f"{_HERE}.ours:keeping_all",
+        packages=("stm-backends",),
+        shows=_SUMMARY if folds else "every turn",
+        settings=(
+            "`rolling_summary`, 5 recent turns, `fold_batch_turns=5`"
+            if folds
+            else "`truncation`, 10,000 recent turns"
+        ),
+        link="https://pypi.org/project/stm-backends/",
+    )
+
+
+def _openai(datastore: str, session: str, settings: str, *packages: str, limited: bool = False) -> Peer:
+    opened = {"postgres": "sqlalchemy"}.get(datastore, datastore)
+    return Peer(
+        label=f"OpenAI Agents `{session}`{', `limit=20`' if limited else ''}",
+        short="OpenAI, limit=20" if limited else "OpenAI Agents",
+        datastore=datastore,
+        open=f"{_HERE}.openai_sessions:{opened}{'_limited' if limited else ''}",
         packages=("openai-agents", *packages),
-        shows=f"{_HISTORY}, or the last `limit`",
+        shows="the last 20 messages" if limited else _HISTORY,
         settings=settings,
         link=_LINKS["openai"],
     )
@@ -100,6 +98,7 @@ def _openai(datastore: str, session: str, settings: str, *packages: str) -> Peer
 def _langchain(datastore: str, history: str, package: str, link: str, settings: str) -> Peer:
     return Peer(
         label=f"LangChain `{history}`",
+        short="LangChain",
         datastore=datastore,
         open=f"{_HERE}.langchain_histories:{datastore}",
         packages=(package, "langchain-core"),
@@ -109,11 +108,12 @@ def _langchain(datastore: str, history: str, package: str, link: str, settings: 
     )
 
 
-def _langgraph(datastore: str, saver: str, package: str, settings: str = "", opened: str = "") -> Peer:
+def _langgraph(datastore: str, saver: str, package: str, settings: str = "", *, delta: bool = False) -> Peer:
     return Peer(
-        label=f"LangGraph `{saver}`",
+        label=f"LangGraph `{saver}`{', `DeltaChannel`' if delta else ''}",
+        short="LangGraph, delta" if delta else "LangGraph",
         datastore=datastore,
-        open=f"{_HERE}.langgraph_savers:{opened or datastore}",
+        open=f"{_HERE}.langgraph_savers:{datastore}{'_delta' if delta else ''}",
         packages=(package, "langgraph"),
         shows=_HISTORY,
         settings=f'`durability="exit"`{settings}',
@@ -124,6 +124,7 @@ def _langgraph(datastore: str, saver: str, package: str, settings: str = "", ope
 def _key_value(datastore: str, store: str) -> Peer:
     return Peer(
         label=f"py-key-value `{store}`",
+        short="py-key-value",
         datastore=datastore,
         open=f"{_HERE}.states:{'disk' if datastore == 'sqlite' else datastore}",
         packages=("py-key-value-aio",),
@@ -134,11 +135,20 @@ def _key_value(datastore: str, store: str) -> Peer:
 
 
 PEERS: Mapping[str, Peer] = {
-    **_ours(),
+    **{f"ours-{datastore}": _ours(datastore, "folding") for datastore in _DATASTORES},
+    **{f"ours-all-{datastore}": _ours(datastore, "keeping_all") for datastore in _DATASTORES},
     "openai-sqlite": _openai("sqlite", "SQLiteSession", "a file"),
     "openai-redis": _openai("redis", "RedisSession", "one shared client", "redis"),
+    "openai-redis-limit": _openai("redis", "RedisSession", "one shared client", "redis", limited=True),
     "openai-sqlalchemy": _openai(
         "postgres", "SQLAlchemySession", "asyncpg, one shared engine, `pool_size=32`", "sqlalchemy"
+    ),
+    "openai-sqlalchemy-limit": _openai(
+        "postgres",
+        "SQLAlchemySession",
+        "asyncpg, one shared engine, `pool_size=32`",
+        "sqlalchemy",
+        limited=True,
     ),
     "openai-mongo": _openai("mongo", "MongoDBSession", "one shared client", "pymongo"),
     "langchain-redis": _langchain(
@@ -175,10 +185,10 @@ PEERS: Mapping[str, Peer] = {
     ),
     "langgraph-postgres-delta": _langgraph(
         "postgres",
-        "AsyncPostgresSaver`, `DeltaChannel",
+        "AsyncPostgresSaver",
         "langgraph-checkpoint-postgres",
         ", a pool of 32, messages in a `DeltaChannel` (beta)",
-        "postgres_delta",
+        delta=True,
     ),
     "langgraph-redis": _langgraph(
         "redis", "AsyncShallowRedisSaver", "langgraph-checkpoint-redis", ", only the last checkpoint is kept"
@@ -193,7 +203,8 @@ PEERS: Mapping[str, Peer] = {
         open=f"{_HERE}.states:penguiflow",
         keeps_all=f"{_HERE}.states:penguiflow_keeping_all",
         packages=("penguiflow",),
-        shows="a summary and the recent turns, within a token budget",
+        short="PenguiFlow",
+        shows=_SUMMARY,
         settings="`rolling_summary`, 5 recent turns; JSON under one Redis key",
         link=_LINKS["penguiflow"],
     ),

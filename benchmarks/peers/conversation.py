@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -31,6 +31,11 @@ class Conversation:
     async def questions(self) -> list[str]:
         """Return the user's message of every stored turn."""
         raise NotImplementedError
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        """Add older turns. What is stored is read as if they had been added one at a time."""
+        for user, assistant in turns:
+            await self.store(user, assistant)
 
     async def settle(self) -> None:
         """Wait for the library's work in the background."""

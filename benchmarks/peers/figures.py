@@ -11,8 +11,8 @@ class AtLength:
     """A conversation of so many turns.
 
     Times are medians in ms of one turn: storing it, then reading what the model is shown. `ours_ms` was
-    measured in turns with `ms`. The bytes and the round trips are those of one turn. `stored` is all that is
-    stored for the conversation.
+    measured alternating with `ms`. The bytes and the round trips are those of one turn; `stored` is what it
+    adds.
     """
 
     length: int
@@ -22,7 +22,7 @@ class AtLength:
     sent: float | None = None
     received: float | None = None
     round_trips: float | None = None
-    stored: int | None = None
+    stored: float | None = None
 
 
 @dataclass

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -23,6 +23,10 @@ class History(Conversation):
 
     async def store(self, user: str, assistant: str) -> None:
         await self._history.aadd_messages([HumanMessage(user), AIMessage(assistant)])
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        both = ((HumanMessage(user), AIMessage(assistant)) for user, assistant in turns)
+        await self._history.aadd_messages([message for turn in both for message in turn])
 
     async def read(self) -> object:
         return await self._history.aget_messages()
@@ -64,6 +68,9 @@ class _Postgres(Conversation):
 
     async def store(self, user: str, assistant: str) -> None:
         await (await self._opened()).store(user, assistant)
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        await (await self._opened()).seed(turns)
 
     async def read(self) -> object:
         return await (await self._opened()).read()

@@ -32,6 +32,12 @@ class Thread(Conversation):
     async def store(self, user: str, assistant: str) -> None:
         await self.exchange(user, assistant, 0)
 
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        both = ((HumanMessage(user), AIMessage(assistant)) for user, assistant in turns)
+        messages = [message for turn in both for message in turn]
+        thread = {"configurable": {"thread_id": self._name}}
+        await self._graph.aupdate_state(thread, {"messages": messages}, as_node="model")
+
     async def read(self) -> object:
         """Do nothing: `store` has read."""
         return None

@@ -25,6 +25,8 @@ from benchmarks.peers.figures import Together as TogetherFigures
 from benchmarks.peers.places import TOGETHER, Place, stored_bytes
 from benchmarks.peers.wire import Wire
 
+SEEDED_AT_ONCE = 50
+
 WINDOW = 10
 """Bytes and round trips are counted over so many turns, and divided by them."""
 
@@ -74,12 +76,18 @@ class Growing:
         user, assistant = self._texts[self.length % len(self._texts)]
         return f"{self.length}: {user}", assistant
 
-    async def grow(self, length: int, until: float) -> None:
-        """Add turns. Raises `TimeoutError` if there are not so many by then."""
+    async def grow(self, length: int, seconds: float) -> None:
+        """Add turns until there are so many. An exception says after how many it was raised."""
+        until = time.monotonic() + seconds
         while self.length < length:
+            before = self.length
+            turns = [self.text() for _ in range(min(SEEDED_AT_ONCE, length - before))]
+            try:
+                await self.conversation.seed(turns)
+            except Exception as error:
+                raise RuntimeError(f"after {before:,} turns: {explained(error)}") from error
             if time.monotonic() > until:
-                raise TimeoutError(f"{self.length} of {length:,} turns were added in the time for it")
-            await self.conversation.store(*self.text())
+                raise TimeoutError(f"only {self.length:,} turns were added in {seconds:.0f} s")
         await self.conversation.settle()
 
     async def turn(self) -> None:
@@ -130,47 +138,42 @@ async def _lengths(
     conversations: Callable[[str], Conversation],
     our_conversations: Callable[[str], Conversation],
 ) -> None:
-    empty = stored_bytes(place)
-    wire = Wire(place.port) if place.port else None
-    if wire is not None:
-        wire.start()
+    wire = Wire(place.port)
+    wire.start()
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            through = conversations
-            if wire is not None:
-                through = await stack.enter_async_context(peer.opened()(replace(place, port=wire.port)))
+        through = replace(place, port=wire.port) if place.port else place
+        async with peer.opened()(through) as counted_conversations:
             long = Growing(conversations("long"), texts)
             our_long = Growing(our_conversations("long"), texts)
             for length in plan.lengths:
                 at = AtLength(length)
-                until = time.monotonic() + plan.grow_s
-                await long.grow(length, until)
-                at.stored = await asyncio.to_thread(stored_bytes, place) - empty
-                if wire is not None:
-                    await _count(at, wire, long, through("long"))
-                    # Both handles have to know what the other one has added.
-                    await long.conversation.read()
-                await our_long.grow(length, time.monotonic() + plan.grow_s)
+                await long.grow(length, plan.grow_s)
+                await _count(at, place, wire, long, counted_conversations("long"))
+                # Both handles have to know what the other one has added.
+                await long.conversation.read()
+                await our_long.grow(length, plan.grow_s)
                 await _time(at, plan, long, our_long)
                 say("length", asdict(at))
     finally:
-        if wire is not None:
-            wire.stop()
+        wire.stop()
 
 
-async def _count(at: AtLength, wire: Wire, long: Growing, through: Conversation) -> None:
+async def _count(at: AtLength, place: Place, wire: Wire, long: Growing, through: Conversation) -> None:
     """Count a few turns by way of the proxy. The first one opens connections."""
     direct, long.conversation = long.conversation, through
     await through.read()
     await long.turn()
     await through.settle()
+    stored = await asyncio.to_thread(stored_bytes, place)
     before = wire.counted
     for _ in range(WINDOW):
         await long.turn()
         await through.settle()
     counted = wire.counted - before
-    at.sent, at.received = counted.sent / WINDOW, counted.received / WINDOW
-    at.round_trips = counted.round_trips / WINDOW
+    if place.port:
+        at.sent, at.received = counted.sent / WINDOW, counted.received / WINDOW
+        at.round_trips = counted.round_trips / WINDOW
+    at.stored = (await asyncio.to_thread(stored_bytes, place) - stored) / WINDOW
     long.conversation = direct
 
 
@@ -188,7 +191,6 @@ async def _time(at: AtLength, plan: Plan, theirs: Growing, beside: Growing) -> N
 
 async def together(plan: Plan, theirs: Sequence[Growing], beside: Sequence[Growing]) -> TogetherFigures:
     """Return the turns a second of all conversations at once, in blocks that alternate."""
-    until = time.monotonic() + plan.grow_s
     done = {"theirs": 0, "beside": 0}
     spent = {"theirs": 0.0, "beside": 0.0}
 
@@ -198,7 +200,7 @@ async def together(plan: Plan, theirs: Sequence[Growing], beside: Sequence[Growi
             done[side] += 1
 
     for conversations in (theirs, beside):
-        await asyncio.gather(*(one.grow(10, until) for one in conversations))
+        await asyncio.gather(*(one.grow(10, plan.grow_s) for one in conversations))
     for _, (side, conversations) in itertools.product(
         range(plan.blocks), (("theirs", theirs), ("beside", beside))
     ):

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agents import SQLiteSession
@@ -78,3 +78,17 @@ async def mongo(place: Place, limit: int | None = None) -> AsyncIterator[Callabl
 
     async with AsyncMongoClient[dict[str, Any]](place.url) as client:
         yield lambda name: Session(MongoDBSession(name, client=client, database=place.name), limit)
+
+
+LIMIT = 20
+"""Messages, which are ten turns."""
+
+
+def redis_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
+    """`RedisSession`, of which the model is shown the newest items."""
+    return redis(place, LIMIT)
+
+
+def sqlalchemy_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
+    """`SQLAlchemySession`, likewise."""
+    return sqlalchemy(place, LIMIT)

@@ -38,8 +38,8 @@ Each library runs in a process of its own, on the same server as the others, wit
 - **Turns a second** are those of 32 conversations at once in one process, from 10 turns each.
 - **Sent and received** are the bytes of one turn as the client sees them, counted by a proxy. A **round
   trip** begins when a client sends after it has received.
-- **Stored** is what the conversation takes, divided by its turns: values without indexes and pages; for
-  Redis, `MEMORY USAGE`.
+- **Stored** is what one more turn adds at that length: values without indexes and pages; for Redis,
+  `MEMORY USAGE`. Summaries remove turns, so the figure can be negative.
 - **Lost** turns were acknowledged and cannot be read back; **doubled** turns are stored more than once. Eight
   tasks of one process, or four processes, add to one conversation. Each reads, waits 2 ms in place of a
   model, and stores. Libraries that summarize are told to keep every turn for this count. The number of lost
@@ -77,7 +77,7 @@ def page(results: Sequence[Measured], charts: dict[str, str]) -> str:
     """Return the page; `charts` are paths of the pictures, by datastore."""
     parts = [
         _BEGINNING.format(
-            date=time.strftime("%-d %B %Y"), machine=machine(), every=PEERS["ours-keeping-all-redis"].label
+            date=time.strftime("%-d %B %Y"), machine=machine(), every=PEERS["ours-all-redis"].label
         )
     ]
     for datastore, name in DATASTORES.items():
@@ -87,7 +87,7 @@ def page(results: Sequence[Measured], charts: dict[str, str]) -> str:
         parts += [f"## {name}\n", f"{next((one.about for one in chosen if one.about), name)}.\n"]
         if datastore in charts:
             parts.append(f"![Milliseconds for one turn on {name}, for each library]({charts[datastore]})\n")
-        parts += [_times(chosen), _bytes(chosen)]
+        parts += [_times(chosen), _bytes(chosen), _losses(chosen)]
         problems = [f"- {_peer(one).label}: {problem}." for one in chosen for problem in one.problems]
         if problems:
             parts.append("Not measured:\n\n" + "\n".join(problems) + "\n")
@@ -103,7 +103,7 @@ def chart(results: Sequence[Measured], datastore: str) -> str | None:
         return None
     series = [Series(f"{length:,} turns", [_at(one, length).ms for one in chosen]) for length in lengths]
     title = f"{DATASTORES[datastore]}: milliseconds for one turn, by the length of the conversation"
-    return bars(title, [_short(_peer(one)) for one in chosen], series)
+    return bars(title, [_peer(one).short for one in chosen], series)
 
 
 def short_table(results: Sequence[Measured]) -> str:
@@ -173,24 +173,19 @@ def _at(measured: Measured, length: int) -> AtLength:
     return measured.lengths.get(length) or AtLength(length)
 
 
-def _short(peer: Peer) -> str:
-    return re.sub(r"^stm-backends, ", "", re.sub(r" `.*", "", peer.label))
-
-
 def _times(results: Sequence[Measured]) -> str:
     lengths = _lengths(results)
-    columns = [
-        "ms for one turn, and (ours)",
-        *(f"at {length:,} turns" for length in lengths),
-        "turns a second at 32",
-    ]
+    at_lengths = (f"at {length:,} turns" for length in lengths)
+    columns = ["ms for one turn, and (ours)", *at_lengths, "turns a second at 32", "round trips"]
 
     def row(one: Measured) -> list[str]:
         several = one.together
+        trips = [at.round_trips for at in one.lengths.values() if at.round_trips is not None]
         return [
             _peer(one).label,
             *(_beside(at.ms, at.ours_ms) for at in (_at(one, length) for length in lengths)),
             _beside(several and several.turns_a_second, several and several.ours, digits=0),
+            _number(trips[-1] if trips else None),
         ]
 
     return table(columns, map(row, results))
@@ -198,35 +193,21 @@ def _times(results: Sequence[Measured]) -> str:
 
 def _bytes(results: Sequence[Measured]) -> str:
     lengths = _lengths(results)
-    on_wire = any(at.sent is not None for one in results for at in one.lengths.values())
-    long = [length for length in lengths if length >= 100] or lengths[-1:]
     slashed = " / ".join(f"{length:,}" for length in lengths)
-    columns = [
-        "for one turn",
-        *((f"kB sent at {slashed} turns", f"kB received at {slashed}", "round trips") if on_wire else ()),
-        f"bytes stored, at {' / '.join(f'{length:,}' for length in long)}",
-        "lost + doubled, 8 tasks",
-        "4 processes",
-    ]
+    columns = [f"kB for one turn, at {slashed} turns", "sent", "received", "stored"]
 
     def row(one: Measured) -> list[str]:
         ats = [_at(one, length) for length in lengths]
-        trips = [at.round_trips for at in ats if at.round_trips is not None]
-        stored = [None if (at := _at(one, length)).stored is None else at.stored / length for length in long]
-        wire = (
-            " / ".join(_kilo(at.sent) for at in ats),
-            " / ".join(_kilo(at.received) for at in ats),
-            f"{trips[-1]:.1f}" if trips else "-",
-        )
-        return [
-            _peer(one).label,
-            *(wire if on_wire else ()),
-            " / ".join(_number(each, 0) for each in stored) or "-",
-            _counted(one.tasks),
-            _counted(one.processes),
-        ]
+        kinds = ([at.sent for at in ats], [at.received for at in ats], [at.stored for at in ats])
+        return [_peer(one).label, *(" / ".join(map(_kilo, each)) for each in kinds)]
 
     return table(columns, map(row, results))
+
+
+def _losses(results: Sequence[Measured]) -> str:
+    columns = ["lost + doubled turns", "8 tasks", "4 processes"]
+    rows = ([_peer(one).label, _counted(one.tasks), _counted(one.processes)] for one in results)
+    return table(columns, rows)
 
 
 def _settings(results: Sequence[Measured]) -> str:
@@ -251,7 +232,8 @@ def _number(value: float | None, digits: int = 1) -> str:
 def _kilo(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value / 1e3:,.{1 if value < 1e5 else 0}f}"
+    digits = 2 if abs(value) < 1e3 else 1 if abs(value) < 1e5 else 0
+    return f"{value / 1e3:,.{digits}f}"
 
 
 def _sum(*values: float | None) -> float | None:

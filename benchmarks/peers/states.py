@@ -8,7 +8,7 @@ Each loads the value, changes it, and saves the whole.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -29,10 +29,14 @@ class Value(Conversation):
         return self._messages
 
     async def store(self, user: str, assistant: str) -> None:
+        await self.seed([(user, assistant)])
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
         if self._messages is None:
             await self.read()
         messages = self._messages or []
-        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        for user, assistant in turns:
+            messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         self._messages = messages
         await self._store.put(self._name, {"messages": messages})
 
