@@ -176,3 +176,12 @@ def bench(session: nox.Session) -> None:
     install_group(session, "services")
     session.install("-e", ".[all]")
     session.run("python", "-m", "benchmarks.run", *session.posargs)
+
+
+@nox.session(default=False)
+def peers(session: nox.Session) -> None:
+    """What other libraries cost for one turn, and what they lose; `-- --write` writes the page."""
+    # In one call, so that all requirements are resolved together.
+    services = nox.project.dependency_groups(PYPROJECT, "services")
+    session.install("-r", "benchmarks/peers/requirements.txt", *services, "-e", ".[all]")
+    session.run("python", "-m", "benchmarks.peers", *session.posargs)
