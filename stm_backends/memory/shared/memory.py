@@ -82,7 +82,10 @@ class DistributedShortTermMemory:
         return self._shared.health
 
     def estimate_tokens(self) -> int:
-        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since."""
+        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since.
+
+        A process that has used thousands of other conversations since then may have forgotten the load.
+        """
         return self._shared.view(self._shared.known(), self._config).tokens
 
     @observed
