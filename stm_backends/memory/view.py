@@ -225,7 +225,10 @@ class _Context:
         return _Shape(whole)
 
     def payload(self, shape: _Shape, summary: str) -> dict[str, Any]:
-        shown = [self._shown(index, shape) for index in range(self.size - shape.kept, self.size)]
+        first = self.size - shape.kept
+        shown = [shown_turn(stored.turn, self.config) for stored in self._turns[first:]]
+        if shape.cut:
+            shown[0] = self._shown_cut(shape)
         pending = self._kept_pending(shape.kept)
         payload: dict[str, Any] = {"recent_turns": shown[pending:]}
         if pending:
@@ -258,7 +261,7 @@ class _Context:
     def _count(self, shape: _Shape, summary: str) -> int:
         texts = [self._text(index) for index in range(self.size - shape.whole, self.size)]
         if shape.cut:
-            texts.insert(0, _encode(self._shown(self.size - shape.kept, shape)))
+            texts.insert(0, _encode(self._shown_cut(shape)))
         pending = self._kept_pending(shape.kept)
         members: list[str] = []
         if pending:
@@ -279,10 +282,9 @@ class _Context:
         """Return how many characters the longest text of a turn has."""
         return max(_lengths(shown_turn(self._turns[index].turn, self.config)))
 
-    def _shown(self, index: int, shape: _Shape) -> dict[str, Any]:
-        shown = shown_turn(self._turns[index].turn, self.config)
-        if not shape.cut or index != self.size - shape.kept:
-            return shown
+    def _shown_cut(self, shape: _Shape) -> dict[str, Any]:
+        """Return the turn that is cut."""
+        shown = shown_turn(self._turns[self.size - shape.kept].turn, self.config)
         if not shape.digest:
             shown.pop("trajectory_digest", None)
         return _cut_turn(shown, shape.cut)

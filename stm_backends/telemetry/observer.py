@@ -61,7 +61,7 @@ class Observer:
         """Receive that turns were stored, were folded into a summary, or were dropped without one."""
 
     def race_lost(self) -> None:
-        """Receive that a summary or a trim lost the race against a concurrent change."""
+        """Receive that a summary or a failed attempt lost the race against a concurrent change."""
 
     def summarizer_failed(self, error: Exception) -> None:
         """Receive that a summarizer call failed. The message of `error` may quote the conversation."""

@@ -82,7 +82,10 @@ class DistributedShortTermMemory:
         return self._shared.health
 
     def estimate_tokens(self) -> int:
-        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since."""
+        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since.
+
+        A process that has used thousands of other conversations since then may have forgotten the load.
+        """
         return self._shared.view(self._shared.known(), self._config).tokens
 
     @observed
@@ -119,12 +122,14 @@ class DistributedShortTermMemory:
         # background, because an erasure may have come in between.
         known = turn_id is not None and self._shared.remembers(stored.id)
         try:
-            async with self._directory.listed(self._owner):
-                try:
-                    length, created = await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
-                except TooLarge as error:
-                    length, created = await self._append_to_full(stored, entry, error)
+            if not self._directory.knows(self._owner):
+                await self._directory.note(*self._owner)
+            try:
+                length, created = await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
+            except TooLarge as error:
+                length, created = await self._append_to_full(stored, entry, error)
         except (OutcomeUnknown, asyncio.CancelledError):
+            self._directory.doubt(self._owner)
             if turn_id is not None and not known:
                 self._shared.note_outcome_unknown(stored.id)
             raise
@@ -143,7 +148,8 @@ class DistributedShortTermMemory:
         """Report a stored turn, once for each turn."""
         self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
-        self._maintenance.background.call_back(self._config.on_turn_added, turn)
+        if self._config.on_turn_added is not None:
+            self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     @staticmethod
     def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:

@@ -97,13 +97,15 @@ class SharedConversation:
     async def load(self, operation: str) -> Snapshot:
         """Return the conversation as it is now. Raises `Corrupt` with the name of the `operation`."""
         record = await self.driver.load(self.key)
+        last = self.seen
         try:
-            self.seen = snapshot = Snapshot.of(record, self.codec, last=self.seen)
+            snapshot = Snapshot.of(record, self.codec, last=last)
         except Corrupt:
             with located(self.driver.name, operation):
                 raise
-        self.current = True
-        self._used(self)
+        self.seen, self.current = snapshot, True
+        if snapshot is not last:
+            self._used(self)
         if self.added:
             # A turn that was acknowledged during this load may not be in it.
             self.added = {i: stored for i, stored in self.added.items() if not snapshot.holds(i)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stm_backends.drivers.contract import Record
@@ -38,7 +38,6 @@ class Snapshot:
     ids: Set[str] = frozenset[str]()
     size: int = 0
     characters: int = 0
-    _splits: dict[int, Split] = field(default_factory=dict[int, Split], init=False, repr=False, compare=False)
 
     @staticmethod
     def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
@@ -67,26 +66,25 @@ class Snapshot:
         """Return the snapshot with more entries at the end, and what they hold."""
         if not entries:
             return self
-        forgotten = self.body.forgotten
-        turns, starts, ids, held = [*self.turns], [*self.starts], {*self.ids}, [*self.opened]
-        characters = self.characters
-        for stored in opened:
+        forgotten, characters, ids = self.body.forgotten, self.characters, {*self.ids}
+        turns, starts, held = list[StoredTurn](), list[int](), list[Opened]()
+        for position, stored in enumerate(opened, len(self.opened)):
             if isinstance(stored, str) or stored.id in forgotten:
                 held.append(stored if isinstance(stored, str) else stored.id)
                 continue
+            held.append(stored)
             if stored.id not in ids:
                 ids.add(stored.id)
                 turns.append(stored)
+                starts.append(position)
                 characters += shown_length(stored.turn)
-                starts.append(len(held))
-            held.append(stored)
         return Snapshot(
             self.version,
             self.body,
-            tuple(turns),
-            tuple(starts),
+            (*self.turns, *turns),
+            (*self.starts, *starts),
             self.tail + entries,
-            tuple(held),
+            (*self.opened, *held),
             ids,
             self.size + sum(map(len, entries)),
             characters,
@@ -111,12 +109,8 @@ class Snapshot:
         return self if self.body.lease is None else replace(self, body=replace(self.body, lease=None))
 
     def split(self, config: ShortTermMemoryConfig) -> Split:
-        """Return the pending and the recent turns, computed once for each `full_zone_turns`."""
-        zone = config.budget.full_zone_turns
-        found = self._splits.get(zone)
-        if found is None:
-            found = self._splits[zone] = policy.split(self.turns, config)
-        return found
+        """Return the pending and the recent turns."""
+        return policy.split(self.turns, config)
 
     def view(self, config: ShortTermMemoryConfig, *, recovering: bool = False) -> View:
         """Return what the model is shown, by default with the stored health."""
