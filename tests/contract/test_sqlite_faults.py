@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from asyncio import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,18 @@ def path(tmp_path):
 
 
 class OpenedUp(SqliteDriver):
-    """A driver on whose connection a test runs statements of its own."""
+    """A driver on whose connection a test runs statements of its own.
+
+    It opens the file within the default deadline, because a busy machine may take longer than a test's own.
+    """
+
+    async def open(self):
+        own = self._settings
+        self._settings = replace(own, deadline_s=DEFAULT_DEADLINE_S)
+        try:
+            await super().open()
+        finally:
+            self._settings = own
 
     async def run(self, work, *, within=None):
         until = None if within is None else asyncio.get_running_loop().time() + within
