@@ -80,6 +80,10 @@ class Watched(SqliteDriver):
         self.said.clear()
         return go
 
+    async def read(self, work):
+        """Run a read of the test's own."""
+        return await self._run("test", work, Kind.READ)
+
     async def write(self, work, *, within=None):
         """Run a write of the test's own, with a deadline of its own."""
         until = None if within is None else asyncio.get_running_loop().time() + within
@@ -146,6 +150,18 @@ async def test_reads_of_a_batch_run_first_and_outside_the_transaction(driver):
     go.set()
     assert (await read, await write) == (None, 1)
     assert driver.said[:2] == ["SELECT", "BEGIN"]
+
+
+async def test_a_read_is_answered_while_a_later_one_of_its_batch_runs(driver):
+    go, end = await driver.hold(), threading.Event()
+    first, last = await queued(
+        driver.read(lambda _: time.sleep(2 * MAX_SECONDS)), driver.read(lambda _: end.wait(20))
+    )
+    go.set()
+    await first
+    assert not last.done()
+    end.set()
+    await last
 
 
 async def test_a_transaction_has_at_most_128_writes(driver):

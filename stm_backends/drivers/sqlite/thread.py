@@ -42,7 +42,8 @@ T = TypeVar("T")
 MAX_JOBS: Final = 128
 MAX_BYTES: Final = 1024 * 1024
 MAX_SECONDS: Final = 0.005
-"""The limits of one transaction. A single larger write is a transaction of its own."""
+"""The limits of one transaction. A single larger write is a transaction of its own. The time also limits how
+long answers of reads wait for other reads."""
 
 _INTERRUPT_AGAIN_S: Final = 0.01
 _GRACE_S: Final = 1.0
@@ -192,9 +193,16 @@ class ConnectionThread:
             self._purges = 0
             deliver(failed([*reads, *self._withdrawn(), *alone], error))
             return
+        ended: list[Job[Any]] = []
+        began = time.monotonic()
         for job in reads:
             self._run_one(self._connection, job)
-        deliver([*reads, *self._write(self._connection)])
+            ended.append(job)
+            # Many large answers would otherwise wait for each other, and be in memory together.
+            if time.monotonic() - began > MAX_SECONDS:
+                deliver(ended)
+                ended, began = [], time.monotonic()
+        deliver([*ended, *self._write(self._connection)])
         for job in alone:
             self._run_one(self._connection, job)
             deliver([job])
