@@ -10,8 +10,8 @@ import pytest
 from stm_backends.drivers import ABSENT, ANY, Key, Record
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, statements
 from stm_backends.drivers.sqlite import driver as driver_module
-from stm_backends.drivers.sqlite.jobs import Kind
-from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_JOBS, MAX_SECONDS
+from stm_backends.drivers.sqlite.jobs import MAX_JOBS, Kind
+from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_SECONDS
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from tests.contract.test_sqlite_faults import run_script, start_script
 from tests.mutants.sqlite import AnswersBeforeTheCommit, AnswersTheNextCaller, RunsAWriteTwice
@@ -142,6 +142,17 @@ async def test_writes_queued_at_once_have_one_commit_and_their_own_answers(drive
     assert [await task for task in tasks] == [number // 5 + 1 for number in range(20)]
     assert (await driver.load(key(3))).tail == (b"3", b"8", b"13", b"18")
     assert driver.said.count("BEGIN") == driver.said.count("COMMIT") == 1
+
+
+async def test_tasks_that_were_woken_together_share_the_next_transaction_too(driver):
+    async def twice(number):
+        return await append(driver, number), await append(driver, number)
+
+    go = await driver.hold()
+    tasks = await queued(*map(twice, range(20)))
+    go.set()
+    assert [await task for task in tasks] == [(1, 2)] * 20
+    assert driver.said.count("COMMIT") == 2
 
 
 async def test_reads_of_a_batch_run_first_and_outside_the_transaction(driver):

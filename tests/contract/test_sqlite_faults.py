@@ -308,7 +308,8 @@ async def test_a_lock_that_is_held_past_the_deadline_is_unavailable(path):
                 await driver.append(KEY, b"a", initial_version="v", ttl=None)
             assert 0.1 < time.monotonic() - started < DEFAULT_DEADLINE_S
             connection.execute("ROLLBACK")
-        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 1
+        async with opened(path) as patient:
+            assert await patient.append(KEY, b"b", initial_version="v", ttl=None) == 1
 
 
 async def test_ten_processes_that_create_the_file_at_once_all_succeed(path):
@@ -395,8 +396,9 @@ async def test_what_waits_behind_a_slow_statement_gives_up_undone_at_its_own_dea
         with pytest.raises(OutcomeUnknown, match="still running"):
             await stuck
         release.set()
-        assert await driver.load(KEY) is None
-        assert await driver.append(KEY, b"b", initial_version="v", ttl=None) == 1
+        async with opened(path) as patient:
+            assert await patient.load(KEY) is None
+            assert await patient.append(KEY, b"b", initial_version="v", ttl=None) == 1
 
 
 async def test_an_interruption_never_hits_the_next_operation(path):
