@@ -10,8 +10,8 @@ import pytest
 from stm_backends.drivers import ABSENT, ANY, Key, Record
 from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, statements
 from stm_backends.drivers.sqlite import driver as driver_module
-from stm_backends.drivers.sqlite.jobs import Kind
-from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_JOBS, MAX_SECONDS
+from stm_backends.drivers.sqlite.jobs import MAX_JOBS, Kind
+from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_SECONDS
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from tests.contract.test_sqlite_faults import run_script, start_script
 from tests.mutants.sqlite import AnswersBeforeTheCommit, AnswersTheNextCaller, RunsAWriteTwice
@@ -80,6 +80,10 @@ class Watched(SqliteDriver):
         self.said.clear()
         return go
 
+    async def read(self, work):
+        """Run a read of the test's own."""
+        return await self._run("test", work, Kind.READ)
+
     async def write(self, work, *, within=None):
         """Run a write of the test's own, with a deadline of its own."""
         until = None if within is None else asyncio.get_running_loop().time() + within
@@ -140,12 +144,35 @@ async def test_writes_queued_at_once_have_one_commit_and_their_own_answers(drive
     assert driver.said.count("BEGIN") == driver.said.count("COMMIT") == 1
 
 
+async def test_tasks_that_were_woken_together_share_the_next_transaction_too(driver):
+    async def twice(number):
+        return await append(driver, number), await append(driver, number)
+
+    go = await driver.hold()
+    tasks = await queued(*map(twice, range(20)))
+    go.set()
+    assert [await task for task in tasks] == [(1, 2)] * 20
+    assert driver.said.count("COMMIT") == 2
+
+
 async def test_reads_of_a_batch_run_first_and_outside_the_transaction(driver):
     go = await driver.hold()
     write, read = await queued(append(driver, 1), driver.load(key(1)))
     go.set()
     assert (await read, await write) == (None, 1)
     assert driver.said[:2] == ["SELECT", "BEGIN"]
+
+
+async def test_a_read_is_answered_while_a_later_one_of_its_batch_runs(driver):
+    go, end = await driver.hold(), threading.Event()
+    first, last = await queued(
+        driver.read(lambda _: time.sleep(2 * MAX_SECONDS)), driver.read(lambda _: end.wait(20))
+    )
+    go.set()
+    await first
+    assert not last.done()
+    end.set()
+    await last
 
 
 async def test_a_transaction_has_at_most_128_writes(driver):

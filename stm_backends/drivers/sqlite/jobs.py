@@ -16,6 +16,9 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
+MAX_JOBS: Final = 128
+"""How many writes one transaction takes, and how many jobs are put at once."""
+
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
 
@@ -80,21 +83,42 @@ class Job(Generic[T]):
 class Watch:
     """The jobs of one event loop that have not ended, and one timer for the earliest of their deadlines.
 
-    `expire` is called for a job at its deadline, and returns when to call it again.
+    `put` gives jobs to the thread. While several are in progress, those of one iteration of the event loop
+    are put together at its end, so tasks that were woken together send their next jobs together. `expire` is
+    called for a job at its deadline, and returns when to call it again.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[Job[Any], float], float]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        put: Callable[[list[Job[Any]]], object],
+        expire: Callable[[Job[Any], float], float],
+    ) -> None:
         self.loop = loop
+        self._put = put
         self._expire = expire
+        self._unsent: list[Job[Any]] = []
+        self._crowded = False
         self._jobs: set[Job[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
 
     def add(self, job: Job[Any]) -> None:
-        """Watch a job until it is answered."""
+        """Send a job to the thread, and watch it until it is answered."""
         self._jobs.add(job)
         if job.until < self._due:
             self._arm(job.until)
+        self._unsent.append(job)
+        if not self._crowded or len(self._unsent) == MAX_JOBS:
+            self.send()
+        elif len(self._unsent) == 1:
+            self.loop.call_soon(self.send)
+
+    def send(self) -> None:
+        """Send the jobs that wait for the end of the iteration."""
+        if self._unsent:
+            jobs, self._unsent = self._unsent, []
+            self._put(jobs)
 
     def answer(self, jobs: Sequence[Job[Any]]) -> None:
         """Wake the callers of jobs that have ended."""
@@ -106,6 +130,7 @@ class Watch:
                 job.answer.set_result(job.result)
             else:
                 job.answer.set_exception(job.failure)
+        self._crowded = len(jobs) > 1 or bool(self._jobs)
 
     def _arm(self, due: float) -> None:
         if self._timer is not None:

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.sqlite import purging, statements
 from stm_backends.drivers.sqlite.jobs import (
+    MAX_JOBS,
     Job,
     Kind,
     LockedOut,
@@ -39,10 +40,12 @@ from stm_backends.drivers.sqlite.jobs import (
 
 T = TypeVar("T")
 
-MAX_JOBS: Final = 128
 MAX_BYTES: Final = 1024 * 1024
 MAX_SECONDS: Final = 0.005
-"""The limits of one transaction. A single larger write is a transaction of its own."""
+"""The limits of one transaction, with `MAX_JOBS`. A single larger write is a transaction of its own.
+
+`MAX_SECONDS` also limits how long the answers of reads wait for other reads.
+"""
 
 _INTERRUPT_AGAIN_S: Final = 0.01
 _GRACE_S: Final = 1.0
@@ -70,7 +73,7 @@ class ConnectionThread:
         self._purge = purge
         self._connection: sqlite3.Connection | None = None
         self._watch: Watch | None = None
-        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[Job[Any]] | None] = queue.SimpleQueue()
         # Writes that have not begun, oldest first; only the thread uses it.
         self._writes: collections.deque[Job[Any]] = collections.deque()
         # How often in a row the lock of another process refused them.
@@ -101,10 +104,9 @@ class ConnectionThread:
             raise NotBegun
         loop, watch = asyncio.get_running_loop(), self._watch
         if watch is None or watch.loop is not loop:
-            watch = self._watch = Watch(loop, self._expire)
+            watch = self._watch = Watch(loop, self._jobs.put, self._expire)
         job = Job(work, kind, watch, until, size)
         watch.add(job)
-        self._jobs.put(job)
         return job.answer
 
     async def close(self, *, timeout: float) -> None:
@@ -116,6 +118,8 @@ class ConnectionThread:
         """
         if not self._closing:
             self._closing = True
+            if self._watch is not None and self._watch.loop is asyncio.get_running_loop():
+                self._watch.send()
             self._jobs.put(None)
         ended = asyncio.wrap_future(self._ended)
         until = asyncio.get_running_loop().time() + timeout
@@ -166,14 +170,14 @@ class ConnectionThread:
         if self._writes or self._purges:
             timeout = pause(self._refusals) if self._refusals else 0.0
         try:
-            job = self._jobs.get(timeout=timeout)
+            jobs = self._jobs.get(timeout=timeout)
         except queue.Empty:
             return taken
-        while job is not None:
-            taken.append(job)
+        while jobs is not None:
+            taken += jobs
             if self._jobs.empty():
                 return taken
-            job = self._jobs.get()
+            jobs = self._jobs.get()
         self._last = True
         return taken
 
@@ -192,9 +196,16 @@ class ConnectionThread:
             self._purges = 0
             deliver(failed([*reads, *self._withdrawn(), *alone], error))
             return
+        ended: list[Job[Any]] = []
+        began = time.monotonic()
         for job in reads:
             self._run_one(self._connection, job)
-        deliver([*reads, *self._write(self._connection)])
+            ended.append(job)
+            # Many large answers would otherwise wait for each other, and be in memory together.
+            if time.monotonic() - began > MAX_SECONDS:
+                deliver(ended)
+                ended, began = [], time.monotonic()
+        deliver([*ended, *self._write(self._connection)])
         for job in alone:
             self._run_one(self._connection, job)
             deliver([job])
