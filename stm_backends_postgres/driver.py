@@ -162,10 +162,9 @@ class PostgresDriver:
         require_ttl(ttl)
         self._edge.require_fits("append", "entry", len(entry))
         seconds, limit, patience = _seconds(ttl), self.traits.max_record, self.traits.deadline
-        # If the record may expire soon, `extend` finds nothing.
-        is_known = (
-            self._known is not None and hash(key) in self._known and not 0 < (seconds or 0) <= 2 * patience
-        )
+        # `extend` finds no record that expires soon.
+        lasts = seconds is None or seconds > 2 * patience
+        is_known = lasts and self._known is not None and hash(key) in self._known
         here = self._statements
 
         async def send(connection: Connection) -> list[Row]:
@@ -329,7 +328,7 @@ class PostgresDriver:
             raise self._edge.not_open(operation)
         if lender.loop is not asyncio.get_running_loop():
             raise ConfigurationError(
-                "an asyncpg pool belongs to the event loop that created it; open a backend in each loop"
+                "a connection belongs to the event loop that created it; open a backend in each loop"
             )
         try:
             return await self._use(lender, operation, send)

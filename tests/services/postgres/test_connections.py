@@ -434,6 +434,17 @@ async def test_only_so_many_records_are_remembered(monkeypatch):
     assert found == ["insert", "insert", "update", "insert", "update", "insert"]
 
 
+async def test_without_a_time_limit_of_the_server_appends_never_only_update():
+    wires = []
+    async with driver_on(wires, pgbouncer=True) as driver:
+        for _ in range(2):
+            task = asyncio.create_task(driver.append(KEY, b"", initial_version="v", ttl=None))
+            await settle()
+            wires[0].answers.put_nowait([{"length": 1, "unswept": None}])
+            await task
+    assert all("ON CONFLICT" in query for query, *_ in wires[0].sent[1:])
+
+
 async def test_concurrent_loads_get_their_own_records(url, schema, driver, driver_kind):
     settings = PostgresSettings.from_url(url, schema=schema)
     reader = driver_kind(settings)
