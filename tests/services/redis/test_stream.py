@@ -210,12 +210,13 @@ async def test_what_waits_when_the_connection_breaks_goes_out_on_the_next(monkey
         assert isinstance(answer.exception(), client_errors.ConnectionError)
 
 
-async def test_a_connection_without_answers_is_given_up(server, pool):
+async def test_a_connection_without_answers_is_given_up(monkeypatch, server, pool):
     stream = Stream(pool, silence_s=0.05)
     silent = send(stream, b"SILENT")
     with pytest.raises(client_errors.ConnectionError, match="did not answer"):
         await silent
     await server.until(lambda: server.sessions[0].is_lost)
+    monkeypatch.setattr(stream, "_silence_s", 30)
     again = send(stream, b"AGAIN")
     (await server.has_received(1, session=1)).answer(b"again")
     assert await again == b"again"
@@ -379,12 +380,15 @@ async def test_notifications_are_no_answers(server):
     await pool.aclose()
 
 
-async def test_a_connection_idle_beyond_the_health_check_is_not_used(server):
-    pool = ConnectionPool(host="127.0.0.1", port=server.port, protocol=2, health_check_interval=0.01)
+async def test_a_connection_idle_beyond_the_health_check_is_not_used(monkeypatch, server):
+    pool = ConnectionPool(host="127.0.0.1", port=server.port, protocol=2, health_check_interval=3600)
     stream = Stream(pool, silence_s=30)
     await warm(stream, server)
-    await asyncio.sleep(0.02)
-    following = send(stream, b"FOLLOWING")
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    with monkeypatch.context() as later:
+        later.setattr(loop, "time", lambda: now() + 3601)
+        following = send(stream, b"FOLLOWING")
     (await server.has_received(1, session=1)).answer(b"following")
     assert await following == b"following"
     await stream.close()
