@@ -32,7 +32,7 @@ _ASKING: Final = _PACK(("ASKING",))
 LARGE: Final = 64 * 1024
 """Larger commands and answers, in bytes, share no connection, because others would wait for them."""
 
-PACKET: Final = 8
+PACKET: Final = 4
 """How many commands are written without waiting for more, so that the server and this process both work."""
 
 LARGE_KEPT: Final = 1_000
