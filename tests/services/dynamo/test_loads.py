@@ -175,7 +175,7 @@ async def test_loads_that_share_cost_the_read_units_of_single_ones(old, keys):
     "code", ["AccessDeniedException", "ProvisionedThroughputExceededException", "ThrottlingException"]
 )
 async def test_a_request_for_many_that_is_refused_becomes_one_for_each(old, keys, code):
-    """Whoever is throttled waits alone, and a role may lack the permission for this request alone."""
+    """A throttled caller waits alone. A role may lack the permission for this request only."""
 
     async def refuse():
         old.script = [(400, code)]
