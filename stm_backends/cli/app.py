@@ -18,7 +18,7 @@ import typer
 import stm_backends
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import places, render, transfer
+from stm_backends.cli import datastores, render, transfer
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
@@ -147,7 +147,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="stm-replay-"))
             url, origin = f"sqlite:///{folder}/replay.db", _TEMPORARY
         setup = Setup(
-            backend=backend or places.given(url),
+            backend=backend or datastores.given(url),
             url=url if backend else None,
             tenant=tenant,
             user=user,
@@ -164,7 +164,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
         numbers = cleanup.enter_context(writing(json_file)) if json_file else None
         turns = sum(len(conversation.turns) for conversation in conversations)
         what = f"{counted(len(conversations), 'conversation')}, {counted(turns, 'turn')}"
-        owner, where = transfer.user_composite(tenant, user), places.shown(setup.backend, setup.url)
+        owner, where = transfer.user_composite(tenant, user), datastores.shown(setup.backend, setup.url)
         typer.echo(render.plain(f"Replaying {what}, as {owner}, in {where}{origin}"))
         prepared = run(readback.prepare(setup, conversations, create=create, replacing=replace))
         start = time.monotonic()
@@ -229,7 +229,7 @@ def schema(
     and does not need the backend's client library.
     """
     with reported():
-        where = backend or places.given(url)
+        where = backend or datastores.given(url)
         text = plugins.schema(where, url=url if backend else None)
     if text is None:
         name = plugins.scheme_of(where) or where
@@ -428,7 +428,7 @@ def import_(
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
 
     async def work(lines: list[transfer.Line]) -> None:
-        where = backend or places.given(url)
+        where = backend or datastores.given(url)
         async with open_backend(where, url=url if backend else None, create=create) as opened:
             await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported)
 
@@ -505,8 +505,8 @@ def _mention(logs: int, done: str) -> None:
 
 def _existing(backend: str | None, url: str | None, *, create: bool = False) -> Backend:
     if backend:
-        return places.existing(backend, url=url, create=create)
-    return places.existing(places.given(url), create=create)
+        return datastores.existing(backend, url=url, create=create)
+    return datastores.existing(datastores.given(url), create=create)
 
 
 async def _selected(

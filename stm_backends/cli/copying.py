@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stm_backends.admin.copying import UNOWNED, Copy, Item, Outcome, Owner, Problem
 from stm_backends.backend import open_backend
-from stm_backends.cli import places, transfer
+from stm_backends.cli import datastores, transfer
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import Create
 from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
@@ -156,11 +156,11 @@ async def _copied(
 
     Also returns whether the source has states without tenant and user that were left out.
     """
-    origin, destination = places.shown(source), places.shown(target)
+    origin, destination = datastores.shown(source), datastores.shown(target)
     async with AsyncExitStack() as ends:
         # The source first: a mistake in its URL must not create a new database at the target.
         with reported(f"the source, {origin}"):
-            opened = await ends.enter_async_context(places.existing(source))
+            opened = await ends.enter_async_context(datastores.existing(source))
         with reported(f"the target, {destination}"):
             taking = await ends.enter_async_context(open_backend(target, create=create))
         if taking.traits.reach == "process":

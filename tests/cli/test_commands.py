@@ -23,7 +23,7 @@ from stm_backends import (
     MemoryKey,
     ShortTermMemoryConfig,
 )
-from stm_backends.cli import main, places
+from stm_backends.cli import datastores, main
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
 from stm_backends.records.keys import memory_key
@@ -242,7 +242,7 @@ def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     ],
 )
 def test_a_datastore_is_shown_with_its_location_but_no_secret(url: str, said: str):
-    assert places.shown(url) == said
+    assert datastores.shown(url) == said
 
 
 def test_ping_says_how_long_an_answer_took(url: str):

@@ -1,4 +1,4 @@
-"""Whoever knows one driver knows all four: what they have in common has the same names."""
+"""The drivers share their names: settings, modules and errors mean the same in each package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding backends: what is asked for, what is wrong with it, and that one's trouble is nobody else's."""
+"""How backends are found: by name or URL, with a clear error, and unaffected by a broken plugin."""
 
 from __future__ import annotations
 

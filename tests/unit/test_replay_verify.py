@@ -1,4 +1,4 @@
-"""The verification of a replay: it finds whatever is wrong, and nothing else."""
+"""The verification of a replay finds each kind of error and rejects no correct run."""
 
 import io
 import json

@@ -1,0 +1,144 @@
+"""Coalesced loads: concurrent loads of many records share one request to the datastore."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Unavailable
+
+A = TypeVar("A")
+
+_WEIGHT: Final = 1 / 16
+"""How much the newest request counts in the average size of an answer."""
+
+
+class _Batch(Generic[A]):
+    """The loads of one request: the future of each caller, and the key it waits for."""
+
+    def __init__(self) -> None:
+        self.callers: dict[asyncio.Future[A | None], Key] = {}
+        self.task: asyncio.Task[Mapping[Key, A]] | None = None
+
+
+class Coalesced(Generic[A]):
+    """Groups loads that wait at the same time; each caller gets the answer for its own key.
+
+    `fetch` reads several records with one request. It returns what it found by key; a key that is missing
+    has no record. Its errors reach all callers of the request. `size` is the number of bytes of one answer.
+
+    A load never joins a request that was already sent: its answer would miss writes that were acknowledged
+    before the load began. A load that finds none in progress calls `fetch` itself, without a task. At most
+    `in_flight` requests are in progress; further loads wait, and share the next one. A request has at most
+    `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`.
+
+    Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
+    left, so the deadline of the callers is its deadline too.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[Sequence[Key]], Awaitable[Mapping[Key, A]]],
+        *,
+        size: Callable[[A], int],
+        max_keys: int = 64,
+        max_bytes: int = 4 * 1024 * 1024,
+        in_flight: int = 2,
+    ) -> None:
+        self._fetch = fetch
+        self._size = size
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
+        self._free = self._in_flight = in_flight
+        self._average = 1.0
+        self._waiting: deque[_Batch[A]] = deque()
+        self._running: set[asyncio.Task[Mapping[Key, A]]] = set()
+
+    async def load(self, key: Key) -> A | None:
+        """Return the answer for `key`, or `None` if there is no such record; raises what `fetch` raises."""
+        if self._free == self._in_flight and not self._waiting:
+            self._free -= 1
+            try:
+                return (await self._fetch_all((key,))).get(key)
+            finally:
+                self._free += 1
+                self._send()
+        batch = self._open_batch()
+        caller: asyncio.Future[A | None] = asyncio.get_running_loop().create_future()
+        batch.callers[caller] = key
+        try:
+            return await caller
+        except asyncio.CancelledError:
+            if caller.done() and not caller.cancelled():
+                caller.exception()  # else asyncio logs that it was never retrieved
+            raise
+        finally:
+            del batch.callers[caller]
+            if not batch.callers and batch.task is not None:
+                batch.task.cancel()
+
+    async def close(self) -> None:
+        """End the loads that wait and the requests in progress with `Unavailable`. Twice is harmless."""
+        for batch in self._waiting:
+            _fail(batch, _closed)
+        self._waiting.clear()
+        running = [*self._running]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _open_batch(self) -> _Batch[A]:
+        """Return the batch that a new load joins: the last one that waits, if it has room."""
+        limit = max(1, min(self._max_keys, int(self._max_bytes / self._average)))
+        if not self._waiting or len(self._waiting[-1].callers) >= limit:
+            self._waiting.append(_Batch())
+            # In the next iteration of the loop, so that all loads of this one share the request.
+            asyncio.get_running_loop().call_soon(self._send)
+        return self._waiting[-1]
+
+    def _send(self) -> None:
+        """Send the batches that wait, while fewer than `in_flight` requests are in progress."""
+        while self._free and self._waiting:
+            batch = self._waiting.popleft()
+            if not batch.callers:
+                continue
+            self._free -= 1
+            keys = tuple(dict.fromkeys(batch.callers.values()))
+            batch.task = asyncio.create_task(self._fetch_all(keys), name="stm-coalesced-loads")
+            self._running.add(batch.task)
+            batch.task.add_done_callback(lambda task, batch=batch: self._done(batch, task))
+
+    async def _fetch_all(self, keys: Sequence[Key]) -> Mapping[Key, A]:
+        found = await self._fetch(keys)
+        if found:
+            size = sum(map(self._size, found.values())) / len(found)
+            self._average += (max(size, 1.0) - self._average) * _WEIGHT
+        return found
+
+    def _done(self, batch: _Batch[A], task: asyncio.Task[Mapping[Key, A]]) -> None:
+        self._running.discard(task)
+        self._free += 1
+        if task.cancelled():
+            _fail(batch, _closed)
+        elif (error := task.exception()) is not None:
+            _fail(batch, lambda: error)
+        else:
+            found = task.result()
+            for caller, key in batch.callers.items():
+                if not caller.done():
+                    caller.set_result(found.get(key))
+        self._send()
+
+
+def _fail(batch: _Batch[A], error: Callable[[], BaseException]) -> None:
+    """Raise an error in each caller that still waits."""
+    for caller in batch.callers:
+        if not caller.done():
+            caller.set_exception(error())
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the driver was closed during the operation")

@@ -1,0 +1,199 @@
+"""Loads that share requests: each caller gets its own answer, as fresh as if it had asked alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stm_backends.drivers.coalesced import Coalesced
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Unavailable
+
+A, B, C, D = (Key("scope", name) for name in "abcd")
+
+
+class Datastore:
+    """Records of one datastore. Each request waits until the test lets it be answered."""
+
+    def __init__(self, kind: type[Coalesced[bytes]] = Coalesced, **limits: int) -> None:
+        self.records = {key: key.name.encode() for key in (A, B, C)}
+        self.requests: list[tuple[Key, ...]] = []
+        self.answers: list[asyncio.Future[None]] = []
+        self.loads = kind(self.fetch, size=len, **limits)
+
+    async def fetch(self, keys: Sequence[Key]) -> dict[Key, bytes]:
+        found = {key: self.records[key] for key in reversed(keys) if key in self.records}
+        self.requests.append(tuple(keys))
+        self.answers.append(asyncio.get_running_loop().create_future())
+        await self.answers[-1]
+        return found
+
+    def start(self, *keys: Key) -> list[asyncio.Task[bytes | None]]:
+        return [asyncio.create_task(self.loads.load(key)) for key in keys]
+
+    async def sent(self, count: int) -> None:
+        await settle()
+        assert len(self.requests) >= count
+
+    def answer(self, request: int, error: Exception | None = None) -> None:
+        if error:
+            self.answers[request].set_exception(error)
+        else:
+            self.answers[request].set_result(None)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_concurrent_loads_share_a_request_and_get_their_own_answers() -> None:
+    store = Datastore()
+    loads = store.start(A, C, D, B, C)
+    await store.sent(2)
+    assert store.requests == [(A,), (C, D, B)]
+    store.answer(1)
+    store.answer(0)
+    assert await asyncio.gather(*loads) == [b"a", b"c", None, b"b", b"c"]
+
+
+async def test_a_load_alone_is_a_request_without_a_task() -> None:
+    store = Datastore()
+    load = asyncio.ensure_future(store.loads.load(A))
+    await store.sent(1)
+    assert asyncio.all_tasks() == {asyncio.current_task(), load}
+    store.answer(0)
+    assert await load == b"a"
+
+
+async def test_a_load_sees_the_write_that_was_acknowledged_before_it() -> None:
+    store = Datastore(in_flight=1)
+    before = store.start(A, B)
+    await store.sent(1)
+    store.answer(0)
+    await store.sent(2)  # the request for B has read its record
+    store.records[B] = b"newer"
+    (after,) = store.start(B)
+    await settle()
+    store.answer(1)
+    await store.sent(3)
+    store.answer(2)
+    assert await asyncio.gather(*before, after) == [b"a", b"b", b"newer"]
+
+
+async def test_no_more_requests_than_allowed_are_in_progress() -> None:
+    store = Datastore(in_flight=2, max_keys=2)
+    loads = store.start(A, B, C, D, A)
+    await settle()
+    assert store.requests == [(A,), (B, C)]
+    store.answer(0)
+    await settle()
+    assert store.requests[2:] == [(D, A)]
+    store.answer(1)
+    store.answer(2)
+    assert await asyncio.gather(*loads) == [b"a", b"b", b"c", None, b"a"]
+
+
+async def test_large_answers_make_the_requests_smaller() -> None:
+    store = Datastore(max_bytes=1_000)
+    store.records = dict.fromkeys((A, B, C, D), bytes(1_000))
+    for request in range(20):
+        (load,) = store.start(A)
+        await store.sent(request + 1)
+        store.answer(request)
+        await load
+    loads = store.start(A, B, C, D)
+    await settle()
+    assert store.requests[20:] == [(A,), (B,)]
+    for request in range(20, 24):
+        await store.sent(request + 1)
+        store.answer(request)
+    assert await asyncio.gather(*loads) == [bytes(1_000)] * 4
+
+
+async def test_a_cancelled_load_that_waits_is_never_sent() -> None:
+    store = Datastore(in_flight=1)
+    first, second, third = store.start(A, B, C)
+    await store.sent(1)
+    second.cancel()
+    await settle()
+    store.answer(0)
+    await store.sent(2)
+    store.answer(1)
+    assert (await first, await third) == (b"a", b"c")
+    assert store.requests == [(A,), (C,)]
+    assert second.cancelled()
+
+
+async def test_a_request_ends_only_when_no_caller_is_left() -> None:
+    store = Datastore(in_flight=2)
+    first, second, third = store.start(A, B, C)
+    await store.sent(2)
+    second.cancel()
+    await settle()
+    assert not store.answers[1].cancelled()
+    third.cancel()
+    await settle()
+    assert store.answers[1].cancelled()
+    store.answer(0)
+    assert await first == b"a"
+    (again,) = store.start(B)
+    await store.sent(3)
+    store.answer(2)
+    assert await again == b"b"
+
+
+async def test_an_error_reaches_the_callers_of_its_request_only() -> None:
+    store = Datastore()
+    first, second, third = store.start(A, B, C)
+    await store.sent(2)
+    store.answer(1, ConnectionResetError())
+    store.answer(0)
+    for load in (second, third):
+        with pytest.raises(ConnectionResetError):
+            await load
+    assert await first == b"a"
+
+
+async def test_closing_ends_what_waits_and_what_is_in_progress() -> None:
+    store = Datastore(in_flight=2, max_keys=1)
+    first, *others = store.start(A, B, C)
+    await store.sent(2)
+    await store.loads.close()
+    for load in others:
+        with pytest.raises(Unavailable, match="closed"):
+            await load
+    store.answer(0)
+    assert await first == b"a"
+    await store.loads.close()
+
+
+class JoinsWhatWasSent(Coalesced[bytes]):
+    """A mutant: a load joins the request that was sent last, though it may have read the record already."""
+
+    def _open_batch(self) -> Any:
+        self._last = getattr(self, "_last", None) or super()._open_batch()
+        return self._last
+
+
+class AnswersByPosition(Coalesced[bytes]):
+    """A mutant: hands the answers out in the order of the datastore, which leaves out absent records."""
+
+    async def _fetch_all(self, keys: Sequence[Key]) -> Any:
+        return dict(zip(keys, (await super()._fetch_all(keys)).values(), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [
+        (JoinsWhatWasSent, test_a_load_sees_the_write_that_was_acknowledged_before_it),
+        (AnswersByPosition, test_concurrent_loads_share_a_request_and_get_their_own_answers),
+    ],
+)
+async def test_each_mutant_is_killed_by_its_test(mutant: Any, check: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Datastore.__init__, "__defaults__", (mutant,))
+    with pytest.raises(AssertionError):
+        await check()
