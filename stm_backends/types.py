@@ -245,14 +245,17 @@ def as_turn(turn: object) -> ConversationTurn:
         )
     else:
         copy = _copy(ConversationTurn, turn, InvalidState)
-    _require_text(copy.user_message, "turn.user_message")
-    _require_text(copy.assistant_response, "turn.assistant_response")
+    if type(copy.user_message) is not str:
+        _require_text(copy.user_message, "turn.user_message")
+    if type(copy.assistant_response) is not str:
+        _require_text(copy.assistant_response, "turn.assistant_response")
     digest = cast("object", copy.trajectory_digest)
     if digest is not None:
         copy.trajectory_digest = _as_digest(digest)
     if not isinstance(copy.artifacts_shown, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- turns are duck-typed
         raise InvalidState(f"turn.artifacts_shown is {type(copy.artifacts_shown).__name__}, not a dict")
-    _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
+    if type(copy.artifacts_hidden_refs) is not list or copy.artifacts_hidden_refs:
+        _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
     if type(copy.ts) is not float or math.isinf(copy.ts):
         copy.ts = _as_time(copy.ts)
     return copy

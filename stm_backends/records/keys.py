@@ -99,7 +99,12 @@ def unname(escaped: str) -> str:
 
 
 def blob_key(key: str) -> Key:
-    """Return the key of the record for a saved state.
+    """Return the key of the record for a saved state; see `blob`."""
+    return blob(key)[0]
+
+
+def blob(key: str) -> tuple[Key, tuple[str, str] | None]:
+    """Return the key of the record for a saved state, and the tenant and user that it belongs to.
 
     A composite, and a `kv:v1:tenant:user:...` key, belong to their own tenant and user, so that erasing
     the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an invalid key.
@@ -107,7 +112,7 @@ def blob_key(key: str) -> Key:
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
     owner = blob_owner(key)
-    return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key))
+    return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key)), owner
 
 
 def planner_key(token: str) -> Key:
