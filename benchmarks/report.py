@@ -265,5 +265,5 @@ def chart(results: Results) -> str:
                 [one.goal if one else None for one in verdicts],
             )
         )
-    title = f"Turns a second, as a share of the bare client's, at {TOGETHER} conversations (dashed: the goal)"
+    title = f"Turns a second at {TOGETHER} conversations, as a share of the bare client's (dashed: goals)"
     return bars(title, [measured.name for measured in shown], series)
