@@ -61,8 +61,8 @@ class Plan:
 
     conversations: int = 1_000_000
     folded: int = 5_000
-    expired: int = 100_000
-    expired_s: float = 60.0
+    expired: int = 50_000
+    expired_s: float = 45.0
     lengths: Sequence[int] = (10, 1_000, 100_000)
     blocks: int = 5
     rounds: int = 30
