@@ -62,13 +62,14 @@ def bars(title: str, groups: Sequence[str], series: Sequence[Series], *, digits:
 def _bar(one: Series, index: int, number: int, y: float, scale: float, digits: int) -> list[str]:
     parts: list[str] = []
     value = one.values[index]
+    goal = one.goals[index] if one.goals else None
     if value is not None:
         width = value * scale
+        end = _LEFT + max(value, goal or 0.0) * scale + 5
         parts += [
             f'<rect class="s{number % 5}" x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR - 3}"/>',
-            f'<text class="small" x="{_LEFT + width + 5:.1f}" y="{y + 11}">{value:,.{digits}f}</text>',
+            f'<text class="small" x="{end:.1f}" y="{y + 11}">{value:,.{digits}f}</text>',
         ]
-    goal = one.goals[index] if one.goals else None
     if goal is not None:
         x = _LEFT + goal * scale
         parts.append(f'<line class="goal" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 1}" y2="{y + _BAR - 2}"/>')

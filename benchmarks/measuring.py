@@ -319,7 +319,14 @@ class Bench:
         return Cost(**spent, total=total / block.turns, busy=block.busy)
 
     async def alone(
-        self, mode: str, length: int, *, blocks: int, rounds: int, at_once: int = _ADDED_AT_ONCE
+        self,
+        mode: str,
+        length: int,
+        *,
+        blocks: int,
+        rounds: int,
+        at_once: int = _ADDED_AT_ONCE,
+        extra: int = EXTRA_ROUNDS,
     ) -> Alone:
         """Measure single turns of a conversation that has so many, each beside a bare one.
 
@@ -339,7 +346,6 @@ class Bench:
             await bare.write(0, entry)
             await bare.read(0)
 
-        extra = EXTRA_ROUNDS
         while len(result.ours) < blocks:
             with self._meter.reading() as usage:
                 times: dict[Callable[[], Awaitable[None]], list[float]] = {ours: [], theirs: []}
@@ -362,9 +368,8 @@ Measure = Callable[[str], Awaitable[Block]]
 """Measures one block of a side."""
 
 
-async def fill(cell: Cell, rounds: int, measure: Measure) -> Cell:
-    """Measure rounds of all sides in random order; a round in which the machine was busy is repeated."""
-    extra = EXTRA_ROUNDS
+async def fill(cell: Cell, rounds: int, measure: Measure, *, extra: int = EXTRA_ROUNDS) -> Cell:
+    """Measure rounds of all sides in random order; repeat `extra` rounds in which the machine was busy."""
     for _ in range(rounds):
         while True:
             taken = {side: await measure(side) for side in random.sample(SIDES, len(SIDES))}

@@ -149,9 +149,10 @@ def _reasons(datastores: Iterable[Measured]) -> str:
                 continue
             at_work = [statistics.median(b.client / b.wall for b in cell.blocks[s]) for s in (side, "bare")]
             lines.append(
-                f"- {measured.name}, folding {side}: a turn takes {cell.cost(side, 'client'):,.0f} µs of the "
-                f"client's processor time, a bare one {cell.cost('bare', 'client'):,.0f}. The client process is "
-                f"at work {at_work[0]:.0%} of the time, with the bare client {at_work[1]:.0%}."
+                f"- {measured.name}, folding {side}: a turn takes {cell.cost(side, 'client'):,.0f} µs of "
+                f"the client's processor time, a bare one {cell.cost('bare', 'client'):,.0f}. "
+                f"The client process is at work {at_work[0]:.0%} of the time, "
+                f"with the bare client {at_work[1]:.0%}."
             )
             if not (measured.external or measured.name == "SQLite"):
                 server, bare = cell.cost(side, "server"), cell.cost("bare", "server")
@@ -264,5 +265,5 @@ def chart(results: Results) -> str:
                 [one.goal if one else None for one in verdicts],
             )
         )
-    title = f"Turns a second, as a share of the bare client's, at {TOGETHER} conversations (dashed: the goal)"
+    title = f"Turns a second at {TOGETHER} conversations, as a share of the bare client's (dashed: goals)"
     return bars(title, [measured.name for measured in shown], series)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.datastores import ALL, TOGETHER, Datastore, folder_for_all
-from benchmarks.measuring import Bench, Cell, fill, note, tight_loop
+from benchmarks.measuring import EXTRA_ROUNDS, Bench, Cell, fill, note, tight_loop
 from benchmarks.pages import machine
 from benchmarks.processes import Workers
 from benchmarks.results import Measured, Results
@@ -35,19 +35,35 @@ _LONGEST_STEP_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is measured. `counts` are conversations at once; `alone` are blocks of so many `turns`."""
+    """How much is measured.
+
+    `counts` are conversations at once in this process, and `each` those in each of some `processes`. `alone`
+    are blocks of so many `turns`. `extra` rounds are made while the machine is busy.
+    """
 
     seconds: float = 0.8
     rounds: int = 5
     counts: Sequence[int] = (1, 8, TOGETHER, 128)
     processes: int = 4
+    each: int = TOGETHER
     lengths: Sequence[int] = (10, 1_000)
     alone: int = 5
     turns: int = 40
+    extra: int = EXTRA_ROUNDS
 
 
 QUICK = Plan(seconds=0.5, rounds=3, counts=(1, TOGETHER), processes=2, lengths=(10,), alone=3, turns=20)
-TINY = Plan(seconds=0.05, rounds=1, counts=(1, 2, TOGETHER), processes=2, lengths=(10,), alone=1, turns=2)
+TINY = Plan(
+    seconds=0.05,
+    rounds=1,
+    counts=(1, TOGETHER),
+    processes=2,
+    each=2,
+    lengths=(10,),
+    alone=1,
+    turns=2,
+    extra=0,
+)
 """For the test that a run works; its figures mean nothing."""
 
 
@@ -79,19 +95,24 @@ async def _measure_one(datastore: Datastore, plan: Plan, into: Measured) -> None
     async def alone() -> None:
         for length in plan.lengths:
             for mode in ("off", "on"):
-                into.alone.append(await bench.alone(mode, length, blocks=plan.alone, rounds=plan.turns))
+                into.alone.append(
+                    await bench.alone(mode, length, blocks=plan.alone, rounds=plan.turns, extra=plan.extra)
+                )
 
     async def together(count: int) -> None:
         await bench.prepare(count)
-        cell = await fill(Cell(count), plan.rounds, lambda side: bench.block(side, count, plan.seconds))
+        cell = await fill(
+            Cell(count), plan.rounds, lambda side: bench.block(side, count, plan.seconds), extra=plan.extra
+        )
         into.cells.append(cell)
 
     async def processes() -> None:
-        async with Workers(datastore.address, plan.processes, TOGETHER) as workers:
+        async with Workers(datastore.address, plan.processes, plan.each) as workers:
             cell = await fill(
-                Cell(TOGETHER, plan.processes),
+                Cell(plan.each, plan.processes),
                 plan.rounds,
                 lambda side: workers.block(side, plan.seconds),
+                extra=plan.extra,
             )
         into.cells.append(cell)
 

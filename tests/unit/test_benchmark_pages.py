@@ -79,9 +79,9 @@ def test_figures_of_a_busy_machine_are_marked() -> None:
 def test_a_missed_goal_has_its_processor_times() -> None:
     (reason,) = (line for line in PAGE.splitlines() if line.startswith("- Redis, folding on: "))
     assert reason == (
-        "- Redis, folding on: a turn takes 500 µs of the client's processor time, a bare one 500. The client "
-        "process is at work 35% of the time, with the bare client 50%. The server takes 100 µs, for a bare turn "
-        "100."
+        "- Redis, folding on: a turn takes 500 µs of the client's processor time, a bare one 500. "
+        "The client process is at work 35% of the time, with the bare client 50%. "
+        "The server takes 100 µs, for a bare turn 100."
     )
     assert "- Redis, folding off: " not in PAGE
 
