@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.peers import ours
 from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.conversation import Conversation
-from benchmarks.peers.figures import AtLength
+from benchmarks.peers.figures import AtLength, explained
 from benchmarks.peers.figures import Together as TogetherFigures
 from benchmarks.peers.places import TOGETHER, Place, stored_bytes
 from benchmarks.peers.wire import Wire
@@ -45,12 +45,6 @@ class Plan:
 def say(kind: str, value: Any) -> None:
     """Report one figure."""
     print(json.dumps({kind: value}), flush=True)
-
-
-def explained(error: BaseException) -> str:
-    """Return an exception's class and the beginning of its message."""
-    message = (str(error).strip().splitlines() or [""])[0]
-    return f"`{type(error).__name__}`: {message[:160]}".rstrip(": ").replace("|", "/")
 
 
 @contextlib.contextmanager
