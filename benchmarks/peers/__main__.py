@@ -46,24 +46,25 @@ class Limits:
 def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iterator[Measured]:
     """Measure libraries, datastore by datastore."""
     for datastore in dict.fromkeys(PEERS[name].datastore for name in names):
-        waiting = [name for name in names if PEERS[name].datastore == datastore]
+        waiting = [Measured(name) for name in names if PEERS[name].datastore == datastore]
         with folder_for_all(_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
             try:
                 with serve(datastore, folder) as server:
                     while waiting:
-                        measured = Measured(waiting[0], server.about)
+                        measured = waiting[0]
+                        measured.about = server.about
                         if time.monotonic() > limits.until:
                             measured.problems.append("the time for the whole run was over")
                         else:
                             with server.place(measured.name.replace("-", "_")) as place:
                                 peer = PEERS[measured.name]
                                 run_one(peer, measured, place, limits.each_s, quick=quick, file=file)
-                        del waiting[0]
-                        yield measured
-            except (LookupError, OSError, RuntimeError) as error:
+                        yield waiting.pop(0)
+            except Exception as error:  # noqa: BLE001 -- it loses no other datastore
                 print(f"{datastore}: {explained(error)}", file=sys.stderr)
-                for name in waiting:
-                    yield Measured(name, problems=[explained(error)])
+                for measured in waiting:
+                    measured.problems.append(explained(error))
+                    yield measured
 
 
 def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, quick: bool, file: str) -> None:
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few turns each, to see that it works")
     parser.add_argument("--dialogues", default=_DIALOGUES, help="a file of conversations")
     parser.add_argument("--each", type=float, default=75, help="seconds that one library may take")
-    parser.add_argument("--minutes", type=float, default=14, help="no library begins after that")
+    parser.add_argument("--minutes", type=float, default=13.5, help="no library begins after that")
     parser.add_argument("--write", action="store_true", help="write benchmarks/PEERS.md and README.md")
     parser.add_argument("--figures", type=Path, help="keep figures in this file, also those of earlier runs")
     arguments = parser.parse_args()

@@ -57,7 +57,7 @@ def reporting(what: str) -> Iterator[None]:
 
 
 class Growing:
-    """A conversation that is made as long as needed, turn by turn, as in a service."""
+    """A conversation that is made as long as needed, and then continued turn by turn."""
 
     def __init__(self, conversation: Conversation, texts: Sequence[tuple[str, str]]) -> None:
         self.conversation = conversation
