@@ -11,7 +11,6 @@ only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and t
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -23,18 +22,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.datastores import folder_for_all
-from benchmarks.peers import losses, measure, report
+from benchmarks.peers import report
 from benchmarks.peers.catalogue import PEERS, Peer
-from benchmarks.peers.figures import Measured
-from benchmarks.peers.places import CREDENTIALS, Place, serve
-
-QUICK = measure.Plan(lengths=(10, 20), rounds=10, grow_s=10, blocks=1, seconds=0.2)
-FULL = measure.Plan()
-WRITES = 200
-"""Turns that all writers together add to one conversation."""
+from benchmarks.peers.figures import Measured, explained
+from benchmarks.peers.places import Place
+from benchmarks.peers.servers import CREDENTIALS, serve
 
 _ROOT = Path(__file__).parents[2]
 _DIALOGUES = str(_ROOT / "examples" / "conversations.jsonl")
@@ -52,24 +46,25 @@ class Limits:
 def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iterator[Measured]:
     """Measure libraries, datastore by datastore."""
     for datastore in dict.fromkeys(PEERS[name].datastore for name in names):
-        waiting = [name for name in names if PEERS[name].datastore == datastore]
+        waiting = [Measured(name) for name in names if PEERS[name].datastore == datastore]
         with folder_for_all(_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
             try:
                 with serve(datastore, folder) as server:
                     while waiting:
-                        measured = Measured(waiting[0], server.about)
+                        measured = waiting[0]
+                        measured.about = server.about
                         if time.monotonic() > limits.until:
                             measured.problems.append("the time for the whole run was over")
                         else:
                             with server.place(measured.name.replace("-", "_")) as place:
                                 peer = PEERS[measured.name]
                                 run_one(peer, measured, place, limits.each_s, quick=quick, file=file)
-                        del waiting[0]
-                        yield measured
-            except (LookupError, OSError, RuntimeError) as error:
-                print(f"{datastore}: {measure.explained(error)}", file=sys.stderr)
-                for name in waiting:
-                    yield Measured(name, problems=[measure.explained(error)])
+                        yield waiting.pop(0)
+            except Exception as error:  # noqa: BLE001 -- it loses no other datastore
+                print(f"{datastore}: {explained(error)}", file=sys.stderr)
+                for measured in waiting:
+                    measured.problems.append(explained(error))
+                    yield measured
 
 
 def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, quick: bool, file: str) -> None:
@@ -77,7 +72,7 @@ def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, qui
     start = time.monotonic()
     order = {"peer": asdict(peer), "place": asdict(place), "quick": quick, "dialogues": file}
     process = subprocess.Popen(  # noqa: S603 -- it is this program
-        [sys.executable, "-m", "benchmarks.peers", "--one", json.dumps(order)],
+        [sys.executable, "-m", "benchmarks.peers.worker", json.dumps(order)],
         cwd=_ROOT,
         env={**os.environ, **CREDENTIALS, "PYTHONWARNINGS": "ignore", "LANGSMITH_TRACING": "false"},
         stdout=subprocess.PIPE,
@@ -119,27 +114,6 @@ def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, qui
     print(f"{measured.name}: {outcome} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
 
 
-def one(order: dict[str, Any]) -> None:
-    """Measure one library in this process."""
-    peer = Peer(**order["peer"])
-    place = Place(**order["place"])
-    texts = measure.dialogues(order["dialogues"])
-    writes = WRITES // 10 if order["quick"] else WRITES
-
-    async def everything() -> None:
-        await measure.measure(peer, place, QUICK if order["quick"] else FULL, texts)
-        with measure.reporting(f"{losses.TASKS} tasks"):
-            opened = peer.opened(keeping_all=True)
-            counted = await losses.with_tasks(opened, place, max(1, writes // losses.TASKS))
-            measure.say("tasks", asdict(counted))
-        with measure.reporting(f"{losses.PROCESSES} processes"):
-            counted = await losses.with_processes(peer, place, writes // losses.PROCESSES)
-            measure.say("processes", asdict(counted))
-
-    with measure.reporting("all"):
-        asyncio.run(everything())
-
-
 def _names(text: str) -> list[str]:
     return text.split(",") if text else []
 
@@ -151,14 +125,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few turns each, to see that it works")
     parser.add_argument("--dialogues", default=_DIALOGUES, help="a file of conversations")
     parser.add_argument("--each", type=float, default=75, help="seconds that one library may take")
-    parser.add_argument("--minutes", type=float, default=14, help="no library begins after that")
+    parser.add_argument("--minutes", type=float, default=13.5, help="no library begins after that")
     parser.add_argument("--write", action="store_true", help="write benchmarks/PEERS.md and README.md")
     parser.add_argument("--figures", type=Path, help="keep figures in this file, also those of earlier runs")
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        one(arguments.one)
-        return
     if unknown := set(arguments.peers) - set(PEERS):
         parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
     results: dict[str, Measured] = {}

@@ -155,7 +155,7 @@ PEERS: Mapping[str, Peer] = {
         "redis",
         "RedisChatMessageHistory",
         "langchain-redis",
-        "https://reference.langchain.com/python/integrations/langchain_redis/",
+        "https://reference.langchain.com/python/langchain-redis",
         "one shared client, `protocol=2`, because it fails with redis-py's default",
     ),
     "langchain-postgres": _langchain(
@@ -169,7 +169,7 @@ PEERS: Mapping[str, Peer] = {
         "mongo",
         "MongoDBChatMessageHistory",
         "langchain-mongodb",
-        "https://www.mongodb.com/docs/atlas/ai-integrations/langchain/memory-semantic-cache/",
+        "https://reference.langchain.com/python/langchain-mongodb/chat_message_histories/MongoDBChatMessageHistory",
         "one shared client",
     ),
     "langchain-dynamo": _langchain(

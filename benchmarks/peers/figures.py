@@ -88,3 +88,9 @@ class Measured:
     def as_json(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""
         return asdict(self)
+
+
+def explained(error: BaseException) -> str:
+    """Return an exception's class and the beginning of its message."""
+    message = (str(error).strip().splitlines() or [""])[0]
+    return f"`{type(error).__name__}`: {message[:160]}".rstrip(": ").replace("|", "/")

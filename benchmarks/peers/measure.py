@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.peers import ours
 from benchmarks.peers.catalogue import Peer
 from benchmarks.peers.conversation import Conversation
-from benchmarks.peers.figures import AtLength
+from benchmarks.peers.figures import AtLength, explained
 from benchmarks.peers.figures import Together as TogetherFigures
 from benchmarks.peers.places import TOGETHER, Place, stored_bytes
 from benchmarks.peers.wire import Wire
@@ -47,12 +47,6 @@ def say(kind: str, value: Any) -> None:
     print(json.dumps({kind: value}), flush=True)
 
 
-def explained(error: BaseException) -> str:
-    """Return an exception's class and the beginning of its message."""
-    message = (str(error).strip().splitlines() or [""])[0]
-    return f"`{type(error).__name__}`: {message[:160]}".rstrip(": ").replace("|", "/")
-
-
 @contextlib.contextmanager
 def reporting(what: str) -> Iterator[None]:
     """Report an exception as the reason why a figure is missing."""
@@ -63,7 +57,7 @@ def reporting(what: str) -> Iterator[None]:
 
 
 class Growing:
-    """A conversation that is made as long as needed, turn by turn, as in a service."""
+    """A conversation that is made as long as needed, and then continued turn by turn."""
 
     def __init__(self, conversation: Conversation, texts: Sequence[tuple[str, str]]) -> None:
         self.conversation = conversation

