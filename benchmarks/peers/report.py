@@ -10,7 +10,6 @@ from pathlib import Path
 
 from benchmarks.charts import Series, bars
 from benchmarks.pages import machine, table
-
 from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.figures import AtLength, Counted, Measured
 
