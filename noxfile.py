@@ -163,8 +163,25 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def scale(session: nox.Session) -> None:
+    """Measure a million conversations, a long one, and many pods; `-- --write` writes the pages."""
+    install_group(session, "services")
+    session.install("-e", ".[all]")
+    session.run("python", "-m", "benchmarks.scale", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """What a turn and a read cost beside a bare round trip, and whether it grows with the conversation."""
-    install_group(session, "services", "bench")
+    """Compare a turn with a bare client's on each datastore, under goals; `-- --write` writes the page."""
+    install_group(session, "services")
     session.install("-e", ".[all]")
     session.run("python", "-m", "benchmarks.run", *session.posargs)
+
+
+@nox.session(default=False)
+def peers(session: nox.Session) -> None:
+    """What other libraries cost for one turn, and what they lose; `-- --write` writes the page."""
+    # In one call, so that all requirements are resolved together.
+    services = nox.project.dependency_groups(PYPROJECT, "services")
+    session.install("-r", "benchmarks/peers/requirements.txt", *services, "-e", ".[all]")
+    session.run("python", "-m", "benchmarks.peers", *session.posargs)

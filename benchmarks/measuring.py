@@ -1,48 +1,65 @@
-"""How calls are timed: beside a bare round trip of the same bytes, in turns with it."""
+"""What is measured: turns of our memory beside those of a bare client, in blocks that alternate.
+
+A turn is `add_turn` and `get_llm_context`, or one bare write and one bare read. *Folding off* is the strategy
+`truncation` with its defaults, in dialogues of `DIALOGUE` turns. *Folding on* summarizes five turns at a
+time, in conversations that do not end, with a summarizer that answers at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import random
 import statistics
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-from unittest import mock
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.datastores import TOGETHER, Bare, Datastore
+from benchmarks.machine import Meter
+from benchmarks.steps import Steps
 from stm_backends import (
-    ConversationTurn,
-    DefaultShortTermMemory,
     DistributedShortTermMemory,
     MemoryBudget,
     MemoryKey,
     ShortTermMemoryConfig,
 )
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.backend import Backend
+from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.errors import StorageError
+from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import memory_key
+from stm_backends.types import ConversationTurn, StoredTurn
 
-CONFIG = ShortTermMemoryConfig(
+OFF = ShortTermMemoryConfig(strategy="truncation")
+ON = ShortTermMemoryConfig(
     strategy="rolling_summary",
     budget=MemoryBudget(full_zone_turns=5, summary_max_tokens=500),
     fold_batch_turns=5,
 )
+T = TypeVar("T")
+
+CONFIGS: Mapping[str, ShortTermMemoryConfig] = {"off": OFF, "on": ON}
+SIDES = ("bare", "off", "on")
+
+DIALOGUE = 10
+"""Turns of a dialogue without folding, about as many as task-oriented dialogues have."""
+
 SUMMARY = "The user wants a table for two and the guide found one with seats outdoors. " * 25
 
-REQUESTS_OF_A_FOLD = 4
-"""Taking the lease, loading, storing the summary and giving the lease back."""
+EXTRA_ROUNDS = 2
+"""How many more rounds of a cell are made while the machine is busy."""
 
 _ADDED_AT_ONCE = 10
-"""Turns that are added at once where nothing is measured, to get there sooner."""
 
 
 async def summarize(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer at once: what a model takes is no time of ours."""
+    """Answer at once: the time of a model is not measured."""
     return {"summary": SUMMARY}
 
 
@@ -55,270 +72,345 @@ def turn(number: int) -> ConversationTurn:
     )
 
 
-class Library:
-    """How much processor time this process has spent within a client library, in nanoseconds."""
-
-    spent = 0
-
-    @classmethod
-    @contextlib.contextmanager
-    def watched(cls, functions: Iterable[tuple[type, str]]) -> Iterator[None]:
-        """Count what is spent in coroutine functions, of one call at a time."""
-        with contextlib.ExitStack() as stack:
-            for owner, name in functions:
-                stack.enter_context(mock.patch.object(owner, name, cls._counting(getattr(owner, name))))
-            yield
-
-    @classmethod
-    def _counting(cls, function: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-        async def counting(*arguments: object, **named: object) -> object:
-            before = time.process_time_ns()
-            try:
-                return await function(*arguments, **named)
-            finally:
-                cls.spent += time.process_time_ns() - before
-
-        return counting
-
-
 @dataclass
-class Calls:
-    """What each of some calls took, in microseconds.
+class Block:
+    """One side for about a second. Times are seconds; `p99` is that of one call, in milliseconds.
 
-    `cpu` is the processor time of this process meanwhile, and `own` the part of it outside of a client
-    library that is watched.
+    `server` is the processor time of servers that were started here. `errors` are calls that failed; they
+    count for no turn.
     """
 
-    times: list[float] = field(default_factory=list[float])
-    cpu: list[float] = field(default_factory=list[float])
-    own: list[float] = field(default_factory=list[float])
-
-    async def time(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Make a call and remember what it took."""
-        library, cpu, start = Library.spent, time.process_time_ns(), time.perf_counter_ns()
-        await call(*arguments)
-        end, cpu_end = time.perf_counter_ns(), time.process_time_ns()
-        self.times.append((end - start) / 1e3)
-        self.cpu.append((cpu_end - cpu) / 1e3)
-        self.own.append((cpu_end - cpu - (Library.spent - library)) / 1e3)
+    turns: float
+    wall: float
+    client: float
+    server: float
+    p99: float
+    busy: bool = False
+    errors: int = 0
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.times)
-
-    @property
-    def p95(self) -> float:
-        return statistics.quantiles(self.times, n=20)[-1]
+    def rate(self) -> float:
+        """Turns a second."""
+        return self.turns / self.wall
 
 
 @dataclass
-class Compared:
-    """Calls of a memory, and bare ones made in turns with them."""
+class Cell:
+    """Blocks of every side, for a number of conversations in each of some processes."""
 
-    ours: Calls = field(default_factory=Calls)
-    bare: Calls = field(default_factory=Calls)
+    conversations: int
+    processes: int = 1
+    blocks: dict[str, list[Block]] = field(default_factory=lambda: {side: [] for side in SIDES})
+
+    def rates(self, side: str) -> list[float]:
+        """Return the turns a second of each block."""
+        return [block.rate for block in self.blocks[side]]
+
+    def ratios(self, side: str) -> list[float]:
+        """Return the share of the bare turns a second, for each round."""
+        return [ours / bare for ours, bare in zip(self.rates(side), self.rates("bare"), strict=True)]
+
+    def cost(self, side: str, of: str) -> float:
+        """Return the median processor time of a turn in microseconds; `of` is `client` or `server`."""
+        return statistics.median(1e6 * getattr(block, of) / block.turns for block in self.blocks[side])
 
     @property
-    def ratio(self) -> float:
-        return self.ours.median / self.bare.median
+    def noisy(self) -> bool:
+        """Whether other programs were at work during a block that counts."""
+        return any(block.busy for blocks in self.blocks.values() for block in blocks)
 
     @property
-    def own_cpu(self) -> float:
-        """The processor time of our own code."""
-        return statistics.median(self.ours.own)
-
-    @property
-    def more_cpu(self) -> float:
-        """The processor time that ours take beyond a bare call's, the client library's part included."""
-        return statistics.median(self.ours.cpu) - statistics.median(self.bare.cpu)
+    def errors(self) -> int:
+        """How many calls failed."""
+        return sum(block.errors for blocks in self.blocks.values() for block in blocks)
 
 
 @dataclass
-class AtLength:
-    """A conversation to which so many turns had been added before.
+class Alone:
+    """Latencies of single turns in one conversation, in microseconds, as medians of blocks."""
 
-    `blocking` are bare writes and bare reads that the event loop waited for, where they were measured.
-    """
-
+    mode: str
     length: int
-    add: Compared = field(default_factory=Compared)
-    read: Compared = field(default_factory=Compared)
-    blocking: tuple[Calls, Calls] = field(default_factory=lambda: (Calls(), Calls()))
+    ours: list[float] = field(default_factory=list[float])
+    bare: list[float] = field(default_factory=list[float])
+    busy: list[bool] = field(default_factory=list[bool])
+
+    @property
+    def ratios(self) -> list[float]:
+        """The ratio to the bare turn, for each block."""
+        return [ours / bare for ours, bare in zip(self.ours, self.bare, strict=True)]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether other programs were at work during a block that counts."""
+        return any(self.busy)
 
 
 @dataclass
-class Together:
-    """Many conversations at once, each adding and reading in turns. `seconds` were spent on each side."""
+class Cost:
+    """The processor time of a turn at `TOGETHER` conversations in microseconds, by whose code it is."""
 
-    seconds: float
-    add: Compared = field(default_factory=Compared)
-    read: Compared = field(default_factory=Compared)
-    folds: int = 0
-
-    @property
-    def turns_a_second(self) -> float:
-        return len(self.add.ours.times) / self.seconds
+    memory: float
+    driver: float
+    library: float
+    total: float
+    busy: bool
 
     @property
-    def bare_turns_a_second(self) -> float:
-        return len(self.add.bare.times) / self.seconds
-
-    @property
-    def throughput(self) -> float:
-        """Turns as a share of the bare ones."""
-        return self.turns_a_second / self.bare_turns_a_second
-
-    @property
-    def requests(self) -> float:
-        """Requests as a share of the bare ones, those of folding included."""
-        return (self.turns_a_second * 2 + self.folds * REQUESTS_OF_A_FOLD / self.seconds) / (
-            self.bare_turns_a_second * 2
-        )
+    def own(self) -> float:
+        """Our own code."""
+        return self.memory + self.driver
 
 
-class Conversation:
-    """A memory on a driver, and its record.
+class Participant(Protocol):
+    """One of those that take turns at once."""
 
-    By its clock a turn comes every ten seconds: the ids of some time's turns are remembered, and at the
-    machine's own pace that would be all.
+    def call(self) -> Awaitable[object]:
+        """Make the next call: a write, then a read, and so on."""
+        ...
+
+
+class BareLoop:
+    """A bare client's writes and reads."""
+
+    def __init__(self, bare: Bare, place: int, entry: bytes) -> None:
+        self._calls = itertools.cycle((lambda: bare.write(place, entry), lambda: bare.read(place)))
+
+    def call(self) -> Awaitable[object]:
+        return next(self._calls)()
+
+
+class Talk:
+    """A conversation with our memory; with a `length`, a new one begins after so many turns.
+
+    By its clock a turn comes every ten seconds. The ids of recent turns are remembered by time, which at
+    the machine's own pace would be all of them.
     """
 
-    def __init__(self, driver: Driver, directory: Directory, name: str) -> None:
-        key = MemoryKey("acme", "u1", name)
-        self.key: Key = memory_key(key)
-        self.added = 0
+    def __init__(self, driver: Driver, directory: Directory, name: str, mode: str, length: int = 0) -> None:
         self._driver = driver
-        self.memory = DistributedShortTermMemory(
-            driver,
+        self._directory = directory
+        self._name = name
+        self._mode = mode
+        self._length = length
+        self._codec = Codec()
+        self._backgrounds = Backgrounds(driver, self._codec, clock=lambda: 1e9 + 10 * self.added)
+        self._is_added = False
+        self.added = 0
+        self.folds = 0
+        self.memory = self._begin()
+
+    def _begin(self) -> DistributedShortTermMemory:
+        number = self.added // self._length if self._length else 0
+        key = MemoryKey("acme", "u1", f"{self._name} {number}")
+        self.key = memory_key(key)
+        return DistributedShortTermMemory(
+            self._driver,
             key,
-            CONFIG,
-            summarizer=summarize,
-            directory=directory,
-            clock=lambda: 1e9 + 10 * self.added,
+            CONFIGS[self._mode],
+            summarizer=summarize if self._mode == "on" else None,
+            codec=self._codec,
+            directory=self._directory,
+            backgrounds=self._backgrounds,
         )
+
+    async def call(self) -> None:
+        self._is_added = not self._is_added
+        await (self.add() if self._is_added else self.read())
 
     async def add(self) -> None:
+        """Add a turn."""
+        if self._length and self.added and self.added % self._length == 0:
+            self.memory = self._begin()
         self.added += 1
         await self.memory.add_turn(turn(self.added))
 
-    async def grow(self, length: int) -> None:
-        """Add turns until there were so many."""
+    async def read(self) -> None:
+        """Read the context."""
+        await self.memory.get_llm_context()
+
+    async def grow(self, length: int, *, at_once: int = _ADDED_AT_ONCE) -> None:
+        """Add turns until there are so many."""
         while self.added < length:
-            count = min(_ADDED_AT_ONCE, length - self.added)
-            await asyncio.gather(*(self.add() for _ in range(count)))
-            await settled(self.memory)
+            await asyncio.gather(*(self.add() for _ in range(min(at_once, length - self.added))))
+            await self.settled()
 
-    async def show(self, bare: Bare, place: int) -> bytes:
-        """Have the bare client keep the bytes that this conversation consists of; returns an entry."""
-        record = await self._driver.load(self.key)
-        if record is None:
-            raise LookupError("the conversation is gone")
-        await bare.keep(place, b"".join((record.body or b"", *record.tail)))
-        return record.tail[-1]
+    async def settled(self) -> None:
+        """Wait until the background has ended."""
+        while self.memory.busy:  # noqa: ASYNC110 -- it does not say when it ends
+            await asyncio.sleep(0.0005)
 
 
-async def settled(memory: DefaultShortTermMemory | DistributedShortTermMemory) -> bool:
-    """Let the background end, so that it is not measured with the next call; says whether there was one."""
-    was_busy = memory.busy
-    while memory.busy:  # noqa: ASYNC110 -- it tells nobody when it is done
-        await asyncio.sleep(0.0005)
-    return was_busy
+async def run_block(participants: Sequence[Participant], seconds: float, meter: Meter) -> Block:
+    """Let participants make calls for so long; the block ends when their last calls do."""
+    times: list[float] = []
+    errors: list[Exception] = []
 
+    async def loop(participant: Participant, until: float) -> None:
+        while (start := time.perf_counter()) < until:
+            try:
+                await participant.call()
+                times.append(time.perf_counter() - start)
+            except StorageError as error:
+                errors.append(error)
 
-def _rounds_of(length: int, rounds: int) -> Iterator[int]:
-    """Divide rounds among conversations, so that none grows by more than ten turns or a quarter."""
-    most = max(10, length // 4)
-    while rounds > 0:
-        yield min(most, rounds)
-        rounds -= most
-
-
-async def alone(datastore: Datastore, length: int, rounds: int, pause: float) -> AtLength:
-    """Measure one conversation at a time. The calls of a round come in random order."""
-    driver, bare, blocking = datastore.driver, datastore.bare, datastore.blocking
-    result = AtLength(length)
-    directory = Directory(driver, Codec())
-    for number, count in enumerate(_rounds_of(length, rounds)):
-        conversation = Conversation(driver, directory, f"{length} turns, {number}")
-        await conversation.grow(length)
-        memory = conversation.memory
-        for _ in range(count):
-            entry = await conversation.show(bare, 0)
-            calls: list[tuple[Calls, Callable[..., Awaitable[object]], tuple[object, ...]]] = [
-                (result.add.ours, memory.add_turn, (turn(conversation.added + 1),)),
-                (result.add.bare, bare.write, (0, entry)),
-                (result.read.ours, memory.get_llm_context, ()),
-                (result.read.bare, bare.read, (0,)),
-            ]
-            if blocking is not None:
-                await conversation.show(blocking, 0)
-                write, read = result.blocking
-                calls += [(write, blocking.write, (0, entry)), (read, blocking.read, (0,))]
-            random.shuffle(calls)
-            for taken, call, arguments in calls:
-                if await settled(memory):
-                    # Both clients have just been at work, whichever is measured first.
-                    await asyncio.gather(driver.load(conversation.key), bare.read(0))
-                if pause:
-                    await asyncio.sleep(pause)
-                await taken.time(call, *arguments)
-            conversation.added += 1
-            await settled(memory)
-    return result
-
-
-async def together(datastore: Datastore, *, blocks: int, seconds: float) -> Together:
-    """Measure many conversations at once, beside as many bare loops, in blocks that alternate.
-
-    Folding is under way as it falls due, and a block ends for both sides when its time is over.
-    """
-    driver, bare = datastore.driver, datastore.bare
-    directory = Directory(driver, Codec())
-    conversations = [Conversation(driver, directory, f"together {place}") for place in range(TOGETHER)]
-    for conversation in conversations:
-        await conversation.grow(20)
-    result = Together(seconds=blocks * seconds)
-    until = 0.0
-
-    async def talk(conversation: Conversation) -> None:
-        while time.perf_counter() < until:
-            await result.add.ours.time(conversation.add)
-            await result.read.ours.time(conversation.memory.get_llm_context)
-
-    async def exchange(place: int, entry: bytes) -> None:
-        while time.perf_counter() < until:
-            await result.add.bare.time(bare.write, place, entry)
-            await result.read.bare.time(bare.read, place)
-
-    folds_before = _folds(conversations)
-    for _ in range(blocks):
-        entries = [await one.show(bare, place) for place, one in enumerate(conversations)]
+    with meter.reading() as usage:
         until = time.perf_counter() + seconds
-        await asyncio.gather(*itertools.starmap(exchange, enumerate(entries)))
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*map(talk, conversations))
-        for conversation in conversations:
-            await settled(conversation.memory)
-    result.folds = _folds(conversations) - folds_before
-    return result
+        await asyncio.gather(*(loop(participant, until) for participant in participants))
+    return Block(
+        turns=max(len(times), 1) / 2,
+        wall=usage.wall,
+        client=usage.client,
+        server=usage.family,
+        p99=1e3 * (statistics.quantiles(times, n=100)[-1] if len(times) > 1 else usage.wall),
+        busy=usage.busy,
+        errors=len(errors),
+    )
 
 
-def _folds(conversations: Sequence[Conversation]) -> int:
-    return sum(conversation.memory.stats.summaries for conversation in conversations)
+class Bench:
+    """The participants on one datastore: bare loops, dialogues, and conversations with folds."""
+
+    def __init__(self, datastore: Datastore, name: str = "p0") -> None:
+        self.datastore = datastore
+        self._name = name
+        self._meter = Meter(watches=not datastore.address.external)
+        # As a user has it: with what a backend wraps around its driver.
+        self.driver = Backend(datastore.driver).driver
+        self._directory = Directory(self.driver, Codec())
+        self._participants: dict[str, list[Participant]] = {side: [] for side in SIDES}
+
+    def talk(self, name: str, mode: str, length: int = 0) -> Talk:
+        """Begin a conversation."""
+        return Talk(self.driver, self._directory, f"{self._name} {mode} {name}", mode, length)
+
+    async def prepare(self, count: int) -> None:
+        """Have at least so many participants of each side."""
+        value, entry = sample()
+        new: list[Talk] = []
+        for place in range(len(self._participants["bare"]), count):
+            await self.datastore.bare.keep(place, value)
+            self._participants["bare"].append(BareLoop(self.datastore.bare, place, entry))
+            self._participants["off"].append(self.talk(f"{place}", "off", DIALOGUE))
+            new.append(self.talk(f"{place}", "on"))
+        self._participants["on"] += new
+        for some in batched(new, TOGETHER):
+            # Of different lengths, so that their folds do not come at the same time.
+            await asyncio.gather(*(talk.grow(6 + n % 5, at_once=1) for n, talk in enumerate(some)))
+
+    async def block(self, side: str, count: int, seconds: float) -> Block:
+        """Measure one side; background work that is still due afterwards is not measured."""
+        participants = self._participants[side][:count]
+        block = await run_block(participants, seconds, self._meter)
+        for participant in participants:
+            if isinstance(participant, Talk):
+                await participant.settled()
+        return block
+
+    async def cost(self, seconds: float) -> Cost:
+        """Measure whose code a turn's processor time is spent in, at `TOGETHER` conversations, no folding."""
+        await self.prepare(TOGETHER)
+        await self.block("off", TOGETHER, seconds / 4)
+        steps = Steps()
+        with steps.watching(self.datastore.driver, self.datastore.library):
+            block = await self.block("off", TOGETHER, seconds)
+        spent = {owner: ns / 1e3 / block.turns for owner, ns in steps.spent.items()}
+        total = 1e6 * block.client - steps.overhead_ns / 1e3
+        return Cost(**spent, total=total / block.turns, busy=block.busy)
+
+    async def alone(
+        self,
+        mode: str,
+        length: int,
+        *,
+        blocks: int,
+        rounds: int,
+        at_once: int = _ADDED_AT_ONCE,
+        extra: int = EXTRA_ROUNDS,
+    ) -> Alone:
+        """Measure single turns of a conversation that has so many, each beside a bare one.
+
+        The two come in random order, and the background settles before each. Before, turns are added
+        `at_once`.
+        """
+        talk, bare, result = self.talk(f"{length} turns", mode), self.datastore.bare, Alone(mode, length)
+        await talk.grow(length, at_once=at_once)
+        value, entry = sample(summarized=mode == "on")
+        await bare.keep(0, value)
+
+        async def ours() -> None:
+            await talk.add()
+            await talk.read()
+
+        async def theirs() -> None:
+            await bare.write(0, entry)
+            await bare.read(0)
+
+        while len(result.ours) < blocks:
+            with self._meter.reading() as usage:
+                times: dict[Callable[[], Awaitable[None]], list[float]] = {ours: [], theirs: []}
+                for _ in range(rounds):
+                    for call in random.sample([ours, theirs], 2):
+                        await talk.settled()
+                        start = time.perf_counter()
+                        await call()
+                        times[call].append(1e6 * (time.perf_counter() - start))
+            if usage.busy and extra:
+                extra -= 1
+                continue
+            result.ours.append(statistics.median(times[ours]))
+            result.bare.append(statistics.median(times[theirs]))
+            result.busy.append(usage.busy)
+        return result
 
 
-async def in_process(length: int, rounds: int) -> tuple[int, Calls, Calls]:
-    """Measure the memory that lives in this process alone; returns its adds and its reads."""
-    adds, reads = Calls(), Calls()
-    for count in _rounds_of(length, rounds):
-        memory = DefaultShortTermMemory(config=CONFIG, summarizer=summarize)
-        for number in range(length):
-            await memory.add_turn(turn(number))
-            if number % 50 == 0:
-                await settled(memory)
-        for number in range(count):
-            await settled(memory)
-            await adds.time(memory.add_turn, turn(length + number))
-            await settled(memory)
-            await reads.time(memory.get_llm_context)
-    return length, adds, reads
+Measure = Callable[[str], Awaitable[Block]]
+"""Measures one block of a side."""
+
+
+async def fill(cell: Cell, rounds: int, measure: Measure, *, extra: int = EXTRA_ROUNDS) -> Cell:
+    """Measure rounds of all sides in random order; repeat `extra` rounds in which the machine was busy."""
+    for _ in range(rounds):
+        while True:
+            taken = {side: await measure(side) for side in random.sample(SIDES, len(SIDES))}
+            if not (extra and any(block.busy for block in taken.values())):
+                break
+            extra -= 1
+            note("  other programs are running; the round is repeated")
+        for side, block in taken.items():
+            cell.blocks[side].append(block)
+    return cell
+
+
+async def tight_loop(conversations: int, seconds: float) -> float:
+    """Return the processor time of a turn on the in-memory driver in microseconds: our own code."""
+    backend = Backend(MemoryDriver())
+    async with backend:
+        directory = Directory(backend.driver, Codec())
+        talks = [
+            Talk(backend.driver, directory, f"{number}", "off", DIALOGUE) for number in range(conversations)
+        ]
+        await run_block(talks, seconds / 4, Meter(watches=False))
+        blocks = [await run_block(talks, seconds, Meter(watches=False)) for _ in range(3)]
+        return min(1e6 * block.client / block.turns for block in blocks)
+
+
+def sample(*, summarized: bool = False) -> tuple[bytes, bytes]:
+    """Return the bytes of a conversation in the middle of a dialogue, and those of a turn."""
+    entries = [
+        Codec().seal_turn(StoredTurn("0123456789abcdef01234567", turn(number)))
+        for number in range(DIALOGUE // 2)
+    ]
+    return b"".join([SUMMARY.encode() if summarized else b"", *entries]), entries[-1]
+
+
+def batched(some: Iterable[T], size: int) -> Iterable[list[T]]:
+    """Yield slices of so many."""
+    iterator = iter(some)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch
+
+
+def note(text: str) -> None:
+    """Show progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

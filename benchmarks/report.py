@@ -1,268 +1,269 @@
-"""What was measured, as Markdown and as a picture."""
+"""The page and the chart of `nox -s bench`, from the figures alone."""
 
 from __future__ import annotations
 
-import math
-import os
-import platform
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from matplotlib import pyplot
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
+from benchmarks.charts import Series, bars
 from benchmarks.datastores import TOGETHER
-from benchmarks.measuring import REQUESTS_OF_A_FOLD, AtLength, Calls, Compared, Together
+from benchmarks.machine import BUSY
+from benchmarks.measuring import DIALOGUE, EXTRA_ROUNDS, Cell
+from benchmarks.pages import spread, table
+from benchmarks.results import Measured, Results
 
-GOAL_RATIO = 1.3
-GOAL_CPU_US = 100
+GOALS = {"Redis": 1.0, "PostgreSQL": 0.7, "MongoDB": 0.9, "SQLite": 0.7, "DynamoDB": 1.0}
+"""The least share of the bare turns a second, at `TOGETHER` conversations without folding."""
 
-BEGINNING = """\
+FOLDING_GOAL = 0.75
+"""The least part of that share with folding."""
+
+ALONE_GOALS = {"SQLite": 1.4}
+ALONE_GOAL = 1.3
+"""The highest ratio of a turn's latency to the bare turn's."""
+
+OWN_GOALS = {"in a tight loop": 60.0, "together": 120.0}
+"""The most processor time of our own code for a turn, in microseconds."""
+
+BEGINNING = f"""\
 # Results
 
 Written by `nox -s bench`. [The note](README.md) says how it is measured, and where the time goes.
 
-Each call of the memory is compared with a **bare round trip**: one write or one read of the same bytes
-through the same client library, with the same settings and durability, made in turns with it. A ratio is the
-median of ours over the median of the bare one. *Own code* is the processor time of the memory, the codec and
-the driver, without the client library. *More in all* is what a call costs this process
-beyond a bare one, the client library's part included. The goals: a ratio of at most {ratio}, the same however
-many turns were ever added, and less than {cpu} µs of own code. Values that miss a goal are in bold.
-"""
+A **turn** is `add_turn` and `get_llm_context`. A **bare turn** is one write and one read of about as many
+bytes with the same client library: what one would write without this library. *Folding off* is the strategy
+`truncation` in dialogues of {DIALOGUE} turns. *Folding on* summarizes five turns at a time in conversations
+that do not end, with a summarizer that answers at once. Figures are medians of blocks, and in parentheses the
+lowest and the highest. Blocks of the bare client, of folding off and of folding on alternate in random order.
 
-TOGETHER_TEXT = """\
-## {count} conversations at once
-
-Each conversation adds a turn, reads its context, and repeats, in one process on one event loop. Blocks of
-these alternate with blocks of as many bare loops of one write and one read. Summaries are written at the
-same time, by a summarizer that answers at once; each takes {requests} more requests, which a bare loop lacks.
-*Turns* is our number of turns as a share of the bare one; *requests* also counts the requests of folding.
-One thread of Python does all of it, the client library's part included, so this compares processor time
-rather than waiting. Times are medians in ms; after the slash, the 95th percentile.
-"""
-
-IN_PROCESS_TEXT = """\
-## `DefaultShortTermMemory`, in process
-
-No datastore, so nothing to compare with. Times are in µs, as above.
+**~** marks a figure from a run in which other programs used more than {BUSY:.0%} of a processor, after up to
+{EXTRA_ROUNDS} more rounds.
 """
 
 
-@dataclass
-class Measured:
-    """What was measured of one datastore."""
+@dataclass(frozen=True)
+class Verdict:
+    """A ratio beside its goal."""
 
-    name: str
-    about: str
-    lengths: list[AtLength]
-    together: Together
+    values: Sequence[float]
+    goal: float
+    noisy: bool
+    at_most: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether the median reaches the goal."""
+        median = statistics.median(self.values)
+        return median <= self.goal if self.at_most else median >= self.goal
+
+    def columns(self, digits: int = 2) -> list[str]:
+        """Return the value, the goal and the verdict as columns of a table."""
+        sign = "≤" if self.at_most else "≥"
+        goal = f"{self.goal:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{self.goal:.0f}"
+        verdict = "reached" if self.reached else "**missed**"
+        return [f"{spread(self.values, digits)}{_mark(self.noisy)}", f"{sign} {goal}", verdict]
 
 
-@dataclass
-class Results:
-    """Everything that one run has measured. `missing` says why a datastore is missing."""
-
-    rounds: int
-    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
-    in_process: list[tuple[int, Calls, Calls]] = field(default_factory=list[tuple[int, Calls, Calls]])
-    datastores: list[Measured] = field(default_factory=list[Measured])
-    missing: dict[str, str] = field(default_factory=dict[str, str])
+def throughput(measured: Measured, side: str) -> Verdict | None:
+    """Judge the turns a second at `TOGETHER` conversations; `side` is `off` or `on`."""
+    cell = measured.cell(TOGETHER)
+    if cell is None:
+        return None
+    share = GOALS.get(measured.name, 1.0) * (FOLDING_GOAL if side == "on" else 1.0)
+    return Verdict(cell.ratios(side), round(share, 3), cell.noisy)
 
 
-def markdown(results: Results, picture: str | None) -> str:
-    """Return the page; `picture` is its path relative to the page."""
-    lengths = [at.length for at in results.datastores[0].lengths] if results.datastores else []
+def latency(measured: Measured, mode: str, length: int | None = None) -> Verdict | None:
+    """Judge the latency of a turn in a single conversation."""
+    alone = measured.alone_at(mode, length)
+    if alone is None:
+        return None
+    return Verdict(alone.ratios, ALONE_GOALS.get(measured.name, ALONE_GOAL), alone.noisy, at_most=True)
+
+
+def markdown(results: Results, picture: str | None = None) -> str:
+    """Return the page; `picture` is the chart's path relative to it."""
     parts = [
-        BEGINNING.format(ratio=GOAL_RATIO, cpu=GOAL_CPU_US),
+        BEGINNING,
+        *(["**A quick run: fewer and shorter blocks than usual.**\n"] if results.quick else []),
         *(
-            [f"![The ratios to a bare round trip, and the processor time of own code]({picture})\n"]
+            [f"![Turns a second as a share of the bare client's, with the goals]({picture})\n"]
             if picture
             else []
         ),
         _about(results),
-        "## Ratios, alone\n",
-        _table(
-            [
-                "",
-                "call",
-                *(f"after {length:,} turns" for length in lengths),
-                "own code, µs",
-                "more in all, µs",
-            ],
-            (
-                [
-                    measured.name if call == "add_turn" else "",
-                    f"`{call}`",
-                    *(_judged(f"{one.ratio:.2f}", one.ratio <= GOAL_RATIO) for one in compared),
-                    _ends(compared, lambda one: one.own_cpu, GOAL_CPU_US),
-                    _ends(compared, lambda one: one.more_cpu),
-                ]
-                for measured in results.datastores
-                for call, compared in _calls(measured)
-            ),
-        ),
-        f"Medians of {results.rounds} rounds; processor time after the fewest turns and after the most.\n",
-        "## The times behind them\n",
-        "Medians in µs; after the slash, the 95th percentile.\n",
-        _table(
-            ["", "turns", "`add_turn`", "bare write", "`get_llm_context`", "bare read"],
-            (
-                [
-                    measured.name if at is measured.lengths[0] else "",
-                    f"{at.length:,}",
-                    *(
-                        _times(calls)
-                        for compared in (at.add, at.read)
-                        for calls in (compared.ours, compared.bare)
-                    ),
-                ]
-                for measured in results.datastores
-                for at in measured.lengths
-            ),
-        ),
-        *(_blocking(measured) for measured in results.datastores if measured.lengths[-1].blocking[0].times),
-        TOGETHER_TEXT.format(count=TOGETHER, requests=REQUESTS_OF_A_FOLD),
-        _table(
-            [
-                "",
-                "turns a second",
-                "bare",
-                "turns",
-                "requests",
-                "`add_turn`, ms",
-                "bare write, ms",
-                "`get_llm_context`, ms",
-                "bare read, ms",
-            ],
-            (_together(measured.name, measured.together) for measured in results.datastores),
-        ),
-        IN_PROCESS_TEXT,
-        _table(
-            ["turns", "`add_turn`", "`get_llm_context`"],
-            ([f"{length:,}", _times(adds), _times(reads)] for length, adds, reads in results.in_process),
-        ),
+        f"## {TOGETHER} conversations at once, one process\n",
+        _together(results),
+        _reasons(results.datastores),
+        "## One conversation\n",
+        "The latency of a turn in microseconds. The background settles before each turn.\n",
+        _alone(results),
+        "## Our own code\n",
+        _own(results),
+        "## Other numbers of conversations, and of processes\n",
+        "p99 is that of one call, in milliseconds. *Errors* are calls that failed.\n",
+        _scaling(results.datastores),
+        f"## Processor time of a turn, {TOGETHER} conversations\n",
+        "In microseconds. *Server* is that of the server's processes, where the benchmark started them.\n",
+        _processor(results.datastores),
     ]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def _about(results: Results) -> str:
     lines = [
-        (
-            f"- {time.strftime('%-d %B %Y')}, {_processor()}, {os.cpu_count()} processors, "
-            f"{platform.system()}, Python {platform.python_version()}; a load of {results.load_before:.1f} "
-            "when it began."
-        ),
-        *(f"- {measured.name}: {measured.about}." for measured in results.datastores),
-        *(f"- {name} was left out: {why}." for name, why in results.missing.items()),
+        f"- {results.date}, {results.machine}.",
+        *(f"- {one.name}: {one.about}." for one in results.datastores),
+        *(f"- {name} is missing: {why}." for name, why in results.missing.items()),
+        *(f"- {one.name} is incomplete: {why}." for one in results.datastores for why in one.failed),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _processor() -> str:
-    """Return what the system calls its processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def _together(results: Results) -> str:
+    columns = ["", "bare, turns/s"]
+    for side in ("folding off", "folding on"):
+        columns += [f"{side}, turns/s", "of bare", "goal", ""]
+    return table(columns, filter(None, map(_together_row, results.datastores)))
 
 
-def _calls(measured: Measured) -> Sequence[tuple[str, list[Compared]]]:
-    return (
-        ("add_turn", [at.add for at in measured.lengths]),
-        ("get_llm_context", [at.read for at in measured.lengths]),
-    )
+def _together_row(measured: Measured) -> list[str] | None:
+    cell = measured.cell(TOGETHER)
+    if cell is None:
+        return None
+    row = [measured.name, _rate(cell, "bare")]
+    for side in ("off", "on"):
+        verdict = throughput(measured, side)
+        row += [_rate(cell, side), *(verdict.columns() if verdict else [""] * 3)]
+    return row
 
 
-def _judged(text: str, is_good: bool) -> str:
-    return text if is_good else f"**{text}**"
+def _reasons(datastores: Iterable[Measured]) -> str:
+    """Say for each goal that is missed what the processors were at work on."""
+    lines: list[str] = []
+    for measured in datastores:
+        for side in ("off", "on"):
+            cell, verdict = measured.cell(TOGETHER), throughput(measured, side)
+            if cell is None or verdict is None or verdict.reached:
+                continue
+            at_work = [statistics.median(b.client / b.wall for b in cell.blocks[s]) for s in (side, "bare")]
+            lines.append(
+                f"- {measured.name}, folding {side}: a turn takes {cell.cost(side, 'client'):,.0f} µs of "
+                f"the client's processor time, a bare one {cell.cost('bare', 'client'):,.0f}. "
+                f"The client process is at work {at_work[0]:.0%} of the time, "
+                f"with the bare client {at_work[1]:.0%}."
+            )
+            if not (measured.external or measured.name == "SQLite"):
+                server, bare = cell.cost(side, "server"), cell.cost("bare", "server")
+                lines[-1] += f" The server takes {server:,.0f} µs, for a bare turn {bare:,.0f}."
+    return "Where a goal is missed:\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def _ends(compared: Sequence[Compared], what: Callable[[Compared], float], goal: float = math.inf) -> str:
-    first, last = what(compared[0]), what(compared[-1])
-    return _judged(f"{first:.0f}, {last:.0f}", max(first, last) < goal)
+def _alone(results: Results) -> str:
+    rows: list[list[str]] = []
+    for measured in results.datastores:
+        name = measured.name
+        for alone in measured.alone:
+            verdict = latency(measured, alone.mode, alone.length)
+            if verdict is None:
+                continue
+            rows.append(
+                [
+                    name,
+                    alone.mode,
+                    f"{alone.length:,}",
+                    f"{statistics.median(alone.bare):,.0f}",
+                    f"{statistics.median(alone.ours):,.0f}",
+                    *verdict.columns(),
+                ]
+            )
+            name = ""
+    return table(["", "folding", "after turns", "bare, µs", "ours, µs", "of bare", "goal", ""], rows)
 
 
-def _times(calls: Calls) -> str:
-    return f"{calls.median:,.0f} / {calls.p95:,.0f}"
+def _own(results: Results) -> str:
+    rows: list[list[str]] = []
+    for count, value in results.own.items():
+        goal = OWN_GOALS["in a tight loop" if count == 1 else "together"]
+        verdict = Verdict([value], goal, noisy=False, at_most=True)
+        where = "in-memory driver, " + ("a tight loop" if count == 1 else f"{count} conversations")
+        rows.append([where, *[""] * 4, f"{value:.0f}", *verdict.columns(0)[1:]])
+    for measured in results.datastores:
+        cost = measured.cost
+        if cost is None:
+            continue
+        rest = max(0.0, cost.total - cost.own - cost.library)
+        verdict = Verdict([cost.own], OWN_GOALS["together"], cost.busy, at_most=True)
+        parts = (cost.memory, cost.driver, cost.library, rest)
+        own, *judged = verdict.columns(0)
+        rows.append([measured.name, *(f"{part:.0f}" for part in parts), own, *judged])
+    text = f"""\
+Processor time of a turn without folding, in microseconds. On the in-memory driver it is that of the process.
+On a datastore, with {TOGETHER} conversations, *own code* is that of the coroutines of the memory and of the
+driver; *library* is that of the client library's coroutines, and *rest* is the event loop, its callbacks and
+other threads. What reading the clocks takes is subtracted.
+"""
+    columns = ["", "memory", "driver", "library", "rest", "own code", "goal", ""]
+    return f"{text}\n{table(columns, rows)}"
 
 
-def _blocking(measured: Measured) -> str:
-    at = measured.lengths[-1]
-    write, read = at.blocking
-    return (
-        f"{measured.name} without the hand-off to a thread, which blocks the event loop: a bare "
-        f"write takes {_times(write)}, a bare read {_times(read)}, after {at.length:,} turns.\n"
-    )
+def _scaling(datastores: Iterable[Measured]) -> str:
+    columns = ["", "conversations", "bare, turns/s", "folding off", "of bare", "folding on", "of bare"]
+    columns += ["p99, bare", "off", "on", "errors"]
+    rows: list[list[str]] = []
+    for measured in datastores:
+        name = measured.name
+        for cell in measured.cells:
+            many = (
+                f"{cell.conversations} in each of {cell.processes}"
+                if cell.processes > 1
+                else f"{cell.conversations}"
+            )
+            row = [name, many, f"{_rate(cell, 'bare')}{_mark(cell.noisy)}"]
+            for side in ("off", "on"):
+                row += [_rate(cell, side), spread(cell.ratios(side))]
+            p99 = (statistics.median(b.p99 for b in cell.blocks[side]) for side in ("bare", "off", "on"))
+            rows.append([*row, *(f"{value:,.1f}" for value in p99), f"{cell.errors}"])
+            name = ""
+    return table(columns, rows)
 
 
-def _together(name: str, together: Together) -> list[str]:
-    return [
-        name,
-        f"{together.turns_a_second:,.0f}",
-        f"{together.bare_turns_a_second:,.0f}",
-        f"{together.throughput:.2f}",
-        f"{together.requests:.2f}",
-        *(
-            f"{calls.median / 1e3:.1f} / {calls.p95 / 1e3:.1f}"
-            for compared in (together.add, together.read)
-            for calls in (compared.ours, compared.bare)
-        ),
-    ]
+def _processor(datastores: Iterable[Measured]) -> str:
+    columns = ["", "client, bare", "folding off", "folding on", "server, bare", "folding off", "folding on"]
+    rows: list[list[str]] = []
+    for measured in datastores:
+        cell = measured.cell(TOGETHER)
+        if cell is None:
+            continue
+        client = [f"{cell.cost(side, 'client'):,.0f}" for side in ("bare", "off", "on")]
+        # SQLite's engine runs in the client's process.
+        no_server = measured.external or measured.name == "SQLite"
+        server = ["" if no_server else f"{cell.cost(side, 'server'):,.0f}" for side in ("bare", "off", "on")]
+        rows.append([f"{measured.name}{_mark(cell.noisy)}", *client, *server])
+    return table(columns, rows)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _rate(cell: Cell, side: str) -> str:
+    return f"{statistics.median(cell.rates(side)):,.0f}"
 
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which those can tell apart who do not see all colours."""
-
-_GOAL = {"color": "#444444", "linewidth": 1, "linestyle": "--"}
+def _mark(noisy: bool) -> str:
+    return " ~" if noisy else ""
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draw the ratios against the number of turns, and the processor time of own code, beside their goals."""
-    pyplot.rcParams.update({"svg.hashsalt": "stm-backends", "font.size": 10})
-    figure, (adds, reads, cpu) = pyplot.subplots(
-        1, 3, figsize=(12, 4), layout="constrained", width_ratios=(3, 3, 2)
-    )
-    highest = 2.0
-    for axes, title, index in ((adds, "add_turn", 0), (reads, "get_llm_context", 1)):
-        for measured, color, marker in zip(results.datastores, _COLORS, "osD^v", strict=False):
-            _, compared = _calls(measured)[index]
-            lengths = [at.length for at in measured.lengths]
-            ratios = [one.ratio for one in compared]
-            highest = max(highest, *(1.05 * ratio for ratio in ratios))
-            axes.plot(lengths, ratios, color=color, marker=marker, markersize=5, label=measured.name)
-            axes.xaxis.set_major_locator(FixedLocator(lengths))
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.axhline(GOAL_RATIO, **_GOAL)
-        axes.set_xlabel("turns ever added")
-        axes.set_title(title, family="monospace")
-    adds.set_ylabel("times a bare round trip (dashed: the goal)")
-    for axes in (adds, reads):
-        axes.set_ylim(0, highest)
-    adds.legend(loc="lower left", frameon=False, ncols=2)
-    names = [measured.name for measured in results.datastores]
-    for offset, title, index in ((-0.2, "add_turn", 0), (0.2, "get_llm_context", 1)):
-        own = [_calls(measured)[index][1][-1].own_cpu for measured in results.datastores]
-        places = [place + offset for place in range(len(names))]
-        cpu.barh(places, own, height=0.38, color=("#555555", "#aaaaaa")[index], label=title)
-    cpu.set_yticks(range(len(names)), names)
-    cpu.invert_yaxis()
-    cpu.axvline(GOAL_CPU_US, **_GOAL)
-    cpu.set_xlabel("µs")
-    cpu.set_title("processor time of own code")
-    cpu.legend(loc="upper center", bbox_to_anchor=(0.4, -0.16), frameon=False, ncols=2)
-    for axes in (adds, reads, cpu):
-        axes.spines[["top", "right"]].set_visible(False)
-    # Without a date, so that a picture of the same numbers is the same file.
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
-    pyplot.close(figure)
+def chart(results: Results) -> str:
+    """Draw the share of the bare turns a second at `TOGETHER` conversations, with the goals."""
+    shown = [measured for measured in results.datastores if measured.cell(TOGETHER)]
+    series: list[Series] = []
+    for side in ("off", "on"):
+        verdicts = [throughput(measured, side) for measured in shown]
+        series.append(
+            Series(
+                f"folding {side}",
+                [statistics.median(one.values) if one else None for one in verdicts],
+                [one.goal if one else None for one in verdicts],
+            )
+        )
+    title = f"Turns a second at {TOGETHER} conversations, as a share of the bare client's (dashed: goals)"
+    return bars(title, [measured.name for measured in shown], series)

@@ -1,14 +1,10 @@
-"""What a turn and a read cost beside a bare round trip, and whether either grows with the conversation.
+"""A turn of our memory beside a turn of a bare client, on each datastore, with goals.
 
-    python -m benchmarks.run [--datastores redis,postgres] [-o RESULTS.md] [--picture results.svg]
+    python -m benchmarks.run [--quick] [--datastores redis,postgres] [-o benchmarks/RESULTS.md]
 
-For each datastore: `add_turn` and `get_llm_context` beside one bare write and one bare read of the same bytes
-through the same client library, after 10, 100, 1,000 and 10,000 turns with folding on, and with 32
-conversations at once. The calls take turns, in random order, so that whatever slows the machine slows all.
-The background settles before a call: what is measured is what a caller waits for.
-
-`--pause 0.003` lets the machine fall asleep before each call, as it does between the turns of a person;
-then caches are cold, and what has more code pays more for it.
+`-o` writes the page, and beside it the figures (`results.json`) and the chart (`results.svg`). Without it the
+page is only printed. Progress goes to stderr. A whole run takes at most twelve minutes, `--quick` less than
+two. A datastore that fails is named on the page, and the others are measured.
 """
 
 from __future__ import annotations
@@ -17,70 +13,176 @@ import argparse
 import asyncio
 import os
 import shutil
-import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import measuring, report
-from benchmarks.datastores import ALL, folder_for_all
+from benchmarks import report
+from benchmarks.datastores import ALL, TOGETHER, Datastore, folder_for_all
+from benchmarks.measuring import EXTRA_ROUNDS, Bench, Cell, fill, note, tight_loop
+from benchmarks.pages import machine
+from benchmarks.processes import Workers
+from benchmarks.results import Measured, Results
+
+PAGE = Path("benchmarks/RESULTS.md")
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
 _ROOM_BYTES = 4 * 1024**3
 
+_LONGEST_STEP_S = 300.0
+"""A step that takes longer has failed."""
 
-async def measure(arguments: argparse.Namespace) -> report.Results:
-    """Measure what was asked for, one datastore after the other."""
-    results = report.Results(arguments.rounds)
-    for length in arguments.lengths:
-        results.in_process.append(await measuring.in_process(length, arguments.rounds))
-    for name in arguments.datastores:
-        # In memory, where there is some to be had as files: no disk hides the difference, or makes one.
-        in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
-        with folder_for_all(_MEMORY if in_memory else None) as folder:
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured.
+
+    `counts` are conversations at once in this process, and `each` those in each of some `processes`. `alone`
+    are blocks of so many `turns`. `extra` rounds are made while the machine is busy.
+    """
+
+    seconds: float = 0.8
+    rounds: int = 5
+    counts: Sequence[int] = (1, 8, TOGETHER, 128)
+    processes: int = 4
+    each: int = TOGETHER
+    lengths: Sequence[int] = (10, 1_000)
+    alone: int = 5
+    turns: int = 40
+    extra: int = EXTRA_ROUNDS
+
+
+QUICK = Plan(seconds=0.5, rounds=3, counts=(1, TOGETHER), processes=2, lengths=(10,), alone=3, turns=20)
+TINY = Plan(
+    seconds=0.05,
+    rounds=1,
+    counts=(1, TOGETHER),
+    processes=2,
+    each=2,
+    lengths=(10,),
+    alone=1,
+    turns=2,
+    extra=0,
+)
+"""For the test that a run works; its figures mean nothing."""
+
+
+async def measure(
+    names: Sequence[str], plan: Plan, *, quick: bool, save: Callable[[Results], None]
+) -> Results:
+    """Measure the named datastores, one after the other; the figures so far are saved after each."""
+    results = Results(machine(), quick=quick)
+    for count in (1, TOGETHER):
+        results.own[count] = await tight_loop(count, plan.seconds)
+    for name in names:
+        note(f"{name}: starting")
+        with folder_for_all(place_for_files()) as folder:
             try:
                 async with ALL[name](folder) as datastore:
-                    print(datastore.about, file=sys.stderr)
-                    with measuring.Library.watched(datastore.library):
-                        lengths = [
-                            await measuring.alone(datastore, length, arguments.rounds, arguments.pause)
-                            for length in arguments.lengths
-                        ]
-                    together = await measuring.together(
-                        datastore, blocks=arguments.blocks, seconds=arguments.seconds
-                    )
-                    measured = report.Measured(datastore.name, datastore.about, lengths, together)
-                    results.datastores.append(measured)
-            except LookupError as reason:
-                results.missing[name] = str(reason)
+                    about = Measured(datastore.name, datastore.about, external=datastore.address.external)
+                    results.datastores.append(about)
+                    await _measure_one(datastore, plan, about)
+            except Exception as error:  # noqa: BLE001 -- the figures of the others are kept
+                note(f"{name}: {error!r}")
+                results.missing[name] = reason(error)
+        save(results)
     return results
 
 
+async def _measure_one(datastore: Datastore, plan: Plan, into: Measured) -> None:
+    bench = Bench(datastore)
+
+    async def alone() -> None:
+        for length in plan.lengths:
+            for mode in ("off", "on"):
+                into.alone.append(
+                    await bench.alone(mode, length, blocks=plan.alone, rounds=plan.turns, extra=plan.extra)
+                )
+
+    async def together(count: int) -> None:
+        await bench.prepare(count)
+        cell = await fill(
+            Cell(count), plan.rounds, lambda side: bench.block(side, count, plan.seconds), extra=plan.extra
+        )
+        into.cells.append(cell)
+
+    async def processes() -> None:
+        async with Workers(datastore.address, plan.processes, plan.each) as workers:
+            cell = await fill(
+                Cell(plan.each, plan.processes),
+                plan.rounds,
+                lambda side: workers.block(side, plan.seconds),
+                extra=plan.extra,
+            )
+        into.cells.append(cell)
+
+    async def cost() -> None:
+        into.cost = await bench.cost(2 * plan.seconds)
+
+    steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+        ("alone", alone),
+        *((f"{count} at once", lambda count=count: together(count)) for count in plan.counts),
+        (f"{plan.processes} processes", processes),
+        ("processor time", cost),
+    ]
+    for title, step in steps:
+        note(f"{datastore.name}: {title}")
+        try:
+            async with asyncio.timeout(_LONGEST_STEP_S):
+                await step()
+        except Exception as error:  # noqa: BLE001 -- the other figures of this datastore are kept
+            note(f"{datastore.name}: {title}: {error!r}")
+            into.failed.append(f"{title}: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """Say in one line why something was not measured."""
+    text = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def place_for_files() -> Path | None:
+    """Return a directory in memory, if the system has one with room, so that no disk hides a difference."""
+    in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+    return _MEMORY if in_memory else None
+
+
+def names_of(text: str) -> list[str]:
+    """Return the datastores of an option; raises the error of `argparse`."""
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(ALL)):
+        raise argparse.ArgumentTypeError(f"no datastore {', '.join(unknown)}; there are {', '.join(ALL)}")
+    return names
+
+
+def add_write(parser: argparse.ArgumentParser, page: Path) -> None:
+    """Add the option that writes a page."""
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=page, metavar="PAGE", help=f"by default {page}"
+    )
+
+
 def main() -> None:
-    """Measure, print, and write to files if told to."""
+    """Measure, print the page, and write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--datastores", type=lambda text: text.split(","), default=list(ALL))
-    parser.add_argument("--lengths", type=_numbers, default=[10, 100, 1_000, 10_000])
-    parser.add_argument("--rounds", type=int, default=300, help="calls of each kind at each length")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds of idleness before each call")
-    parser.add_argument("--blocks", type=int, default=5, help="of many conversations at once")
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long such a block lasts")
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--picture", type=Path, help="its name ends with .svg or .png")
+    parser.add_argument("--datastores", type=names_of, default=list(ALL), metavar="NAMES")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer and shorter blocks")
+    size.add_argument("--tiny", action="store_true", help="only see that it runs")
+    add_write(parser, PAGE)
     arguments = parser.parse_args()
-    if unknown := set(arguments.datastores) - set(ALL):
-        parser.error(f"no datastore {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
-    results = asyncio.run(measure(arguments))
-    picture = None
-    if arguments.picture:
-        report.draw(results, arguments.picture)
-        picture = os.path.relpath(arguments.picture, (arguments.output or Path()).parent)
-    page = report.markdown(results, picture)
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page, encoding="utf-8")
+    plan = QUICK if arguments.quick else TINY if arguments.tiny else Plan()
+    output: Path | None = arguments.write
 
+    def save(results: Results) -> None:
+        if output:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            results.save(output.with_name("results.json"))
+            output.with_name("results.svg").write_text(report.chart(results), encoding="utf-8")
+            output.write_text(report.markdown(results, picture="results.svg"), encoding="utf-8")
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    results = asyncio.run(measure(arguments.datastores, plan, quick=plan != Plan(), save=save))
+    print(report.markdown(results))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ STAGED: Final = ROOT / "build" / "docs"
 PAGES: Final = {
     "ARCHITECTURE.md": "explanation/modules.md",
     "benchmarks/RESULTS.md": "explanation/benchmark-results.md",
+    "benchmarks/SCALE.md": "explanation/scale.md",
+    "benchmarks/COST.md": "explanation/cost.md",
     "benchmarks/README.md": "explanation/benchmark-method.md",
+    "benchmarks/PEERS.md": "explanation/peers.md",
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("mongo", "dynamo")},
     **{f"{name}.md": f"project/{name.lower()}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")},

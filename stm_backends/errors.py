@@ -24,8 +24,7 @@ No message contains text of a conversation, a conversation's id, or a secret.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Literal
 
 
@@ -141,12 +140,21 @@ class MemoryBudgetExceeded(StmError, RuntimeError):
     """`overflow_policy="error"` rejected a turn that does not fit into the token budget."""
 
 
-@contextmanager
-def located(backend: str, operation: str) -> Generator[None]:
-    """Add the backend and the operation to a `StorageError` that lacks them."""
-    try:
-        yield
-    except StorageError as error:
-        error.backend = error.backend or backend
-        error.operation = error.operation or operation
-        raise
+class located:  # noqa: N801 -- used as a function, and a class because it is entered in each operation
+    """A context manager that adds the backend and the operation to a `StorageError` that lacks them."""
+
+    __slots__ = ("_backend", "_operation")
+
+    def __init__(self, backend: str, operation: str) -> None:
+        self._backend = backend
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StorageError):
+            error.backend = error.backend or self._backend
+            error.operation = error.operation or self._operation

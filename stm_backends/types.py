@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
@@ -222,9 +222,9 @@ def as_config(config: object | None) -> ShortTermMemoryConfig:
             f"budget=MemoryBudget(...)) or an object with its fields; not {_kind(config)}"
         )
     copy = _copy(ShortTermMemoryConfig, config)
-    return dataclasses.replace(
-        copy, budget=_copy(MemoryBudget, copy.budget), isolation=_copy(MemoryIsolation, copy.isolation)
-    )
+    copy.budget = _copy(MemoryBudget, copy.budget)
+    copy.isolation = _copy(MemoryIsolation, copy.isolation)
+    return copy
 
 
 def as_turn(turn: object) -> ConversationTurn:
@@ -233,15 +233,29 @@ def as_turn(turn: object) -> ConversationTurn:
     Raises `InvalidState`, with the field's path, for values that could not be read back: texts and references
     must be strings and `ts` a number. The content of `artifacts_shown` is checked when it is stored.
     """
-    copy = _copy(ConversationTurn, turn, InvalidState)
-    _require_text(copy.user_message, "turn.user_message")
-    _require_text(copy.assistant_response, "turn.assistant_response")
+    if type(turn) is ConversationTurn:
+        # The same copy in fewer steps, because nearly every turn is one.
+        copy = ConversationTurn(
+            turn.user_message,
+            turn.assistant_response,
+            turn.trajectory_digest,
+            turn.artifacts_shown,
+            turn.artifacts_hidden_refs,
+            turn.ts,
+        )
+    else:
+        copy = _copy(ConversationTurn, turn, InvalidState)
+    if type(copy.user_message) is not str:
+        _require_text(copy.user_message, "turn.user_message")
+    if type(copy.assistant_response) is not str:
+        _require_text(copy.assistant_response, "turn.assistant_response")
     digest = cast("object", copy.trajectory_digest)
     if digest is not None:
         copy.trajectory_digest = _as_digest(digest)
     if not isinstance(copy.artifacts_shown, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- turns are duck-typed
         raise InvalidState(f"turn.artifacts_shown is {type(copy.artifacts_shown).__name__}, not a dict")
-    _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
+    if type(copy.artifacts_hidden_refs) is not list or copy.artifacts_hidden_refs:
+        _require_texts(copy.artifacts_hidden_refs, "turn.artifacts_hidden_refs")
     if type(copy.ts) is not float or math.isinf(copy.ts):
         copy.ts = _as_time(copy.ts)
     return copy
@@ -253,7 +267,7 @@ def as_turn_id(turn_id: object | None) -> str:
     Raises `InvalidState` for anything but a non-empty string.
     """
     if turn_id is None:
-        return secrets.token_hex(16)
+        return os.urandom(16).hex()
     if not isinstance(turn_id, str) or not turn_id:
         what = "empty" if turn_id == "" else f"{type(turn_id).__name__}, not a string"
         raise InvalidState(f"turn_id is {what}; omit it to get a new one")

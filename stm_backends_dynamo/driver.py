@@ -3,7 +3,8 @@
 Conditions of DynamoDB cannot read a server's clock, so the client's host decides expiry: hosts whose clocks
 differ by a second disagree for a second about when a record ends.
 
-An operation is one request, with these exceptions. Because a condition only succeeds or fails:
+An operation is one request, with these exceptions. Concurrent loads share requests for the heads. Because a
+condition only succeeds or fails:
 
 - An append that creates a record takes two: one that finds no live record, and one that creates it.
 - A replace with `expect=ANY, ttl=KEEP` of an absent record takes two.
@@ -25,13 +26,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.checks import require_clock, require_drop, require_limit, require_ttl
+from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -49,7 +52,7 @@ from stm_backends.drivers.edge import ConcurrencyLimit, Edge
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, make_client, require_client
-from stm_backends_dynamo.errors import ClientError, is_invalid, meaning
+from stm_backends_dynamo.errors import DENIED, ClientError, code_of, is_invalid, is_passing, meaning
 from stm_backends_dynamo.items import (
     Element,
     Head,
@@ -60,6 +63,7 @@ from stm_backends_dynamo.items import (
     is_alive,
     item_of,
     new_part,
+    owner_of,
     weight_of,
 )
 from stm_backends_dynamo.settings import DynamoSettings
@@ -97,7 +101,7 @@ class DynamoDriver:
             require_client(client)
         self._settings = settings
         self._given = client
-        self._client = client
+        self._use(client)
         self._create = create
         self._clock = clock
         self._sizes = sizes
@@ -108,6 +112,7 @@ class DynamoDriver:
         self._closing = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Future[None]] = set()
+        self._shares_loads = True
         self.traits = Traits(
             reach="network",
             clock="client",
@@ -126,7 +131,7 @@ class DynamoDriver:
         async with self._opening:
             try:
                 if self._client is None:
-                    self._client = self._given or await self._edge.run("open", self._open_client)
+                    self._use(self._given or await self._edge.run("open", self._open_client))
                 if self._create:
                     await table.prepare(self._edge, self._client, self._settings.table)
                     self._create = False
@@ -141,14 +146,17 @@ class DynamoDriver:
         try:
             if self._running:
                 await asyncio.wait(self._running)
+            await self._loads.close()
         finally:
             await closing.aclose()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
+        loads = self._loads
 
         async def work(stored: Stored) -> Record | None:
-            return await stored.load()
+            head = await loads.load(key) if self._shares_loads else None
+            return await stored.load(await stored.item() if head is None else head)
 
         return await self._on(key, "load", work)
 
@@ -417,6 +425,39 @@ class DynamoDriver:
             return Page(names, last["sk"]["S"] if last else None)
 
         return await self._run("scan", work)
+
+    def _use(self, client: Any) -> None:
+        """Make this the client; loads in progress continue on the one that they began with."""
+        self._client = client
+        self._loads = Coalesced(
+            functools.partial(self._fetch, client),
+            # Even the largest items fit into one answer, so their bytes need not be counted.
+            size=lambda _: 1,
+            max_keys=statements.MAX_HEADS,
+        )
+
+    async def _fetch(self, client: Any, keys: Sequence[Key]) -> dict[Key, Item]:
+        """Return the heads of several records, `{}` for an absent one. Those left out must be read alone.
+
+        So the caller of a record that is throttled waits for it alone, until its own deadline.
+        """
+        table = self._settings.table
+        requests = Requests(client, table, until=0.0)  # retries nothing
+        try:
+            if len(keys) == 1:
+                return {keys[0]: (await requests.send(statements.load(keys[0]))).get("Item", {})}
+            answer = await requests.send(statements.load_heads(keys))
+        except ClientError as error:
+            if len(keys) > 1 and code_of(error) == DENIED:
+                # The role may lack this permission alone, or may not read one of these records.
+                self._shares_loads = False
+            elif not is_passing(error):
+                raise
+            return {}
+        unread = answer.get("UnprocessedKeys", {}).get(table, {}).get("Keys", ())
+        heads: dict[Key, Item] = {key: {} for key in keys}
+        heads |= {owner_of(item): item for item in answer["Responses"][table]}
+        return {key: heads[key] for key in heads.keys() - map(owner_of, unread)}
 
     async def _open_client(self) -> Any:
         closing = AsyncExitStack()

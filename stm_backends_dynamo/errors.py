@@ -15,6 +15,9 @@ from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, Unavailable
 REFUSED: Final = "ConditionalCheckFailedException"
 """Not an error, but the answer to a write whose condition does not hold."""
 
+DENIED: Final = "AccessDeniedException"
+"""The error of a role without the permission for a request, or for one of its keys."""
+
 INVALID: Final = "ValidationException"
 """The error for a record that becomes too large, among others."""
 
@@ -74,7 +77,7 @@ _LOST: Final[Meaning] = (OutcomeUnknown, "the connection was lost before the ans
 
 _BY_CODE: Final[dict[str, Meaning]] = {
     **dict.fromkeys(THROTTLED, _THROTTLED),
-    "AccessDeniedException": _DENIED,
+    DENIED: _DENIED,
     "ExpiredTokenException": _DENIED,
     "IncompleteSignatureException": _DENIED,
     "InternalServerError": _FAILED,

@@ -152,6 +152,11 @@ def key_of(key: Key) -> Item:
     return {"pk": text(key.scope), "sk": text(key.name)}
 
 
+def owner_of(item: Item) -> Key:
+    """Return the key of the record whose head this is."""
+    return Key(item["pk"]["S"], item["sk"]["S"])
+
+
 def partition_of(key: Key) -> dict[str, Any]:
     """Return the partition key of a record's parts; no two records share it, and no scope is equal to it.
 

@@ -47,6 +47,12 @@ from stm_backends_dynamo.settings import DynamoSettings
 MAX_DROP: Final = 250
 """The most entries that one FOLD removes: each is named in an expression of at most 4,096 bytes."""
 
+MAX_HEADS: Final = 32
+"""The most heads that one request reads. The server's limits, 100 items and 16 MB, are beyond it.
+
+More save little, and the event loop waits while an answer is parsed.
+"""
+
 MAX_BATCH: Final = 25
 """The most items that DynamoDB deletes in one request."""
 
@@ -68,11 +74,12 @@ _OF_PARTS: Final = ("life", "seals", "beside", "kept", "readable_since")
 class Statement(NamedTuple):
     """One request: its name in both client libraries, and its arguments without the table.
 
-    For `transact_write_items` and `batch_write_item`, the arguments are those of each item.
+    For `transact_write_items` and the two of a batch, the arguments are those of the items.
     """
 
     call: Literal[
         "get_item",
+        "batch_get_item",
         "put_item",
         "update_item",
         "delete_item",
@@ -92,6 +99,8 @@ class Statement(NamedTuple):
             case "transact_write_items":
                 writes: Sequence[tuple[str, Item]] = self.arguments["writes"]
                 return {"TransactItems": [{kind: {"TableName": table, **one}} for kind, one in writes]}
+            case "batch_get_item":
+                return {"RequestItems": {table: self.arguments}}
             case "batch_write_item":
                 return {"RequestItems": {table: self.arguments["requests"]}}
             case _:
@@ -108,6 +117,14 @@ Seconds: TypeAlias = float
 def load(key: Key) -> Statement:
     """Read the whole head; not what a replica still has, but what was acknowledged last."""
     return Statement("get_item", {"Key": key_of(key), "ConsistentRead": True})
+
+
+def load_heads(keys: Iterable[Key]) -> Statement:
+    """Read at most `MAX_HEADS` different heads, each as a consistent `load` does.
+
+    Each item is read by itself, for the same read units. The answer is in any order, and may leave out some.
+    """
+    return Statement("batch_get_item", {"Keys": [key_of(key) for key in keys], "ConsistentRead": True})
 
 
 def append(key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int) -> Statement:

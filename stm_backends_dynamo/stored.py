@@ -74,15 +74,15 @@ class Stored:
         self.has_parts = "life" in item
         return head_of(item) if item and is_alive(item, self.now) else None
 
-    async def load(self) -> Record | None:
-        """Return the record. The head that is read first decides its content; parts never change.
+    async def load(self, item: Item) -> Record | None:
+        """Return the record whose head was just read. The head decides its content; parts never change.
 
         A missing part was folded away, in which case the head no longer names it. Or a transaction has just
         put it between the two reads, in which case it is visible a moment later.
         """
         parts: dict[str, Item] = {}
         missed: set[str] = set()
-        head = await self.look()
+        head = await self.look(item) if item else None
         for _ in range(ROUNDS):
             if head is None:
                 return None

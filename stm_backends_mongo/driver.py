@@ -1,17 +1,19 @@
 """The MongoDB driver: conversations in one collection of a replica set, a cluster or a single server.
 
-A record is one document, and an operation is one command on it. The client is PyMongo's `AsyncMongoClient`,
-or one of Motor that is handed in.
+A record is one document, and an operation is one command on it. Concurrent loads share a command. The client
+is PyMongo's `AsyncMongoClient`, or one of Motor that is handed in.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
+import bson
 import pymongo
 from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
@@ -20,6 +22,7 @@ from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
+from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
@@ -45,11 +48,23 @@ from stm_backends_mongo.turns import Turns
 T = TypeVar("T")
 Client: TypeAlias = AsyncMongoClient[Any]
 Collection: TypeAlias = AsyncCollection[Document]
+Pipeline: TypeAlias = list[RawBSONDocument]
 
 _FIRST_LAYOUT: Final = Layout(version=1, readable_since=1)
 
 _MAX_PAGE: Final = 10_000
 """A larger page, with names of up to 1,000 bytes, may not fit into one answer."""
+
+
+def _encoded(update: list[Document]) -> Pipeline:
+    """Return an update as BSON, which PyMongo copies into each command as it is."""
+    return [RawBSONDocument(bson.encode(stage)) for stage in update]
+
+
+_APPEND: Final = _encoded(statements.APPEND)
+_CREATE: Final = _encoded(statements.CREATE)
+_SAVE: Final = _encoded(statements.SAVE)
+_FOLD: Final = _encoded(statements.FOLD)
 
 
 class MongoDriver:
@@ -95,6 +110,7 @@ class MongoDriver:
             deadline=settings.deadline_s,
         )
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
+        self._loads = Coalesced(self._fetch, size=_size_of)
 
     async def open(self) -> None:
         """Connect, and check that the collection is set up. Opening twice is harmless.
@@ -119,14 +135,21 @@ class MongoDriver:
     async def close(self) -> None:
         """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
+        await self._loads.close()
         if client is not None and client is not self._given:
             with pymongo.timeout(self._patience_s):
                 await client.close()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
-        query = {**statements.record(*key), "$expr": statements.IS_THERE}
-        found = await self._run("load", lambda records: records.find_one(query, statements.LOADED))
+
+        async def work(_: Collection) -> Document | None:
+            if self._settings.linearizable:
+                # MongoDB promises this only for a filter that matches one document.
+                return (await self._fetch((key,))).get(key)
+            return await self._loads.load(key)
+
+        found = await self._run("load", work)
         return None if found is None else self._record_of(found)
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
@@ -136,7 +159,7 @@ class MongoDriver:
         before = await self._write(
             "append",
             key,
-            statements.APPEND,
+            _APPEND,
             values(
                 entry=entry,
                 initial_version=initial_version,
@@ -147,7 +170,7 @@ class MongoDriver:
             upsert=True,
             when=ReturnDocument.BEFORE,
         )
-        if before is None:
+        if before is None or before["length"] < 0:
             return 1
         self._edge.require_fits("append", "record", before["size"] + len(entry))
         return int(before["length"]) + 1
@@ -172,7 +195,7 @@ class MongoDriver:
             after = await self._write(
                 "replace",
                 key,
-                statements.CREATE if expect is ABSENT else statements.SAVE,
+                _CREATE if expect is ABSENT else _SAVE,
                 given,
                 answer=statements.AFTER,
                 upsert=True,
@@ -181,7 +204,7 @@ class MongoDriver:
         after = await self._write(
             "replace",
             key,
-            statements.FOLD,
+            _FOLD,
             {**given, **values(expect=expect, drop=drop, limit=self.traits.max_record)},
             answer=statements.AFTER_FOLD,
             condition=statements.FOLDABLE,
@@ -219,6 +242,18 @@ class MongoDriver:
         )
         names = [document["name"] for document in found]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
+
+    async def _fetch(self, keys: Sequence[Key]) -> dict[Key, Document]:
+        """Return the documents of several records by one command; each document is one snapshot."""
+        if self._records is None:
+            raise self._edge.not_open("load")
+        count = len(keys)
+        # A request that callers share is in no caller's context, so it has its own timeout.
+        with pymongo.timeout(self._patience_s):
+            found = await self._records.find(
+                statements.records(keys), statements.LOADED, limit=count, batch_size=count
+            ).to_list(count)
+        return {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
 
     async def _prepare(self, records: Collection) -> None:
         """Set the collection up if `create` is set, and check it.
@@ -278,7 +313,7 @@ class MongoDriver:
         self,
         operation: str,
         key: Key,
-        update: list[Document],
+        update: Pipeline,
         given: Document,
         *,
         answer: Document,
@@ -329,6 +364,12 @@ class MongoDriver:
 def _milliseconds(ttl: float | None) -> int | None:
     """Return a time to live in milliseconds, at least one."""
     return None if ttl is None else max(1, int(min(ttl, LONGEST_S) * 1000))
+
+
+def _size_of(found: Document) -> int:
+    """Return the bytes of a record, or 0 if another program has changed the number."""
+    size = found.get("size")
+    return size if isinstance(size, int) else 0
 
 
 def _layout_in(documents: list[Document]) -> Layout | None:

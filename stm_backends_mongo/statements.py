@@ -1,9 +1,12 @@
 """The commands of the MongoDB driver, and why each operation is atomic.
 
-A record is one document, `{_id: {scope, name}, version, expires, size, body, tail}`, and every operation
-is one command on this one document. MongoDB runs a command on one document atomically: it reads the document,
+A record is one document, `{_id: {scope, name}, version, expires, size, body, tail}`, and every write is one
+command on this one document. MongoDB runs a command on one document atomically: it reads the document,
 evaluates conditions and update, and writes the result, or starts over if the document has changed in between.
 So every decision is made here, in expressions that the server evaluates, and never between two commands.
+
+Concurrent loads share a command that matches several documents. MongoDB reads each of them at one moment, so
+each answer is a snapshot of one record.
 
 `$$NOW` is the server's clock, and constant throughout a command. An expired record counts as absent, whether
 or not MongoDB's TTL monitor has removed it.
@@ -15,8 +18,10 @@ never field names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+from stm_backends.drivers.contract import Key
 from stm_backends.drivers.layouts import Layout
 
 Document: TypeAlias = dict[str, Any]
@@ -41,51 +46,59 @@ def _bytes_of(entries: Document) -> Document:
     return {"$sum": {"$map": {"input": entries, "in": {"$binarySize": "$$this"}}}}
 
 
+_GROWN: Final[Document] = {"$add": ["$$record.size", {"$binarySize": "$$entry"}]}
+
 # The filter names only the record, so that MongoDB itself retries when two writers create the same record at
-# once. (It also does not allow `$expr` in the filter of an upsert.) The first stage replaces an expired or
-# absent record by a new one. The second adds the entry, or changes nothing if it does not fit. The answer is
-# the length and the size of the record before.
+# once. (It also does not allow `$expr` in the filter of an upsert.) `record` is the live record, or a new one
+# in place of an absent or expired one. The update adds the entry, or changes nothing if it does not fit. The
+# answer is the length and the size of the record before; the length of an expired one is -1.
 APPEND: Final[list[Document]] = [
     {
         "$replaceWith": {
-            "$cond": [
-                IS_THERE,
-                "$$ROOT",
-                {
-                    "_id": "$_id",
-                    "version": "$$initial_version",
-                    "expires": None,
-                    "size": 0,
-                    "body": None,
-                    "tail": [],
+            "$let": {
+                "vars": {
+                    "record": {
+                        "$cond": [
+                            IS_THERE,
+                            "$$ROOT",
+                            {
+                                "_id": "$_id",
+                                "version": "$$initial_version",
+                                "expires": None,
+                                "size": 0,
+                                "body": None,
+                                "tail": [],
+                            },
+                        ]
+                    }
                 },
-            ]
-        }
-    },
-    {
-        "$replaceWith": {
-            "$cond": [
-                {"$gt": [{"$add": ["$size", {"$binarySize": "$$entry"}]}, "$$limit"]},
-                "$$ROOT",
-                {
-                    "$mergeObjects": [
-                        "$$ROOT",
+                "in": {
+                    "$cond": [
+                        {"$gt": [_GROWN, "$$limit"]},
+                        "$$record",
                         {
-                            "expires": _ENDS,
-                            "size": {"$add": ["$size", {"$binarySize": "$$entry"}]},
-                            # A missing array must be an error; null would silently drop the entry.
-                            "tail": {"$concatArrays": [{"$ifNull": ["$tail", False]}, ["$$entry"]]},
+                            "$mergeObjects": [
+                                "$$record",
+                                {
+                                    "expires": _ENDS,
+                                    "size": _GROWN,
+                                    # A missing array must be an error; null would silently drop the entry.
+                                    "tail": {
+                                        "$concatArrays": [{"$ifNull": ["$$record.tail", False]}, ["$$entry"]]
+                                    },
+                                },
+                            ]
                         },
                     ]
                 },
-            ]
+            }
         }
-    },
+    }
 ]
 BEFORE: Final[Document] = {
     "_id": 0,
-    "length": {"$cond": [IS_THERE, {"$size": "$tail"}, 0]},
-    "size": {"$cond": [IS_THERE, "$size", 0]},
+    "length": {"$cond": [IS_THERE, {"$size": "$tail"}, -1]},
+    "size": 1,
 }
 
 _SAVED: Final[Document] = {
@@ -154,7 +167,7 @@ FOLD: Final[list[Document]] = [
 AFTER: Final[Document] = {"_id": 0, "version": 1}
 AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
 
-LOADED: Final[Document] = {"_id": 0, "version": 1, "size": 1, "body": 1, "tail": 1}
+LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 
 # About once a minute, MongoDB removes documents whose date in this index has passed.
@@ -181,6 +194,12 @@ def values(**named: object) -> Document:
 def record(scope: str, name: str) -> Document:
     """Return the filter for one record. Scope and name stay separate, so no two keys collide."""
     return {"_id": {"scope": scope, "name": name}}
+
+
+def records(keys: Sequence[Key]) -> Document:
+    """Return the filter for those of several records that exist."""
+    ids = [record(*key)["_id"] for key in keys]
+    return {"_id": ids[0] if len(ids) == 1 else {"$in": ids}, "$expr": IS_THERE}
 
 
 def names_after(scope: str, after: str) -> Document:

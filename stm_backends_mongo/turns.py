@@ -47,6 +47,9 @@ class Turns:
                 del self._queues[key]
 
     async def _wait(self, queue: _Queue) -> None:
+        if queue.users == 1:
+            await queue.acquire()  # does not wait, so it needs no timer
+            return
         try:
             async with asyncio.timeout(self._patience_s):
                 await queue.acquire()

@@ -1,9 +1,10 @@
-"""The pool of asyncpg, made here or handed in, and the parts of asyncpg that the driver uses."""
+"""What the driver uses of asyncpg, how it connects, and a pool that was handed in."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -16,48 +17,98 @@ class Row(Protocol):
     """What the driver uses of an `asyncpg.Record`."""
 
     def __getitem__(self, column: str) -> Any: ...
-    def values(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class Connection(Protocol):
     """What the driver uses of an `asyncpg.Connection`."""
 
-    async def execute(self, query: str) -> str: ...
+    async def execute(self, query: str, *, timeout: float | None = None) -> str: ...
     async def fetch(self, query: str, *arguments: object) -> list[Row]: ...
+    async def close(self) -> None: ...
+    def is_closed(self) -> bool: ...
+    def terminate(self) -> None: ...
 
 
-class Pool(Protocol):
+class Lender(Protocol):
+    """Lends a connection to one operation at a time.
+
+    After `take`, an operation calls `give_back` if it was answered, and `give_up` if it raised an error.
+    `loop` is the event loop that the connections belong to.
+    """
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    async def take(self) -> Connection: ...
+    async def give_back(self, connection: Connection) -> None: ...
+    def give_up(self, connection: Connection, error: BaseException) -> None: ...
+    async def expire(self) -> None: ...
+    async def close(self, patience_s: float) -> None: ...
+
+
+class _Pool(Protocol):
     """What the driver uses of an `asyncpg.Pool`."""
 
     async def acquire(self, *, timeout: float) -> Connection: ...
     async def release(self, connection: Connection, *, timeout: float) -> None: ...
     async def expire_connections(self) -> None: ...
-    async def close(self) -> None: ...
 
 
-def require_client(client: object) -> Pool:
-    """Return a pool that was handed in; raises `ConfigurationError` for anything else."""
-    if isinstance(client, asyncpg.Connection):
-        raise ConfigurationError(
-            "an asyncpg.Connection runs one statement at a time; hand in an asyncpg.Pool"
-        )
-    if not isinstance(client, asyncpg.Pool):
-        raise ConfigurationError(f"client must be an asyncpg.Pool, not {type(client).__name__}")
-    return cast("Pool", client)
+class HandedIn:
+    """A pool that was handed in, and stays open.
+
+    Raises `ConfigurationError` for anything else. An operation waits for a connection at most `patience_s`
+    seconds.
+    """
+
+    def __init__(self, client: object, *, patience_s: float) -> None:
+        if isinstance(client, asyncpg.Connection):
+            raise ConfigurationError(
+                "an asyncpg.Connection runs one statement at a time; hand in an asyncpg.Pool"
+            )
+        if not isinstance(client, asyncpg.Pool):
+            raise ConfigurationError(f"client must be an asyncpg.Pool, not {type(client).__name__}")
+        self._pool = cast("_Pool", client)
+        self._patience_s = patience_s
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the pool; asyncpg has no public attribute for it."""
+        return getattr(self._pool, "_loop", None) or asyncio.get_running_loop()
+
+    async def take(self) -> Connection:
+        """Return a connection for one operation."""
+        return await self._pool.acquire(timeout=self._patience_s)
+
+    async def give_back(self, connection: Connection) -> None:
+        """Release a connection, which may include a reset by the server."""
+        await self._pool.release(connection, timeout=2 * self._patience_s)
+
+    def give_up(self, connection: Connection, error: BaseException) -> None:
+        """Release a connection in a task, because the server may not answer the cancel request."""
+
+        async def release() -> None:
+            # If this fails, the pool has ended the connection, and makes another when it needs one.
+            with contextlib.suppress(Exception):
+                await self.give_back(connection)
+
+        task = asyncio.get_running_loop().create_task(release(), name="stm-postgres-release")
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def expire(self) -> None:
+        """Have the pool replace all connections."""
+        await self._pool.expire_connections()
+
+    async def close(self, patience_s: float) -> None:
+        """Leave the pool open, and wait for its connections that are being released."""
+        if self._releasing:
+            await asyncio.wait(self._releasing, timeout=patience_s)
 
 
-def require_same_loop(pool: Pool) -> None:
-    """Raise `ConfigurationError` in another event loop than the pool's, where it would hang or fail."""
-    running = asyncio.get_running_loop()
-    # asyncpg has no public attribute for this; without it, asyncpg raises its own errors.
-    if getattr(pool, "_loop", running) is not running:
-        raise ConfigurationError(
-            "an asyncpg pool belongs to the event loop that created it; open a backend in each loop"
-        )
-
-
-async def make_client(settings: PostgresSettings) -> Pool:
-    """Return a new pool; it connects when it is used.
+def connect_options(settings: PostgresSettings) -> dict[str, Any]:
+    """Return the arguments of `asyncpg.connect`, or of a pool, beside its time limit.
 
     Behind PgBouncer, a connection keeps neither settings nor prepared statements.
     """
@@ -66,22 +117,10 @@ async def make_client(settings: PostgresSettings) -> Pool:
         options["password"] = settings.password
     if settings.ssl is not None:
         options["ssl"] = settings.ssl
-    pool = cast(
-        "Awaitable[Pool]",
-        asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
-            settings.dsn or None,
-            min_size=0,
-            max_size=settings.pool_size,
-            # Our statements leave no state on a connection, and a reset costs a round trip.
-            reset=_leave,
-            # For cancel requests, which have no other time limit.
-            command_timeout=settings.deadline_s,
-            server_settings=settings.server_settings(),
-            **options,
-        ),
-    )
-    return await pool
+    return {"dsn": settings.dsn or None, "server_settings": settings.server_settings(), **options}
 
 
-async def _leave(connection: object) -> None:
-    """Do not reset a connection."""
+async def connect(settings: PostgresSettings) -> Connection:
+    """Return a new connection, within half of the deadline."""
+    options = connect_options(settings)
+    return await asyncpg.connect(timeout=cast("Any", settings.deadline_s / 2), **options)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- it has no types

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
+from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ANY,
     KEEP,
@@ -27,17 +28,11 @@ from stm_backends.drivers.contract import (
 from stm_backends.drivers.edge import Edge
 from stm_backends.errors import ConfigurationError, Corrupt, located
 from stm_backends_postgres.cleaning import Cleaner
-from stm_backends_postgres.client import (
-    Connection,
-    Pool,
-    Row,
-    make_client,
-    require_client,
-    require_same_loop,
-)
+from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, connect
+from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
-from stm_backends_postgres.statements import Statements
+from stm_backends_postgres.statements import DUE_S, Statements
 from stm_backends_postgres.tables import make_ready
 
 T = TypeVar("T")
@@ -49,6 +44,9 @@ _PURGE_EVERY: Final = 16
 
 _MAX_PAGE: Final = 10_000
 
+_MAX_KNOWN: Final = 10_000
+"""How many records a driver remembers to exist. Each takes some 130 bytes."""
+
 _DURABILITY: Final = {
     "off": "survives the death of any client; a crash of the server may lose the last moments",
     "local": "survives a crash of the server, but perhaps not the loss of the primary",
@@ -59,12 +57,22 @@ _DURABILITY: Final = {
 }
 
 
+class _Found(NamedTuple):
+    """The rows of one record, not yet compared with its length and its size."""
+
+    version: str
+    body: bytes | None
+    length: int
+    size: int
+    tail: list[bytes]
+
+
 class PostgresDriver:
     """The five operations on the tables of one schema.
 
     A `client` that is handed in, an `asyncpg.Pool`, is never closed here, and works without `open()`: the
-    first operation checks it. Without one, `open()` makes a pool and `close()` closes it. `create=True` lets
-    `open` set the tables up, or bring them up to date.
+    first operation checks it. Without one, the driver opens connections when it needs them, and `close()`
+    closes them. `create=True` lets `open` set the tables up, or bring them up to date.
     """
 
     name = "postgres"
@@ -74,15 +82,20 @@ class PostgresDriver:
     ) -> None:
         self._settings = settings
         self._create = create
-        self._own = client is None
-        self._pool = self._given = None if client is None else require_client(client)
+        # Half of the deadline is for getting a connection, and half for the statement.
+        self._patience_s = settings.deadline_s / 2
+        self._lender = self._given = None if client is None else HandedIn(client, patience_s=self._patience_s)
         self._is_ready = False
         self._opening = asyncio.Lock()
-        self._releasing: set[asyncio.Task[None]] = set()
         self._has_warned = False
         self._statements = Statements(settings.schema)
-        self._cleaner = Cleaner(self._purge_step, self._sweep_step)
-        ours = self._own and not settings.pgbouncer
+        self._purge_statement = self._statements.purge
+        self._loads = Coalesced(self._find, size=lambda found: found.size)
+        self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
+        ours = self._given is None and not settings.pgbouncer
+        # Hashes of keys, the most recently used last; `None` where the server may let a statement wait for
+        # longer than the deadline, so that `extend` could judge expiry too early.
+        self._known: dict[int, None] | None = {} if ours else None
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -103,9 +116,13 @@ class PostgresDriver:
         async with self._opening:
             if self._is_ready:
                 return
-            self._pool = self._given or await make_client(self._settings)
+            self._lender = self._given or Connections(
+                functools.partial(connect, self._settings),
+                size=self._settings.pool_size,
+                patience_s=self._patience_s,
+            )
             try:
-                await self._make_ready(self._pool)
+                await self._make_ready()
             except exceptions.ClientConfigurationError as error:
                 await self.close()
                 # Its message names hosts, files and modes, and never the password.
@@ -115,42 +132,52 @@ class PostgresDriver:
                 raise
 
     async def close(self) -> None:
-        """Close the pool unless it was handed in. Twice is harmless.
+        """Close the connections; a pool that was handed in stays open. Twice is harmless.
 
         Waits for operations in progress, and for a purge, at most one deadline each.
         """
         await self._cleaner.close(self._settings.deadline_s)
-        pool, self._pool, self._is_ready = self._pool, None, False
-        if pool is None or not self._own:
-            return
-        # When its `close` is cancelled, a pool ends its connections at once.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.deadline_s):
-                await pool.close()
-        await asyncio.gather(*self._releasing, return_exceptions=True)
+        lender, self._lender, self._is_ready = self._lender, None, False
+        if lender is not None:
+            await lender.close(self._settings.deadline_s)
+        await self._loads.close()
 
     async def load(self, key: Key) -> Record | None:
-        """Return the record as it is now, or `None` if and only if it does not exist."""
-        rows = await self._ask("load", self._statements.load, *key)
-        if not rows:
+        """Return the record as it is now, or `None` if and only if it does not exist.
+
+        Concurrent loads share statements; each statement reads all of its records from one snapshot.
+        """
+        await self._require_ready("load")
+        found = await self._edge.run("load", lambda: self._loads.load(key))
+        if found is None:
             return None
-        version, body, length, size, _ = rows[0].values()
-        tail = tuple(row["entry"] for row in rows if row["entry"] is not None)
+        version, body, length, size, tail = found
         if len(tail) != length or sum(map(len, tail), len(body or b"")) != size:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
-        return Record(version, body, tail)
+        self._remember(key)
+        return Record(version, body, tuple(tail))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
         self._edge.require_fits("append", "entry", len(entry))
-        limit = self.traits.max_record
-        (row,) = await self._ask(
-            "append", self._statements.append, *key, initial_version, entry, _seconds(ttl), limit
-        )
+        seconds, limit, patience = _seconds(ttl), self.traits.max_record, self.traits.deadline
+        # `extend` finds no record that expires soon.
+        lasts = seconds is None or seconds > 2 * patience
+        is_known = lasts and self._known is not None and hash(key) in self._known
+        here = self._statements
+
+        async def send(connection: Connection) -> list[Row]:
+            rows: list[Row] = []
+            if is_known:
+                rows = await connection.fetch(here.extend, *key, entry, seconds, limit, patience)
+            return rows or await connection.fetch(here.append, *key, initial_version, entry, seconds, limit)
+
+        (row,) = await self._run("append", send)
         if row["length"] is None:
             # The size comes from the snapshot; the size that caused the refusal may be newer.
             self._edge.require_fits("append", "record", max((row["size"] or 0) + len(entry), limit + 1))
+        self._remember(key)
         self._clean_after(row)
         return row["length"]
 
@@ -189,6 +216,8 @@ class PostgresDriver:
         """
         version = None if expect is ANY else expect
         rows = await self._ask("delete", self._statements.delete, *key, version)
+        if self._known:
+            self._known.pop(hash(key), None)
         if any(row["unfinished"] for row in rows):
             self._cleaner.purge()
         return any(row["alive"] for row in rows)
@@ -209,15 +238,18 @@ class PostgresDriver:
         require_limit(limit)
         removed = 0
         while removed < limit:
-            step = await self._purge_step()
+            step = await self._purge_step(0)
             if step is None:
                 break
             removed += step
         return removed
 
-    async def _purge_step(self) -> int | None:
-        """Return how many records one step removed; `None` if there was nothing to remove."""
-        rows = await self._ask("purge", self._statements.purge)
+    async def _purge_step(self, since_s: float) -> int | None:
+        """Return how many records one step removed; `None` if there was nothing to remove.
+
+        Records that expired less than `since_s` seconds ago may stay.
+        """
+        rows = await self._ask("purge", self._purge_statement, since_s)
         return rows[0]["purged"] if rows else None
 
     async def _sweep_step(self, record: int) -> bool:
@@ -232,43 +264,74 @@ class PostgresDriver:
         if _is_purging():
             self._cleaner.purge()
 
+    def _remember(self, key: Key) -> None:
+        """Note that a record exists; at most so many, those least recently used are forgotten."""
+        known = self._known
+        if known is not None:
+            known.pop(mark := hash(key), None)
+            known[mark] = None
+            if len(known) > _MAX_KNOWN:
+                del known[next(iter(known))]
+
+    async def _find(self, keys: Sequence[Key]) -> dict[Key, _Found]:
+        """Return the records of several keys, all from one snapshot."""
+        if len(keys) == 1:
+            rows = await self._borrow(
+                "load", lambda connection: connection.fetch(self._statements.load, *keys[0])
+            )
+        else:
+            scopes, names = zip(*keys, strict=True)
+            rows = await self._borrow(
+                "load", lambda connection: connection.fetch(self._statements.load_many, scopes, names)
+            )
+        return _by_key(keys, rows)
+
     async def _ask(self, operation: str, statement: str, *arguments: object) -> list[Row]:
         """Send one statement; returns the rows of its answer."""
         return await self._run(operation, lambda connection: connection.fetch(statement, *arguments))
 
     async def _run(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
-        """Use a connection of the pool, within the deadline."""
-        pool = self._pool
-        if pool is None:
+        """Use a connection, within the deadline."""
+        await self._require_ready(operation)
+        return await self._edge.run(operation, lambda: self._borrow(operation, send))
+
+    async def _require_ready(self, operation: str) -> None:
+        """Check the server and the tables, once.
+
+        A pool that was handed in may be used without `open()`, so the check of `open()` is made here. Waiting
+        for the check of another operation counts towards the deadline.
+        """
+        if self._lender is None:
             raise self._edge.not_open(operation)
         if not self._is_ready:
-            # A pool that was handed in may be used without `open()`, so the check of `open()` is made here.
-            # Waiting for the check of another operation counts towards the deadline.
-            await self._edge.run("open", lambda: self._first_look(pool))
-        return await self._send(pool, operation, send)
+            await self._edge.run("open", self._first_look)
 
-    async def _first_look(self, pool: Pool) -> None:
+    async def _first_look(self) -> None:
         async with self._opening:
             if not self._is_ready:
-                await self._make_ready(pool)
+                await self._make_ready()
 
-    async def _make_ready(self, pool: Pool) -> None:
+    async def _make_ready(self) -> None:
         """Check that this server, role and tables can be used; may set the tables up."""
 
         async def send(use: Callable[[Connection], Awaitable[T]]) -> T:
-            return await self._send(pool, "open", use)
+            return await self._edge.run("open", lambda: self._borrow("open", use))
 
         with located(self.name, "open"):
-            await make_ready(send, self._settings, self._statements, create=self._create)
+            is_dated = await make_ready(send, self._settings, self._statements, create=self._create)
+        self._purge_statement = self._statements.purge if is_dated else self._statements.purge_undated
         self._is_ready = True
 
-    async def _send(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
-        require_same_loop(pool)
-        return await self._edge.run(operation, lambda: self._borrow(pool, operation, send))
-
-    async def _borrow(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _borrow(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+        lender = self._lender
+        if lender is None:
+            raise self._edge.not_open(operation)
+        if lender.loop is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                "a connection belongs to the event loop that created it; open a backend in each loop"
+            )
         try:
-            return await self._use(pool, operation, send)
+            return await self._use(lender, operation, send)
         except exceptions.PostgresError as error:
             if not is_spent(error):
                 raise
@@ -277,14 +340,12 @@ class PostgresDriver:
                 _, message = meaning(error) or (None, "")
                 logger.warning("postgres: reconnecting: %s", message)
         # The server refused the statement, so it was not done. The other connections go to the same server.
-        await pool.expire_connections()
-        return await self._use(pool, operation, send)
+        await lender.expire()
+        return await self._use(lender, operation, send)
 
-    async def _use(self, pool: Pool, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
-        patience = self._settings.deadline_s
+    async def _use(self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
         try:
-            # The other half of the deadline is for the statement.
-            connection = await pool.acquire(timeout=patience / 2)
+            connection = await lender.take()
         except Exception as error:
             ours = unsent(error, operation)
             if ours is None:
@@ -292,22 +353,24 @@ class PostgresDriver:
             raise ours from error
         try:
             answer = await send(connection)
-        except BaseException:
-            # Stopping the server may take a cancel request that is not answered, so do not wait for it.
-            self._release_later(pool, connection)
+        except BaseException as error:
+            lender.give_up(connection, error)
             raise
-        await pool.release(connection, timeout=patience)
+        await lender.give_back(connection)
         return answer
 
-    def _release_later(self, pool: Pool, connection: Connection) -> None:
-        async def release() -> None:
-            # If this fails, the pool has ended the connection, and makes another when it needs one.
-            with contextlib.suppress(Exception):
-                await pool.release(connection, timeout=self._settings.deadline_s)
 
-        task = asyncio.get_running_loop().create_task(release(), name="stm-postgres-release")
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
+def _by_key(keys: Sequence[Key], rows: Iterable[Row]) -> dict[Key, _Found]:
+    """Return the records in the rows of a load; `place` is the number of the key, from 1."""
+    found: dict[Key, _Found] = {}
+    last, tail = 0, list[bytes]()
+    for place, version, body, length, size, entry in rows:
+        if place != last:
+            last, tail = place, []
+            found[keys[place - 1]] = _Found(version, body, length, size, tail)
+        if entry is not None:
+            tail.append(entry)
+    return found
 
 
 def _seconds(ttl: float | None | KeepType) -> float | None:

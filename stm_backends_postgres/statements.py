@@ -30,7 +30,7 @@ RowSecurity: TypeAlias = Literal["off", "role", "setting"]
 RECORD: Final = "stm_record"
 ENTRY: Final = "stm_entry"
 LAYOUT: Final = "stm_layout"
-OURS: Final = Layout(version=2, readable_since=1)
+OURS: Final = Layout(version=3, readable_since=1)
 OLDEST: Final = 1
 """The oldest layout that these statements can use; see `_SETUP` for the layouts."""
 
@@ -39,6 +39,9 @@ COLUMNS: Final = frozenset({"id", "scope", "name", "version", "body", "expires",
 
 STEP_ENTRIES: Final = 1_000
 """The most entries that one statement removes."""
+
+DUE_S: Final = 15 * 60
+"""The number of seconds that `due` is rounded down to; see `_STEP_3`."""
 
 STEP_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of entries that a purge removes at once; a single entry may be larger."""
@@ -59,15 +62,38 @@ _UNSWEPT: Final = (
 # clock is set back, and is the next one that a purge removes.
 _END: Final = "SET version = '', body = NULL, expires = '-infinity', first = r.next, size = 0"
 
-# Only the first row has the body. An array of entries would need one row only, but asyncpg has to look up
-# that type on each connection.
+# Only the first row of a record has the body. An array of entries would need one row only, but asyncpg has to
+# look up that type on each connection. `place` counts the records that were asked for, from 1.
 LOAD: Final = """
-    SELECT version, CASE WHEN seq IS NULL OR seq = first THEN body END AS body, next - first AS length, size,
-        entry
-    FROM {schema}.stm_record
+    SELECT {place} AS place, version, CASE WHEN seq IS NULL OR seq = first THEN body END AS body,
+        next - first AS length, size, entry
+    FROM {wanted}
     LEFT JOIN {schema}.stm_entry ON record = id AND seq >= first AND seq < next
-    WHERE scope = $1 AND name = $2 AND (expires IS NULL OR expires > statement_timestamp())
-    ORDER BY seq"""
+    WHERE {which}(expires IS NULL OR expires > statement_timestamp())
+    ORDER BY place, seq"""
+_ONE: Final = {"place": "1", "wanted": "{schema}.stm_record", "which": "scope = $1 AND name = $2 AND "}
+_MANY: Final = {
+    "place": "wanted.place",
+    "wanted": "unnest($1::text[], $2::text[]) WITH ORDINALITY AS wanted (in_scope, named, place)"
+    " JOIN {schema}.stm_record ON scope = in_scope AND name = named",
+    "which": "",
+}
+
+# An append to a record that probably exists. It neither inserts a record nor sweeps. No row: nothing was
+# done, because the record is absent, expired or full, or will expire soon, and `APPEND` decides. The update
+# judges expiry before it waits for the row; $6 are more seconds than the server lets it wait.
+EXTEND: Final = """
+    WITH record AS (
+        UPDATE {schema}.stm_record
+        SET next = next + 1, size = size + octet_length($3::bytea),
+            expires = clock_timestamp() + make_interval(secs => $4)
+        WHERE scope = $1 AND name = $2 AND size + octet_length($3::bytea) <= $5
+            AND (expires IS NULL OR expires > clock_timestamp() + make_interval(secs => $6))
+        RETURNING id, next - 1 AS seq, next - first AS length
+    ), entered AS (
+        INSERT INTO {schema}.stm_entry (record, seq, entry) SELECT id, seq, $3::bytea FROM record
+    )
+    SELECT length, NULL::bigint AS unswept FROM record"""
 
 # An expired record is replaced in its row: the tail begins after the numbers that were in use. If the entry
 # does not fit, no row is returned and nothing is written; `size` is then the size of the record, for the
@@ -175,10 +201,13 @@ SCAN: Final = """
 
 # One step: an expired record, or the oldest entries of a larger one; the record's row is removed last. No
 # row: no record has expired, or others are removing them. It never waits for a lock, so it cannot deadlock.
+# The index has `due`, which is at most `DUE_S` before `expires`. With that number as $1, every row found in
+# the index has expired; with less, some of the newest have not, and are skipped.
 PURGE: Final = """
     WITH due AS MATERIALIZED (
-        SELECT id FROM {schema}.stm_record WHERE expires <= statement_timestamp()
-        ORDER BY expires LIMIT 1 FOR UPDATE SKIP LOCKED
+        SELECT id FROM {schema}.stm_record
+        WHERE {due} <= statement_timestamp() - make_interval(secs => $1) AND expires <= statement_timestamp()
+        ORDER BY {due} LIMIT 1 FOR UPDATE SKIP LOCKED
     ), step AS MATERIALIZED (
         SELECT max(seq) AS last,
             max(seq) FILTER (WHERE place = 1 OR (place <= {entries} AND bytes <= {bytes})) AS upto
@@ -253,7 +282,6 @@ CREATE TABLE IF NOT EXISTS {schema}.stm_record (
     size    bigint NOT NULL,
     CONSTRAINT stm_record_key UNIQUE ({of_tenant}scope, name)
 );
-CREATE INDEX IF NOT EXISTS stm_record_expires ON {schema}.stm_record (expires) WHERE expires IS NOT NULL;
 CREATE TABLE IF NOT EXISTS {schema}.stm_entry (
     {tenant}record bigint NOT NULL REFERENCES {schema}.stm_record (id) ON DELETE CASCADE,
     seq     bigint NOT NULL,
@@ -262,7 +290,7 @@ CREATE TABLE IF NOT EXISTS {schema}.stm_entry (
 );
 {policies}COMMENT ON TABLE {schema}.stm_record IS 'stm-backends, schema 1';
 INSERT INTO {schema}.stm_layout (version, readable_since) VALUES (1, 1) ON CONFLICT DO NOTHING;
-{step_2}"""
+{step_2}{step_3}"""
 
 # FORCE, because otherwise the policies would not bind the owner of the tables. Nothing binds a superuser.
 # Existing policies are not changed.
@@ -297,9 +325,6 @@ DO $$ BEGIN
             ALTER TABLE {schema}.stm_entry DROP CONSTRAINT stm_entry_record_fkey,
                 ADD CONSTRAINT stm_entry_record_fkey FOREIGN KEY (tenant, record)
                 REFERENCES {schema}.stm_record (tenant, id) ON DELETE CASCADE NOT VALID;
-            DROP INDEX {schema}.stm_record_expires;
-            CREATE INDEX stm_record_expires ON {schema}.stm_record (tenant, expires)
-                WHERE expires IS NOT NULL;
             IF EXISTS (
                 SELECT FROM pg_policy WHERE polrelid = '{schema}.stm_record'::regclass
                 AND pg_get_expr(polqual, polrelid) = '(tenant = CURRENT_USER)'
@@ -312,6 +337,33 @@ DO $$ BEGIN
     END IF;
 END $$;
 """
+
+# An append moves `expires`. If an index had that column, each append would add an entry to every index of
+# the table, and leave one to be removed. `due` is the same for a quarter of an hour, so the new row is stored
+# beside the old one, in the space that the fill factor keeps free (a HOT update). The server calculates it,
+# also for processes of earlier layouts.
+_STEP_3: Final = """\
+-- From layout 2 to layout 3, which earlier layouts can still use. It rewrites stm_record.
+DO $$ BEGIN
+    IF (SELECT version < 3 FROM {schema}.stm_layout) THEN
+        DROP INDEX IF EXISTS {schema}.stm_record_expires;
+        ALTER TABLE {schema}.stm_record SET (fillfactor = {fill}), ADD COLUMN IF NOT EXISTS due timestamptz
+            GENERATED ALWAYS AS (date_bin('{due_s} seconds', expires, '2000-01-01 00:00:00+00')) STORED;
+        IF EXISTS (
+            SELECT FROM pg_attribute WHERE attrelid = '{schema}.stm_record'::regclass AND attname = 'tenant'
+        ) THEN
+            CREATE INDEX IF NOT EXISTS stm_record_due ON {schema}.stm_record (tenant, due)
+                WHERE due IS NOT NULL;
+        ELSE
+            CREATE INDEX IF NOT EXISTS stm_record_due ON {schema}.stm_record (due) WHERE due IS NOT NULL;
+        END IF;
+        UPDATE {schema}.stm_layout SET version = 3;
+    END IF;
+END $$;
+"""
+
+_FILL: Final = 70
+"""The percentage of a page of records that is filled by new rows; updated rows need the rest."""
 
 
 def setup(schema: str, row_security: RowSecurity) -> str:
@@ -333,6 +385,9 @@ def setup(schema: str, row_security: RowSecurity) -> str:
         .replace("{of_tenant}", of_tenant)
         .replace("{policies}", policies)
         .replace("{step_2}", _STEP_2)
+        .replace("{step_3}", _STEP_3)
+        .replace("{fill}", str(_FILL))
+        .replace("{due_s}", str(DUE_S))
         .replace("{schema}", quoted(schema))
     )
 
@@ -341,8 +396,10 @@ class Statements:
     """The statements on the tables of one schema; `schema` is an identifier, quoted here."""
 
     def __init__(self, schema: str) -> None:
-        def here(statement: str, whose: str = "", below: str = "") -> str:
-            """Fill in the schema, and the record and the bound for the removal of entries."""
+        def here(statement: str, whose: str = "", below: str = "", **parts: str) -> str:
+            """Fill in the schema, the record and the bound for the removal of entries, and other parts."""
+            for name, part in parts.items():
+                statement = statement.replace(f"{{{name}}}", part)
             return (
                 statement.replace("{swept}", _SWEPT)
                 .replace("{end}", _END)
@@ -356,13 +413,16 @@ class Statements:
 
         self.record = f"{quoted(schema)}.{RECORD}"
         self.layout = f"{quoted(schema)}.{LAYOUT}"
-        self.load = here(LOAD)
+        self.load = here(LOAD, **_ONE)
+        self.load_many = here(LOAD, **_MANY)
+        self.extend = here(EXTEND)
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")
         self.store = here(STORE, "record", "first FROM record")
         self.fold = here(FOLD, "written", "first FROM written")
         self.delete = here(DELETE)
         self.scan = here(SCAN)
-        self.purge = here(PURGE)
+        self.purge = here(PURGE, due="due")
+        self.purge_undated = here(PURGE, due="expires")
         self.sweep = here(SWEEP, "record", "first FROM record")
         self.numbers = here(NUMBERS)
 

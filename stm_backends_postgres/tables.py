@@ -27,11 +27,11 @@ class Send(Protocol):
     async def __call__(self, use: Callable[[Connection], Awaitable[T]], /) -> T: ...
 
 
-async def make_ready(send: Send, settings: PostgresSettings, statements: Statements, *, create: bool) -> None:
+async def make_ready(send: Send, settings: PostgresSettings, statements: Statements, *, create: bool) -> bool:
     """Check that the server, the role and the tables can be used; `create` sets tables up, or migrates them.
 
-    Raises `Unavailable` if the tables do not exist or the server is a standby, and `ConfigurationError` for
-    anything that has to be changed first.
+    Returns whether records have the column `due`. Raises `Unavailable` if the tables do not exist or the
+    server is a standby, and `ConfigurationError` for anything that has to be changed first.
     """
     found, layout = await _look(send, statements)
     if create and (layout is None or is_outdated(layout, OURS)):
@@ -53,6 +53,7 @@ async def make_ready(send: Send, settings: PostgresSettings, statements: Stateme
     is_outdated(layout, OURS)
     require_usable(layout, OURS, oldest=OLDEST)
     _require_security(found, settings)
+    return "due" in found["columns"].split()
 
 
 async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]:
@@ -67,7 +68,7 @@ async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]
         )
     numbers = await send(lambda connection: connection.fetch(statements.numbers)) if found["numbered"] else []
     # Layout 1 had no such table.
-    return found, Layout(*numbers[0].values()) if numbers else Layout(1, 1)
+    return found, Layout(*numbers[0]) if numbers else Layout(1, 1)
 
 
 def _require_server(found: Row) -> None:

@@ -16,7 +16,7 @@ from stm_backends.drivers.edge import ConcurrencyLimit
 from stm_backends.errors import ConfigurationError
 from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected
-from stm_backends_redis.servers import Connected, NodeOfClient, Server
+from stm_backends_redis.servers import Connected, Node, NodeOfClient, Server
 from stm_backends_redis.settings import Address, RedisSettings
 
 Client: TypeAlias = "Redis | RedisCluster"
@@ -39,13 +39,13 @@ def require_client(client: object, *, silence_s: float) -> Connected:
 
     manager: Any = cluster.nodes_manager
 
-    def node_at(address: Address) -> Connected:
+    def node_at(address: Address) -> Node:
         host, port = address
         node = cluster.get_node(host, port)
         if node is None:  # newer than the client's topology; added there, so that the client closes it
             node = ClusterNode(host, port, **cast("Any", cluster.get_connection_kwargs()))
             manager.nodes_cache[node.name] = node
-        return NodeOfClient(node)
+        return NodeOfClient(node, silence_s=silence_s)
 
     return Cluster(node_at, seeds, remap=lambda address: manager.remap_host_port(*address))
 
@@ -53,15 +53,16 @@ def require_client(client: object, *, silence_s: float) -> Connected:
 def make_client(settings: RedisSettings) -> Connected:
     """Return a connection to the servers of these settings; it connects when it is first used."""
     common = client_options(settings)
-    # The client's own limit is never reached: our limit makes operations wait first.
-    # One more, which the stream keeps.
+    # The client's own limit is never reached: our limit makes operations wait first. The stream keeps one
+    # connection, and two for a moment when it changes to another.
     common |= {"max_connections": settings.pool_size + 1, "redis_connect_func": _greeting(settings)}
+    count = max(1, settings.pool_size - 1)
 
     def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
         return Server(
             client,
             silence_s=settings.deadline_s,
-            limit=ConcurrencyLimit(settings.pool_size, patience_s=settings.deadline_s / 2),
+            limit=ConcurrencyLimit(count, patience_s=settings.deadline_s / 2),
             also=also or (),
         )
 
@@ -89,6 +90,8 @@ def client_options(settings: RedisSettings) -> dict[str, Any]:
         "socket_connect_timeout": _connect_timeout(settings),
         # Only the deadline of the operation limits how long it waits for its answer.
         "socket_timeout": None,
+        # So that the loss of an idle connection is noticed.
+        "socket_keepalive": True,
         # The core retries writes whose outcome is unknown, because it knows which are safe to repeat.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,

@@ -18,7 +18,7 @@ from redis.crc import key_slot
 
 from stm_backends.errors import Denied, StorageError
 from stm_backends_redis.errors import meaning
-from stm_backends_redis.servers import Command, Connected
+from stm_backends_redis.servers import Command, Node
 from stm_backends_redis.settings import Address
 
 Seeds: TypeAlias = Callable[[], Awaitable[Iterable[Address]]]
@@ -45,7 +45,7 @@ class Cluster:
 
     def __init__(
         self,
-        connect: Callable[[Address], Connected],
+        connect: Callable[[Address], Node],
         seeds: Seeds,
         *,
         remap: Callable[[Address], Address] = lambda address: address,
@@ -53,7 +53,7 @@ class Cluster:
         self._connect = connect
         self._seeds = seeds
         self._remap = remap
-        self._nodes: dict[Address, Connected] = {}
+        self._nodes: dict[Address, Node] = {}
         self._owners: dict[int, Address] = {}
         self._look: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
@@ -67,26 +67,25 @@ class Cluster:
         if address is None:
             self._look_again()
             raise client.ClusterDownError("no node has this slot")
-        asking: tuple[Command, ...] = ()
+        asking = False
         for _ in range(_REDIRECTIONS):
             try:
-                # ASKING holds for the next command of the same connection only.
-                answers = await self._node(address).exchange(key, *asking, *commands)
+                answers = await self._node(address).exchange(key, *commands, asking=asking)
             except (client.ConnectionError, client.TimeoutError, OSError, asyncio.CancelledError):
                 self._look_again(address)
                 raise
-            answer = answers[len(asking)]
+            answer = answers[0]
             if isinstance(answer, client.AskError):  # which MOVED is a kind of
                 where: Any = answer
                 address = self._address(where.host, where.port, told_by=address)
-                asking = (("ASKING",),)
-                if isinstance(answer, client.MovedError):
-                    self._owners[slot], asking = address, ()
+                asking = not isinstance(answer, client.MovedError)
+                if not asking:
+                    self._owners[slot] = address
                     self._look_again()
                 continue
             if isinstance(answer, client.ClusterDownError):
                 self._look_again(address)
-            return answers[len(asking) :]
+            return answers
         raise client.ClusterError("redirected too often")
 
     async def close(self) -> None:
@@ -98,7 +97,7 @@ class Cluster:
                 look.cancel()
             await asyncio.gather(*(node.close() for node in nodes.values()))
 
-    def _node(self, address: Address) -> Connected:
+    def _node(self, address: Address) -> Node:
         if address not in self._nodes:
             self._nodes[address] = self._connect(address)
         return self._nodes[address]

@@ -26,6 +26,8 @@ class Safeguard:
         self._name = "WAITAOF" if settings.wait_fsync else "WAIT"
         self._patience = patience
         self.is_asked = any(self._asked)
+        self.behind: tuple[Command, ...] = ((self._name, *self._asked, patience),) if self.is_asked else ()
+        """The command to send after a write in the same packet; none if there is nothing to wait for."""
 
     @property
     def sentence(self) -> str:
@@ -43,11 +45,6 @@ class Safeguard:
             "failover may lose the last writes"
         )
 
-    @property
-    def behind(self) -> tuple[Command, ...]:
-        """The command to send after a write in the same packet; none if there is nothing to wait for."""
-        return ((self._name, *self._asked, self._patience),) if self.is_asked else ()
-
     async def require(self, connected: Connected, key: bytes) -> None:
         """Check, without waiting for a replica, that the server supports the command and permits it.
 
@@ -55,7 +52,8 @@ class Safeguard:
         """
         if not self.is_asked:
             return
-        (error,) = await connected.exchange(key, (self._name, *self._asked[:-1], 0, self._patience))
+        wait = (self._name, *self._asked[:-1], 0, self._patience)
+        _, error = await connected.exchange(key, ("EXISTS", key), wait)
         if not isinstance(error, Exception):
             return
         if self._name == "WAIT" or isinstance(error, NoPermissionError):

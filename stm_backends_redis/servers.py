@@ -1,29 +1,48 @@
-"""One server, and how commands are sent to it: related commands in one packet on one connection."""
+"""One server, and how commands are sent to it: on a connection that they share, or on one of their own."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.sentinel import (
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.client import NEVER_DECODE
+from redis.credentials import StreamingCredentialProvider
 from redis.exceptions import RedisError, ResponseError
 
 from stm_backends.drivers.edge import ConcurrencyLimit
 from stm_backends_redis.errors import is_read_only
-from stm_backends_redis.stream import Stream
+
+if TYPE_CHECKING:
+    from stm_backends_redis.stream import Connections, Stream
 
 Argument: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Argument]
 
+_ASKING: Final[Command] = ("ASKING",)
 
-LARGE: Final = 64 * 1024
-"""Bytes of a command or an answer from which on it does not share a connection: others would wait for it."""
-
-LARGE_KEPT: Final = 1_000
-"""How many keys with large answers are remembered."""
+_POOLS: Final = (ConnectionPool, SentinelConnectionPool)
+_CONNECTIONS: Final = (
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 
 class Connected(Protocol):
@@ -42,12 +61,61 @@ class Connected(Protocol):
         ...
 
 
-class Server:
+class Node(Connected, Protocol):
+    """One server, which may be a node of a cluster."""
+
+    async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
+        """Do the same; `asking` sends ASKING directly before the first command, and drops its answer."""
+        ...
+
+
+class _Sending:
+    """How both kinds of clients send commands.
+
+    Commands of concurrent tasks share one connection, a stream. Related commands each get a connection of
+    the client's pool, as do large ones and those with large answers: the others would wait for them.
+    """
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
+        """Send commands in one packet on one connection; one server has all keys."""
+        stream = self._stream
+        answer = None
+        if stream is not None and len(commands) == 1:  # a second one is WAIT, which blocks its connection
+            answer = stream.send(key, commands[0], asking=asking)
+        if answer is not None:
+            answers = [await answer]
+        elif asking:
+            answers = (await self._send((_ASKING, *commands)))[1:]
+        else:
+            answers = await self._send(commands)
+        if stream is not None:
+            stream.note(key, answers[0])
+        for one in answers:
+            if isinstance(one, Exception) and is_read_only(one):
+                await self._renew()
+        return answers
+
+    async def close(self) -> None:
+        """Wait for operations in progress, and give the connection of the stream back."""
+        if self._stream is not None:
+            await self._stream.close()
+
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands on a connection of their own."""
+        raise NotImplementedError
+
+    async def _renew(self) -> None:
+        """Use no connection again that is idle, because they lead to a replica."""
+
+
+class Server(_Sending):
     """One server, through a client of `redis.asyncio`.
 
-    A client that was made here comes with a `limit` for its connections. Only such a client is closed,
-    together with those in `also`. Commands of concurrent tasks share one connection, a stream. Related
-    commands, and those that are large or have large answers, each have a connection for themselves.
+    A client that was made here comes with a `limit` for the connections beside the stream's. Only such a
+    client is closed, together with those in `also`.
     """
 
     def __init__(
@@ -58,56 +126,39 @@ class Server:
         limit: ConcurrencyLimit | None = None,
         also: Sequence[Redis] = (),
     ) -> None:
+        pool: Any = client.connection_pool
+        # Of the connections of a small pool, none is kept.
+        shares = type(pool) in _POOLS and pool.max_connections > 2 and not client.single_connection_client
+        options = pool.connection_kwargs
+        super().__init__(_stream(pool, pool.connection_class, options, silence_s) if shares else None)
         self._client = client
         self._limit = limit
         self._also = also
-        pool: Any = client.connection_pool
-        shares = isinstance(pool, ConnectionPool) and pool.max_connections > 1
-        self._stream = Stream(pool, silence_s=silence_s) if shares else None
-        # Keys whose last answer was large, oldest first.
-        self._large: dict[bytes, None] = {}
-
-    async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
-        """Send commands in one packet on one connection; one server has all keys."""
-        if self._stream is None or len(commands) > 1 or key in self._large or _size(commands[0]) > LARGE:
-            async with self._limit or contextlib.nullcontext():
-                answers = await self._send(commands)
-        else:
-            answers = [await self._stream.send(commands[0])]
-        if isinstance(answers[0], list):
-            self._note(key, is_large=_size(cast("list[Any]", answers[0])) > LARGE)
-        if any(isinstance(answer, Exception) and is_read_only(answer) for answer in answers):
-            # A master that became a replica keeps its connections, while its host name may lead to the new
-            # master. A new connection resolves the name again.
-            with contextlib.suppress(OSError, RedisError):
-                await self._client.connection_pool.disconnect(inuse_connections=False)
-            if self._stream is not None:
-                self._stream.leave()
-        return answers
-
-    def _note(self, key: bytes, *, is_large: bool) -> None:
-        self._large.pop(key, None)
-        if is_large:
-            self._large[key] = None
-            if len(self._large) > LARGE_KEPT:
-                del self._large[next(iter(self._large))]
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
         client: Any = self._client
-        if len(commands) == 1:
-            try:
-                return [await client.execute_command(*commands[0], **{NEVER_DECODE: True})]
-            except ResponseError as error:
-                return [error]
-        async with client.pipeline(transaction=False) as pipeline:
-            for command in commands:
-                pipeline.execute_command(*command, **{NEVER_DECODE: True})
-            return await pipeline.execute(raise_on_error=False)
+        async with self._limit or contextlib.nullcontext():
+            if len(commands) == 1:
+                try:
+                    return [await client.execute_command(*commands[0], **{NEVER_DECODE: True})]
+                except ResponseError as error:
+                    return [error]
+            async with client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command, **{NEVER_DECODE: True})
+                return await pipeline.execute(raise_on_error=False)
+
+    async def _renew(self) -> None:
+        # A master that became a replica keeps its connections, while its host name may lead to the new
+        # master. A new connection resolves the name again.
+        if self._stream is not None:
+            self._stream.leave()
+        with contextlib.suppress(OSError, RedisError):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
         """Wait for operations in progress, and close the client unless it was handed in."""
-        if self._stream is not None:
-            await self._stream.close()
+        await super().close()
         if self._limit is None:
             return
         try:
@@ -118,34 +169,67 @@ class Server:
                     stack.push_async_callback(client.aclose)
 
 
-def _size(parts: Sequence[Any]) -> int:
-    """Return how many bytes the byte strings of a command or an answer have."""
-    return sum(len(part) for part in parts if isinstance(part, bytes))
-
-
-class NodeOfClient:
+class NodeOfClient(_Sending):
     """A node of a `RedisCluster` that was handed in, on the connections that this client keeps to it."""
 
-    def __init__(self, node: ClusterNode) -> None:
-        self._node = node
+    def __init__(self, node: ClusterNode, *, silence_s: float) -> None:
+        found: Any = node
+        pool = _PoolOfNode(found)
+        shares = hasattr(found, "release")  # since version 8 of the client library
+        super().__init__(
+            _stream(pool, found.connection_class, found.connection_kwargs, silence_s) if shares else None
+        )
+        self._node = found
 
-    async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
-        """Send commands in one packet on one connection."""
-        del key
-        node: Any = self._node
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
         if len(commands) == 1:
             try:
-                return [await node.execute_command(*commands[0], **{NEVER_DECODE: True})]
+                return [await self._node.execute_command(*commands[0], **{NEVER_DECODE: True})]
             except ResponseError as error:
                 return [error]
         sent: list[Any] = [
             PipelineCommand(place, *command, **{NEVER_DECODE: True}) for place, command in enumerate(commands)
         ]
-        await node.execute_pipeline(sent)
+        await self._node.execute_pipeline(sent)
         for command in sent:
             if isinstance(command.result, Exception) and not isinstance(command.result, ResponseError):
                 raise command.result
         return [command.result for command in sent]
 
-    async def close(self) -> None:
-        """Do nothing; the connections belong to the caller's client."""
+
+class _PoolOfNode:
+    """The connections that a `RedisCluster` keeps to one node."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    async def get_connection(self) -> AbstractConnection:
+        connection: AbstractConnection = self._node.acquire_connection()
+        try:
+            await connection.connect()
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        self._node.release(connection)
+
+
+def _stream(
+    pool: Connections, connection_class: type[Any], options: Mapping[str, Any], silence_s: float
+) -> Stream | None:
+    """Return a stream on the connections of a pool; `None` if such connections cannot be shared."""
+    suits = (
+        # A subclass may do anything with what is sent.
+        connection_class in _CONNECTIONS
+        # A connection in use is not logged in again by such a provider.
+        and not isinstance(options.get("credential_provider"), StreamingCredentialProvider)
+        and hasattr(AbstractConnection, "_writer")
+        and find_spec("hiredis")
+    )
+    if not suits:
+        return None
+    from stm_backends_redis.stream import Stream  # noqa: PLC0415 -- it imports hiredis
+
+    return Stream(pool, silence_s=silence_s)

@@ -31,8 +31,8 @@ class RedisSettings(Settings):
     `mode` is one server, a Redis Cluster found through any of `hosts`, or the master that the sentinels at
     `hosts` name for `service`. `username` and `password` are those of the servers; sentinels have their own.
 
-    `pool_size` limits the operations in progress at once, in a cluster for each node. `connect_timeout_s`
-    limits the time to open a connection, and is capped at half of `deadline_s`.
+    `pool_size` limits the connections, in a cluster to each node; concurrent operations share one of them.
+    `connect_timeout_s` limits the time to open a connection, and is capped at half of `deadline_s`.
 
     `wait_replicas=n`: a write is acknowledged once n replicas have it. `wait_fsync=True` (Redis 7.2): once
     it is in the append-only file on the disk of the server and of n replicas. A write that is not confirmed

@@ -1,8 +1,8 @@
-"""One connection on which the commands of concurrent tasks are written together.
+"""One connection that concurrent tasks share: commands are written together, answers are matched by order.
 
-Commands that tasks send in one turn of the event loop are written in one packet, and answers are matched to
-them by their order. A command that was cancelled before it was written is never sent. One that was cancelled
-afterwards keeps its place: its answer is read and dropped.
+Commands that are sent in one turn of the event loop are written in one packet. A command that is cancelled
+before it is written is never sent. One that is cancelled afterwards keeps its place: its answer is read and
+dropped.
 """
 
 from __future__ import annotations
@@ -11,127 +11,346 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeAlias, cast
 
-from redis.asyncio import ConnectionPool
-from redis.asyncio.connection import AbstractConnection
+import hiredis
+from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError
+
+from stm_backends_redis.errors import NotConnected, meaning
 
 Answer: TypeAlias = "asyncio.Future[Any]"
 
-MAX_PACKET: Final = 256
-"""How many commands are written at once, so that the first answers are read before the last are packed."""
+_Request: TypeAlias = tuple[bytes, Answer, bool]
+"""A packed command, its answer, and whether ASKING was packed before it."""
+
+_PACK: Final[Callable[[tuple[bytes | str | int, ...]], bytes]] = cast("Any", hiredis).pack_command
+_ASKING: Final = _PACK(("ASKING",))
+
+LARGE: Final = 64 * 1024
+"""Larger commands and answers, in bytes, share no connection, because others would wait for them."""
+
+PACKET: Final = 4
+"""How many commands are written without waiting for more, so that the server and this process both work."""
+
+LARGE_KEPT: Final = 1_000
+"""How many keys with large answers are remembered."""
+
+MAX_OUTSTANDING: Final = 1024 * 1024
+"""How many bytes of commands a stream holds that are not written or not answered."""
+
+_UNFINISHED: Final = object()
+_PUSH: Final = getattr(hiredis, "PushNotification", ())
+
+
+class Connections(Protocol):
+    """Where a stream takes its connection from: the pool of a client."""
+
+    async def get_connection(self) -> AbstractConnection:
+        """Return a connection that is logged in."""
+        ...
+
+    async def release(self, connection: AbstractConnection) -> None:
+        """Take a connection back."""
+        ...
 
 
 class Stream:
-    """A connection of a client's pool, taken when it is first needed and kept until `close`.
+    """Sends commands on one connection, which is taken when it is first needed and kept until `close`.
 
-    If it is lost, every command that was written fails with the client library's error; what still waits goes
-    out on the next connection. A connection on which nothing is answered for `silence_s` seconds is lost.
+    If the connection is lost, each command that was written fails with the client library's
+    `ConnectionError`, because its outcome is unknown. Commands that were not written go out on the next
+    connection. A connection on which no command is answered for `silence_s` seconds is closed.
     """
 
-    def __init__(self, pool: ConnectionPool[Any], *, silence_s: float) -> None:
+    def __init__(self, pool: Connections, *, silence_s: float) -> None:
         self._pool = pool
         self._silence_s = silence_s
-        self._unsent: deque[tuple[Sequence[bytes | str | int], Answer]] = deque()
-        self._sent: deque[Answer] = deque()
-        self._wake = asyncio.Event()
-        self._stale = False
-        self._task: asyncio.Task[None] | None = None
+        self._queue: list[_Request] = []
+        self._queued = 0
+        self._line: Line | None = None
+        self._lines: set[Line] = set()
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_due = False
+        self._large: dict[bytes, None] = {}
+        """Keys with large answers, oldest first."""
 
-    def send(self, command: Sequence[bytes | str | int]) -> Answer:
-        """Return the answer to come: bytes, never decoded, or the server's error as a value."""
-        answer: Answer = asyncio.get_running_loop().create_future()
-        self._unsent.append((command, answer))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="stm-redis-stream")
-        else:
-            self._wake.set()
+    def send(
+        self, key: bytes, command: Sequence[bytes | str | int], *, asking: bool = False
+    ) -> Answer | None:
+        """Return the answer to come: bytes, never decoded, or the server's error as a value.
+
+        Returns `None`, and sends nothing, if the command is too large to share a connection, if the last
+        answer for this key was, or if too much is unanswered. `asking` sends ASKING, whose answer is dropped,
+        directly before the command.
+        """
+        if key in self._large:
+            return None
+        line = self._line
+        packed = _PACK(tuple(command))
+        outstanding = self._queued + (line.unanswered if line is not None else 0)
+        if len(packed) > LARGE or outstanding + len(packed) > MAX_OUTSTANDING:
+            return None
+        loop = asyncio.get_running_loop()
+        answer: Answer = loop.create_future()
+        self._queue.append((packed, answer, asking))
+        self._queued += len(packed)
+        if line is not None and line.is_stale:
+            self.leave(line)
+            line = None
+        if line is None:
+            self._connect()
+        elif len(self._queue) >= PACKET or (not line.sent and line.batch < 2):
+            self._write()  # the server can begin, or only one task is at work
+        elif not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._write)
         return answer
 
-    def leave(self) -> None:
-        """Send nothing more on this connection; once its last answer has come, a new one takes its place."""
-        if self._task is not None and not self._task.done():
-            self._stale = True
-            self._wake.set()
+    def note(self, key: bytes, answer: object) -> None:
+        """Remember whether the answer for a key was large: only lists of byte strings are."""
+        parts = cast("list[bytes]", answer)
+        if not isinstance(answer, list) or not parts or type(parts[0]) is not bytes:
+            return
+        large = self._large
+        if sum(map(len, parts)) > LARGE:
+            large.pop(key, None)
+            large[key] = None
+            if len(large) > LARGE_KEPT:
+                del large[next(iter(large))]
+        elif key in large:
+            del large[key]
+
+    def leave(self, line: Line | None = None) -> None:
+        """Send nothing more on the connection; it is closed after its last answer."""
+        line = line or self._line
+        if line is not None:
+            if self._line is line:
+                self._line = None
+            line.leave()
+
+    def lost(self, line: Line) -> None:
+        """Give a lost connection back, and connect again if commands wait."""
+        if line in self._lines:
+            self._lines.remove(line)
+            self._begin(self._give_back(line))
+        if self._line is line:
+            self._line = None
+        if self._line is None and self._queue:
+            self._connect()
 
     async def close(self) -> None:
-        """Wait for all answers, each limited by its caller's deadline, and return the connection."""
-        while pending := [one for one in (*self._sent, *(one for _, one in self._unsent)) if not one.done()]:
+        """Wait for all answers, each limited by its caller's deadline, and give the connection back."""
+        while pending := [
+            answer
+            for requests in (self._queue, *(line.sent for line in self._lines))
+            for _, answer, _ in requests
+            if not answer.done()
+        ]:
             await asyncio.wait(pending)
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for line in list(self._lines):
+            self.lost(line)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def _run(self) -> None:
-        """Connect, and write and read as long as the connection lasts; again while commands wait."""
-        while self._unsent:
+    def _connect(self) -> None:
+        if self._connecting is None:
+            self._connecting = self._begin(self._take_connection())
+
+    async def _take_connection(self) -> None:
+        try:
+            connection = await self._pool.get_connection()
             try:
-                connection = await self._pool.get_connection()
-            except Exception as error:  # noqa: BLE001 -- nothing was sent; it is the answer to all that wait
-                self._fail([answer for _, answer in self._unsent], error)
-                self._unsent.clear()
-                return
-            lost: Exception = ConnectionLost("the connection was lost")
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for part in (self._write, self._read, self._watch):
-                        group.create_task(part(connection))
-            except* (RedisError, OSError) as errors:
-                lost = next(error for error in errors.exceptions if isinstance(error, Exception))
-            finally:
-                sent, self._sent, self._stale = self._sent, deque(), False
-                self._fail(sent, lost)
-                with contextlib.suppress(RedisError, OSError):
-                    await connection.disconnect(nowait=True)
+                transport = await _transport(connection)
+            except BaseException:
                 await self._pool.release(connection)
-
-    async def _write(self, connection: AbstractConnection) -> None:
-        while True:
-            if self._stale and not self._sent:
-                self._stale = False
-                raise ConnectionLost("left for a new connection")
-            if self._stale or not self._unsent:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            packet: list[bytes] = []
-            for _ in range(min(len(self._unsent), MAX_PACKET)):
-                command, answer = self._unsent.popleft()
+                raise
+            self._line = Line(self, connection, transport, self._silence_s)
+            self._lines.add(self._line)
+        except Exception as error:  # noqa: BLE001 -- nothing was sent, whatever the error is
+            for _, answer, _ in self._queue:
                 if not answer.done():
-                    packet += connection.pack_command(*command)
-                    self._sent.append(answer)
-            if packet:
-                await connection.send_packed_command(packet, check_health=False)
+                    answer.set_exception(_not_connected(error))
+            self._clear()
+        finally:
+            self._connecting = None
+        self._write()
 
-    async def _read(self, connection: AbstractConnection) -> None:
-        while True:
-            try:
-                found = await connection.read_response(
-                    disable_decoding=True, timeout=math.inf, disconnect_on_error=False
-                )
-            except ResponseError as error:
-                found = error
-            if not self._sent:
-                raise InvalidResponse("an answer to no command")
-            answer = self._sent.popleft()
+    def _write(self) -> None:
+        """Write all commands that wait, except those that were cancelled."""
+        self._is_due = False
+        line = self._line
+        if line is None:
+            if self._queue:
+                self._connect()
+        elif not line.is_closing:  # if it is, `lost` connects again
+            if requests := [request for request in self._queue if not request[1].done()]:
+                line.write(requests)
+            self._clear()
+
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._queued = 0
+
+    async def _give_back(self, line: Line) -> None:
+        try:
+            with contextlib.suppress(Exception):
+                await line.connection.disconnect()
+        finally:
+            line.abort("the connection was closed")
+            with contextlib.suppress(KeyError):  # a pool that was reset does not know its connections
+                await self._pool.release(line.connection)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="stm-redis-stream")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class Line(asyncio.Protocol):
+    """A connection of the client library, logged in, whose answers are read here from now on."""
+
+    def __init__(
+        self, stream: Stream, connection: AbstractConnection, transport: asyncio.Transport, silence_s: float
+    ) -> None:
+        self.connection = connection
+        self.sent: deque[_Request] = deque()
+        self.unanswered = 0
+        """Bytes of the commands in `sent`."""
+        self.batch = 0
+        """How many commands were written last."""
+        self._stream = stream
+        self._transport = transport
+        self._silence_s = min(silence_s, connection.socket_timeout or math.inf)
+        self._rest_s = connection.health_check_interval or math.inf
+        self._is_left = False
+        self._failure: type[RedisError] = ConnectionLost
+        self._why = "the connection was lost"
+        self._loop = asyncio.get_running_loop()
+        self._answered_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        parser: Any = DefaultParser
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=parser.parse_error, notEnoughData=_UNFINISHED
+        )
+        self._library = transport.get_protocol()
+        transport.set_protocol(self)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the connection was idle for longer than the client's interval between health checks."""
+        return not self.sent and self._loop.time() - self._answered_at > self._rest_s
+
+    def write(self, requests: Sequence[_Request]) -> None:
+        """Write commands in one packet."""
+        if not self.sent:
+            self._answered_at = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_at(self._answered_at + self._silence_s, self._check)
+        packet: list[bytes] = []
+        for request in requests:
+            packed, _, asking = request
+            if asking:
+                dropped: Answer = self._loop.create_future()
+                dropped.cancel()
+                self.sent.append((b"", dropped, False))
+                packet.append(_ASKING)
+            packet.append(packed)
+            self.sent.append(request)
+            self.unanswered += len(packed)
+        self.batch = len(requests)
+        self._transport.write(b"".join(packet))
+
+    def leave(self) -> None:
+        """Close the connection after the last answer."""
+        self._is_left = True
+        if not self.sent:
+            self._transport.close()
+
+    def abort(self, why: str, failure: type[RedisError] = ConnectionLost) -> None:
+        """Close the connection now; the commands without an answer fail."""
+        self._why, self._failure = why, failure
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Give each answer to the oldest command that has none."""
+        self._reader.feed(data)
+        sent = self.sent
+        before = len(sent)
+        try:
+            while (found := self._reader.gets()) is not _UNFINISHED:
+                if isinstance(found, _PUSH):
+                    if found[0] == b"MOVING":  # a new connection goes to the server's new address
+                        self._stream.leave(self)
+                    continue
+                if not sent:
+                    raise InvalidResponse("an answer to no command")
+                packed, answer, _ = sent.popleft()
+                self.unanswered -= len(packed)
+                if isinstance(found, ConnectionLost):  # such as a refused login: the next one may succeed
+                    self._stream.leave(self)
+                    if not answer.done():
+                        answer.set_exception(found)
+                elif not answer.done():
+                    answer.set_result(found)
+        except InvalidResponse as error:
+            self.abort(str(error), InvalidResponse)
+        if len(sent) < before:
+            self._answered_at = self._loop.time()
+        if self._is_left and not sent:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what has no answer: whether it was done is unknown."""
+        self._library.connection_lost(exc)  # the client library waits for this when it disconnects
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, answer, _ in self.sent:
             if not answer.done():
-                answer.set_result(found)
-            if self._stale:
-                self._wake.set()
+                failure = self._failure(self._why)
+                failure.__cause__ = exc
+                answer.set_exception(failure)
+        self.sent.clear()
+        self._stream.lost(self)
 
-    async def _watch(self, connection: AbstractConnection) -> None:
-        del connection
-        while True:
-            oldest = self._sent[0] if self._sent else None
-            await asyncio.sleep(self._silence_s)
-            if oldest is not None and self._sent and self._sent[0] is oldest:
-                raise ConnectionLost("the server did not answer")
+    def _check(self) -> None:
+        """Give up a connection on which no command is answered."""
+        self._timer = None
+        if self.sent:
+            ends = self._answered_at + self._silence_s
+            if self._loop.time() >= ends:
+                self.abort("the server did not answer")
+            else:
+                self._timer = self._loop.call_at(ends, self._check)
 
-    def _fail(self, answers: Sequence[Answer] | deque[Answer], error: Exception) -> None:
-        for answer in answers:
-            if not answer.done():
-                answer.set_exception(error)
+
+async def _transport(connection: AbstractConnection) -> asyncio.Transport:
+    """Return the transport of a connection on which nothing was received; connects again if need be."""
+    # The name before version 8 of the client library.
+    has_data = getattr(connection, "can_read", connection.can_read_destructive)
+    for _ in range(2):
+        writer: asyncio.StreamWriter = cast("Any", connection)._writer  # noqa: SLF001 -- there is no public way
+        if not (writer.transport.is_closing() or await has_data()):
+            return cast("asyncio.Transport", writer.transport)
+        await connection.disconnect()
+        await connection.connect()
+    raise ConnectionLost("the server sent data before the first command")
+
+
+def _not_connected(error: Exception) -> Exception:
+    """Return the error of a command that was not sent, because there was no connection."""
+    if meaning(error) is None:
+        return error
+    failure = NotConnected()
+    failure.__cause__ = error
+    return failure

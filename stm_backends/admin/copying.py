@@ -1,8 +1,8 @@
 """Copies all records of tenants and users from one datastore to another.
 
 Body, tail and version are copied byte for byte. Nothing is decoded, so records of a newer version of this
-library are copied, too, and records written with a transform need that transform at the target. Leases are
-not copied. A time to live cannot be read, so it is not copied.
+library are copied, too, and records written with a transform need that transform at the target. A lease in a
+body is copied with it and expires by itself. A time to live cannot be read, so it is not copied.
 
 Copying a record takes several writes: its body, then its tail, entry by entry. An interruption leaves the
 beginning of the record under its own version, which the next copy recognizes and completes. Any other record
@@ -31,7 +31,7 @@ from stm_backends.records.directory import Directory
 AT_ONCE: Final = 8
 """How many records are processed concurrently."""
 
-KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("lease", "part"))
+KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind != "part")
 """The kinds that are copied. Parts are created by the writes at the target."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}

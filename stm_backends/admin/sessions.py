@@ -91,7 +91,7 @@ class Sessions:
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "key": {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id},
-            "body": dump_body(snapshot.body),
+            "body": dump_body(replace(snapshot.body, lease=None)),
             "turns": turns,
         }
 
@@ -186,17 +186,16 @@ class Sessions:
     async def erase(self, key: MemoryKey) -> bool:
         """Erase a conversation, readable or not; returns whether anything existed.
 
-        Erases its record and lease, its item logs, the state saved under its composite, and its `kv:v1:`
+        Erases its record, its item logs, the state saved under its composite, and its `kv:v1:`
         states. The parts of `kv:v1:` keys are not escaped, so only states that certainly belong to this
         conversation are erased, and none if its key contains ':'. A paused run is erased with its user, or
         expires after an hour.
         """
         # Computed first: an invalid key raises before anything is erased.
-        conversation, lease = keys.memory_key(key), keys.lease_key(key)
+        conversation = keys.memory_key(key)
         logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
         states, beneath = _states_of(key)
         erased = await operations.erase(self._driver, conversation)
-        await self._driver.delete(lease)
         for place in (*logs, *states):
             erased |= await operations.erase(self._driver, place)
         if beneath is not None:
@@ -331,7 +330,7 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     if loaded.health is MemoryHealth.RECOVERING:
         # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
-    return _Session(key, loaded, turns)
+    return _Session(key, replace(loaded, lease=None), turns)
 
 
 def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -63,8 +63,8 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Copy tenants and users to another datastore, then read everything back and compare.
 
-    Copies conversations, logs and saved states byte for byte; leases are not copied. The remaining time to
-    live of a record cannot be read, so the copies do not expire unless --ttl is given.
+    Copies conversations, logs and saved states byte for byte. The remaining time to live of a record cannot
+    be read, so the copies do not expire unless --ttl is given.
 
     Records that are identical at the target are skipped, so run the command again to resume an interrupted
     copy. Records that differ are reported and left unchanged, unless --replace is given. The source may be in

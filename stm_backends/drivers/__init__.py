@@ -2,8 +2,8 @@
 
 `contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
 and validates settings from a URL and keyword arguments. `wrapper` is the base for drivers around a driver.
-`checks`, `edge`, `coalesced` and `layouts` are helpers that the drivers of this library share; using
-them is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
+`checks`, `deadlines`, `edge`, `coalesced` and `layouts` are helpers that the drivers of this library share;
+using them is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
 """
 
 from stm_backends.drivers.contract import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
@@ -107,7 +108,9 @@ class Coalesced(Generic[A]):
                 continue
             self._free -= 1
             keys = tuple(dict.fromkeys(batch.callers.values()))
-            batch.task = asyncio.create_task(self._fetch_all(keys), name="stm-coalesced-loads")
+            # Not in the context of one caller, whose timeouts and traces are not those of the others.
+            empty = contextvars.Context()
+            batch.task = asyncio.create_task(self._fetch_all(keys), name="stm-coalesced-loads", context=empty)
             self._running.add(batch.task)
             batch.task.add_done_callback(lambda task, batch=batch: self._done(batch, task))
 

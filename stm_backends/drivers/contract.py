@@ -2,7 +2,7 @@
 
 A **record** is a *body*, replaced as a whole and only on a condition, and a *tail* of entries that
 writers append to without ever conflicting. A conversation keeps its summary in the body and its turns
-in the tail; a saved state is a body alone; a lease is a body with a time to live.
+in the tail; a saved state is a body alone; a paused run is a body with a time to live.
 
 Everything else in this library is built on `load`, `append`, `replace`, `delete` and `scan`. There are no
 optional operations: `Driver.traits` states what differs between datastores.
@@ -10,7 +10,8 @@ optional operations: `Driver.traits` states what differs between datastores.
 
 from __future__ import annotations
 
-import secrets
+import os
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -32,6 +33,9 @@ MAX_KEY_BYTES: Final = 1_000
 
 DEFAULT_DEADLINE_S: Final = 5.0
 """How many seconds one operation may take, unless a driver's `deadline_s` setting says otherwise."""
+
+NO_LIMIT: Final = sys.maxsize
+"""The `max_drop` of a driver that has no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def new_version() -> str:
     Versions are tokens, not counters. A counter would start again after a record has expired, and a writer
     that still holds an old version could mistake the new record for the old one.
     """
-    return secrets.token_hex(12)
+    return os.urandom(12).hex()
 
 
 @runtime_checkable

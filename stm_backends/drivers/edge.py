@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import random
 import socket
 import ssl
@@ -13,6 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stm_backends.drivers.checks import not_open, require_fits
 from stm_backends.drivers.contract import Traits
+from stm_backends.drivers.deadlines import Deadlines
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable, located
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class ConcurrencyLimit:
 
     def __init__(self, count: int, *, patience_s: float) -> None:
         self._count = count
-        self._patience_s = patience_s
+        self._patience = Deadlines(patience_s)
         self._free = asyncio.Semaphore(count)
 
     async def __aenter__(self) -> None:
@@ -123,7 +123,7 @@ class ConcurrencyLimit:
             await self._free.acquire()  # does not wait, so it needs no timer
             return
         try:
-            async with asyncio.timeout(self._patience_s):
+            with self._patience.start():
                 await self._free.acquire()
         except TimeoutError:
             raise Unavailable("too many operations in progress; see pool_size") from None
@@ -150,6 +150,7 @@ class Edge:
         self._backend = backend
         self._traits = traits
         self._meaning = meaning
+        self._deadlines = Deadlines(traits.deadline)
 
     async def run(
         self, operation: str, work: Callable[[], Awaitable[T]], *, deadline_s: float | None = None
@@ -161,23 +162,23 @@ class Edge:
         `scan` that failed with a transient error is retried within the deadline; a write never is.
         `deadline_s` replaces the driver's deadline.
         """
-        deadline = asyncio.timeout(self._traits.deadline if deadline_s is None else deadline_s)
+        deadline = (self._deadlines if deadline_s is None else Deadlines(deadline_s)).start()
         with located(self._backend, operation):
             try:
-                async with deadline:
+                with deadline:
                     for longest in _PAUSES_S if operation in _REPEATED else ():
                         try:
                             return await work()
                         except Exception as error:
                             pause = random.uniform(longest / 2, longest)
-                            if not self._passes(error) or pause >= _left(deadline):
+                            if not self._passes(error) or pause >= deadline.left_s():
                                 raise
                         await asyncio.sleep(pause)
                     return await work()
             except StorageError:
                 raise
             except Exception as error:
-                late = deadline.expired() and isinstance(error, TimeoutError)
+                late = deadline.expired and isinstance(error, TimeoutError)
                 meaning = _LATE if late else self._meaning(error)
                 if meaning is None:
                     raise
@@ -200,9 +201,3 @@ class Edge:
         meaning = self._meaning(error)
         kind = type(error) if isinstance(error, StorageError) else meaning and meaning[0]
         return kind in (Unavailable, OutcomeUnknown)
-
-
-def _left(deadline: asyncio.Timeout) -> float:
-    """Return how many seconds are left."""
-    when = deadline.when()
-    return math.inf if when is None else when - asyncio.get_running_loop().time()

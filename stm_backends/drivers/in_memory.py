@@ -7,14 +7,16 @@ nothing, so it is atomic on its event loop, and a lock makes it atomic between t
 
 from __future__ import annotations
 
-import asyncio
 import heapq
+import itertools
 import threading
 import time
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -34,6 +36,7 @@ from stm_backends.drivers.contract import (
     ANY,
     DEFAULT_DEADLINE_S,
     KEEP,
+    NO_LIMIT,
     AbsentType,
     AnyType,
     Driver,
@@ -45,7 +48,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.settings import merged
-from stm_backends.errors import ConfigurationError, located
+from stm_backends.errors import ConfigurationError, StorageError
 
 _MIB: Final = 1024 * 1024
 
@@ -62,9 +65,6 @@ class _Stored:
     expires: float | None = None
     size: int = 0
 
-    def is_expired(self, now: float) -> bool:
-        return self.expires is not None and self.expires <= now
-
 
 @dataclass(slots=True)
 class _Scope:
@@ -73,7 +73,9 @@ class _Scope:
     def find(self, name: str, now: float) -> _Stored | None:
         """Return a record that has not expired."""
         found = self.records.get(name)
-        return None if found is None or found.is_expired(now) else found
+        if found is None or (found.expires is not None and found.expires <= now):
+            return None
+        return found
 
 
 class MemoryStore:
@@ -95,7 +97,10 @@ class MemoryStore:
 
     def put(self, key: Key, stored: _Stored) -> None:
         """Store a record."""
-        self.scopes.setdefault(key.scope, _Scope()).records[key.name] = stored
+        scope = self.scopes.get(key.scope)
+        if scope is None:
+            scope = self.scopes[key.scope] = _Scope()
+        scope.records[key.name] = stored
         if stored.expires is None:
             self.mortal.pop(key, None)
         else:
@@ -111,9 +116,8 @@ class MemoryStore:
 
     def sweep(self, now: float, count: int) -> None:
         """Check the next `count` records that expire, and remove those that have expired."""
-        for _ in range(min(count, len(self.mortal))):
-            key = next(iter(self.mortal))
-            if self.scopes[key.scope].records[key.name].is_expired(now):
+        for key in list(itertools.islice(self.mortal, count)):
+            if self.scopes[key.scope].find(key.name, now) is None:
                 self.remove(key)
             else:
                 self.mortal.move_to_end(key)
@@ -152,7 +156,7 @@ class MemoryDriver:
             durability="nothing survives the process",
             max_entry=max_entry_bytes,
             max_record=max_record_bytes,
-            max_drop=max_record_bytes,
+            max_drop=NO_LIMIT,
             deadline=deadline_s,
         )
 
@@ -166,7 +170,7 @@ class MemoryDriver:
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""
-        await asyncio.sleep(0)
+        await _others()
         with self._scope(key.scope, "load") as (scope, now):
             found = scope.find(key.name, now)
             return Record(found.version, found.body, tuple(found.tail)) if found else None
@@ -174,13 +178,14 @@ class MemoryDriver:
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end; the version stays, the time to live is reset."""
         require_ttl(ttl)
-        await asyncio.sleep(0)
+        await _others()
         with self._scope(key.scope, "append") as (scope, now):
             require_fits("entry", len(entry), self.traits.max_entry)
             stored = scope.find(key.name, now) or _Stored(version=initial_version)
-            require_fits("record", stored.size + len(entry), self.traits.max_record)
+            size = stored.size + len(entry)
+            require_fits("record", size, self.traits.max_record)
             stored.tail.append(entry)
-            stored.size += len(entry)
+            stored.size = size
             stored.expires = None if ttl is None else now + ttl
             self._store.put(key, stored)
             return len(stored.tail)
@@ -198,7 +203,7 @@ class MemoryDriver:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
-        await asyncio.sleep(0)
+        await _others()
         with self._scope(key.scope, "replace") as (scope, now):
             require_fits("entry", len(body), self.traits.max_entry)
             found = scope.find(key.name, now)
@@ -224,7 +229,7 @@ class MemoryDriver:
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record, if it is there and carries `expect`; returns whether it did."""
-        await asyncio.sleep(0)
+        await _others()
         with self._scope(key.scope, "delete") as (scope, now):
             found = scope.find(key.name, now)
             if not found or expect not in (ANY, found.version):
@@ -235,7 +240,7 @@ class MemoryDriver:
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
         require_limit(limit)
-        await asyncio.sleep(0)
+        await _others()
         with self._scope(scope, "scan") as (found, now):
             start = after.encode()
             names = heapq.nsmallest(
@@ -245,16 +250,63 @@ class MemoryDriver:
             )
             return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
-    @contextmanager
-    def _scope(self, name: str, operation: str) -> Generator[tuple[_Scope, float]]:
-        """Yield a scope to one operation at a time, with the time at which expiry is judged."""
-        with located(self.name, operation), self._store.lock:
-            if not self._is_open:
-                raise not_open()
-            now = self._clock()
-            if operation not in _READS:
-                self._store.sweep(now, self._swept)
-            yield self._store.scope(name), now
+    def _scope(self, name: str, operation: str) -> AbstractContextManager[tuple[_Scope, float]]:
+        """Give a scope to one operation at a time, with the time at which expiry is judged."""
+        return _Operation(self._store.lock, self._begin, self.name, name, operation)
+
+    def _begin(self, name: str, operation: str) -> tuple[_Scope, float]:
+        """Return a scope and the time; called with the lock of the store held."""
+        if not self._is_open:
+            raise not_open()
+        now = self._clock()
+        if self._store.mortal and operation not in _READS:
+            self._store.sweep(now, self._swept)
+        return self._store.scope(name), now
+
+
+class _Operation:
+    """One operation in one scope: it holds the store's lock, and its errors say where they happened.
+
+    A class, because each operation enters one, and a generator takes more steps.
+    """
+
+    __slots__ = ("_backend", "_begin", "_lock", "_name", "_operation")
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        begin: Callable[[str, str], tuple[_Scope, float]],
+        backend: str,
+        name: str,
+        operation: str,
+    ) -> None:
+        self._lock = lock
+        self._begin = begin
+        self._backend = backend
+        self._name = name
+        self._operation = operation
+
+    def __enter__(self) -> tuple[_Scope, float]:
+        self._lock.acquire()
+        try:
+            return self._begin(self._name, self._operation)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+        if isinstance(error, StorageError):
+            error.backend = error.backend or self._backend
+            error.operation = error.operation or self._operation
+
+
+@types.coroutine
+def _others() -> Generator[None]:
+    """Let other tasks run once: `asyncio.sleep(0)` in one step."""
+    yield
 
 
 def open_driver(url: str | None, *, create: bool = False, **options: Any) -> Driver:

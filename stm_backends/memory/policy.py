@@ -17,13 +17,16 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Lease
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 SHORTEST_DELAY_S: Final = 0.05
 """The shortest wait before another summarizer call, so that an interval of 0 does not spin."""
 
 LONGEST_BACKOFF_S: Final = 3_600.0
+
+CLOCKS_APART_S: Final = 600.0
+"""How far apart the clocks of two processes may be, in seconds, without one ending a lease of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +95,14 @@ def next_step(
     now: float,
     batch: int | None = None,
     known_for: float = 0.0,
+    characters: int | None = None,
 ) -> Step:
     """Decide what the background does with the pending turns.
 
     `now` is in epoch seconds. `batch` is the smallest number of pending turns to fold, by default the
     configured one. `known_for` is how many seconds ago this process learned of the last failure: after the
-    whole delay, it need not rely on a clock that may be wrong.
+    whole delay, it need not rely on a clock that may be wrong. `characters` is at least the sum of
+    `view.shown_length` for the pending turns, if it is known.
     """
     if config.strategy == "none":
         return None
@@ -117,7 +122,7 @@ def next_step(
         wait = min(body.next_attempt_at - now, delay_after(config, body.attempts) - known_for)
         if wait > 0:
             return _backlog_trim(config, body, pending) or Wait(wait)
-    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending)))
+    return Fold(body.summary, tuple(oldest_for_fold(config, body, pending, characters)))
 
 
 def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]) -> Trim | None:
@@ -128,7 +133,7 @@ def _backlog_trim(config: ShortTermMemoryConfig, body: Body, pending: Sequence[S
 
 
 def oldest_for_fold(
-    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn]
+    config: ShortTermMemoryConfig, body: Body, pending: Sequence[StoredTurn], characters: int | None = None
 ) -> Sequence[StoredTurn]:
     """Return the oldest pending turns that one summarizer call covers: at least one.
 
@@ -139,6 +144,8 @@ def oldest_for_fold(
     """
     halvings = body.attempts % config.fold_max_turns.bit_length()
     most, room = config.fold_max_turns >> halvings, config.fold_max_tokens >> halvings
+    if characters is not None and config.token_estimator is None and characters // 4 + most <= room:
+        return pending[:most]
     for count, stored in enumerate(pending[:most]):
         room -= config.estimate(shown_text(stored.turn, config))
         if room < 0 and count:
@@ -166,6 +173,18 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
         return max(config.degraded_retry_interval_s, SHORTEST_DELAY_S)
     backoff = config.retry_backoff_base_s * 2.0 ** min(max(attempts - 1, 0), 62)
     return min(max(backoff, SHORTEST_DELAY_S), LONGEST_BACKOFF_S)
+
+
+def lease_left(lease: Lease | None, *, now: float, known_for: float) -> float:
+    """Return for how many more seconds a lease is in force; 0 or less if it has expired or there is none.
+
+    `known_for` is how many seconds ago this process first saw it: a clock that is wrong neither ends a lease
+    nor prolongs it. By its time alone, which a process needs that does not run as long as a lease, it
+    expires `CLOCKS_APART_S` later.
+    """
+    if lease is None:
+        return 0.0
+    return min(lease.ttl - known_for, lease.at + lease.ttl + CLOCKS_APART_S - now)
 
 
 def patience(config: ShortTermMemoryConfig) -> float:
@@ -207,6 +226,7 @@ def after_fold(
     return replace(
         body,
         summary=kept,
+        lease=None,
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,

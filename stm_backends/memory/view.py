@@ -23,6 +23,9 @@ from stm_backends.types import (
 
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
 
+_encode_text = json.encoder.encode_basestring
+_DEFAULT: Final = ShortTermMemoryConfig()
+
 _FEW: Final = 32
 """Up to this many turns are measured at once; of more, only those that may be shown."""
 
@@ -96,6 +99,7 @@ def render(
     summary: str,
     pending: Sequence[StoredTurn],
     recent: Sequence[StoredTurn],
+    characters: int | None = None,
 ) -> View:
     """Return what the model is shown: all turns and the summary, as far as strategy and budget allow.
 
@@ -104,7 +108,8 @@ def render(
     that is larger than the whole budget is cut in the middle instead of dropped, and so is the newest turn if
     it does not fit. If the summary is dropped, turns take its place. A degraded conversation shows its
     summary only if no turns are pending. The cost is linear in what is shown and in the largest turn shown,
-    regardless of the length of the conversation.
+    regardless of the length of the conversation. `characters` is the sum of `shown_length` for these turns,
+    if it is known.
     """
     if config.strategy == "none":
         return View(_Context(config, (), 0), _Shape(), "", trimmed=False, shown=False)
@@ -114,7 +119,7 @@ def render(
     context = _Context(config, [*pending, *recent], len(pending))
     everything = _Shape(context.size)
     total = config.budget.total_max_tokens
-    if not total or (context.size <= _FEW and context.at_most(whole) <= total):
+    if not total or context.at_most(whole, characters) <= total:
         return View(context, everything, whole, trimmed=False)
     shape, text = context.newest(whole, total), whole
     fits = context.tokens(shape, whole) <= total
@@ -145,7 +150,17 @@ def shown_turn(turn: ConversationTurn, config: ShortTermMemoryConfig) -> dict[st
 
 def shown_text(turn: ConversationTurn, config: ShortTermMemoryConfig) -> str:
     """Return one turn as the text whose tokens are counted."""
+    if turn.trajectory_digest is None:
+        user, assistant = _encode_text(turn.user_message), _encode_text(turn.assistant_response)
+        return f'{{"assistant": {assistant}, "user": {user}}}'
     return _encode(shown_turn(turn, config))
+
+
+def shown_length(turn: ConversationTurn) -> int:
+    """Return at least as many characters as `shown_text` has for any configuration."""
+    if turn.trajectory_digest is None:
+        return len(_encode_text(turn.user_message)) + len(_encode_text(turn.assistant_response)) + 27
+    return len(shown_text(turn, _DEFAULT))
 
 
 def is_blank(summary: str) -> bool:
@@ -210,7 +225,10 @@ class _Context:
         return _Shape(whole)
 
     def payload(self, shape: _Shape, summary: str) -> dict[str, Any]:
-        shown = [self._shown(index, shape) for index in range(self.size - shape.kept, self.size)]
+        first = self.size - shape.kept
+        shown = [shown_turn(stored.turn, self.config) for stored in self._turns[first:]]
+        if shape.cut:
+            shown[0] = self._shown_cut(shape)
         pending = self._kept_pending(shape.kept)
         payload: dict[str, Any] = {"recent_turns": shown[pending:]}
         if pending:
@@ -219,19 +237,20 @@ class _Context:
             payload["summary"] = summary
         return payload
 
-    def at_most(self, summary: str) -> float:
+    def at_most(self, summary: str, characters: int | None) -> float:
         """Return an upper bound on the tokens of all turns and the summary, without serializing them.
 
-        A JSON escape takes at most six characters. With a custom estimator there is no bound.
+        A JSON escape takes at most six characters. With a custom estimator there is no bound, and none is
+        computed for many turns whose `characters` are not known.
         """
-        if self.config.token_estimator is not None:
+        if self.config.token_estimator is not None or (characters is None and self.size > _FEW):
             return math.inf
-        characters: float = len(summary)
-        for _, turn, _ in self._turns:
-            characters += len(turn.user_message) + len(turn.assistant_response) + 20
+        most: float = len(summary)
+        for _, turn, _ in self._turns if characters is None else ():
+            most += len(turn.user_message) + len(turn.assistant_response) + 20
             if turn.trajectory_digest is not None:
-                characters += _characters(turn.trajectory_digest)
-        return self.config.estimate("") + (6 * characters + 100) / 4
+                most += _characters(turn.trajectory_digest)
+        return self.config.estimate("") + (6 * most + (characters or 0) + 2 * self.size + 100) / 4
 
     def tokens(self, shape: _Shape, summary: str) -> int:
         known = self._tokens.get((shape, summary))
@@ -242,7 +261,7 @@ class _Context:
     def _count(self, shape: _Shape, summary: str) -> int:
         texts = [self._text(index) for index in range(self.size - shape.whole, self.size)]
         if shape.cut:
-            texts.insert(0, _encode(self._shown(self.size - shape.kept, shape)))
+            texts.insert(0, _encode(self._shown_cut(shape)))
         pending = self._kept_pending(shape.kept)
         members: list[str] = []
         if pending:
@@ -263,10 +282,9 @@ class _Context:
         """Return how many characters the longest text of a turn has."""
         return max(_lengths(shown_turn(self._turns[index].turn, self.config)))
 
-    def _shown(self, index: int, shape: _Shape) -> dict[str, Any]:
-        shown = shown_turn(self._turns[index].turn, self.config)
-        if not shape.cut or index != self.size - shape.kept:
-            return shown
+    def _shown_cut(self, shape: _Shape) -> dict[str, Any]:
+        """Return the turn that is cut."""
+        shown = shown_turn(self._turns[self.size - shape.kept].turn, self.config)
         if not shape.digest:
             shown.pop("trajectory_digest", None)
         return _cut_turn(shown, shape.cut)

@@ -1,1 +1,1 @@
-"""Records on a driver: names, bytes, leases, directories and saved states."""
+"""Records on a driver: names, bytes, directories and saved states."""

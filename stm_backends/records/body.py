@@ -11,7 +11,8 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from stm_backends.types import MemoryHealth
 
@@ -82,10 +83,22 @@ class Forgotten:
         return Forgotten(f",{','.join(kept)},", ages)
 
 
+@lru_cache(4_096)  # an id is looked up when it is added, loaded and folded
 def digest(turn_id: str) -> str:
     """Return the short hash of an id: 48 bits in 8 characters."""
     raw = hashlib.blake2b(turn_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return base64.urlsafe_b64encode(raw).decode("ascii")
+
+
+class Lease(NamedTuple):
+    """The right of one process to summarize a conversation: taken at `at` (epoch seconds) for `ttl` seconds.
+
+    The process that wrote the record's version holds it. A lease only saves calls of the summarizer:
+    `Driver.replace` ensures that no summary is lost or applied twice.
+    """
+
+    at: float
+    ttl: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,8 @@ class Body:
 
     `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
     seconds. `folded` counts turns that a summary covers and `dropped` turns that were lost without one.
-    `extra` holds fields of a newer version of this library, which survive a rewrite.
+    `lease` is set while a process writes a summary. `extra` holds fields of a newer version of this library,
+    which survive a rewrite.
     """
 
     summary: str = ""
@@ -104,4 +118,5 @@ class Body:
     folded: int = 0
     dropped: int = 0
     forgotten: Forgotten = Forgotten()
+    lease: Lease | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -14,18 +14,20 @@ major version or a transform that this process does not know, and bytes that are
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
-from stm_backends.records.body import Body, Forgotten
+from stm_backends.records.body import Body, Forgotten, Lease
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads."""
 
-EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "lease", "user", "items", "log", "keys"]
+EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "user", "items", "log", "keys"]
 
 
 class Transform(Protocol):
@@ -49,7 +51,8 @@ class Codec:
 
     def __init__(self, transforms: Sequence[Transform] = ()) -> None:
         self._transforms = _by_name(transforms)
-        suffix = "".join(f" {name}" for name in self._transforms)
+        self._names = list(self._transforms)
+        suffix = "".join(f" {name}" for name in self._names)
         self._headers = {
             kind: f"stm/{FORMAT} {kind}{suffix}\n".encode("ascii") for kind in get_args(EnvelopeKind)
         }
@@ -87,9 +90,11 @@ class Codec:
 
     def _opened(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
         """Return the JSON in an envelope."""
-        header = self._headers[kind]
+        header, transforms = self._headers[kind], self._names
         if envelope.startswith(header):
-            data, transforms = envelope[len(header) :], list(self._transforms)
+            data = envelope[len(header) :]
+            if not transforms:
+                return data
         else:
             data, transforms = self._read_header(kind, envelope)
         for name in reversed(transforms):
@@ -119,7 +124,7 @@ class Codec:
 
     def seal_turn(self, stored: StoredTurn) -> bytes:
         """Return the entry of one turn. Raises `InvalidState` if it is not JSON."""
-        return self.seal("turn", dump_turn(stored, defaults=False))
+        return self._sealed("turn", encode_turn(stored))
 
     def open_turn(self, entry: bytes) -> StoredTurn:
         """Return the turn of one entry. Raises `Corrupt` if it cannot be read."""
@@ -184,6 +189,7 @@ _BODY_FIELDS = (
     "folded",
     "dropped",
     "forgotten",
+    "lease",
 )
 
 
@@ -198,6 +204,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         "folded": body.folded,
         "dropped": body.dropped,
         "forgotten": dump_forgotten(body.forgotten),
+        **({"lease": list(body.lease)} if body.lease else {}),
     }
 
 
@@ -212,6 +219,7 @@ def load_body(content: Mapping[str, Any]) -> Body:
             folded=int(content.get("folded", 0)),
             dropped=int(content.get("dropped", 0)),
             forgotten=load_forgotten(content.get("forgotten", {})),
+            lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError) as error:
@@ -247,34 +255,66 @@ TURN_FIELDS: Final = (
 """The fields of a saved turn; others belong to a newer version or another library."""
 
 
-def dump_turn(stored: StoredTurn, *, defaults: bool = True) -> dict[str, Any]:
+def dump_turn(stored: StoredTurn) -> dict[str, Any]:
     """Return a turn as JSON: PenguiFlow's fields, the id, and the fields in `extra`.
 
-    `defaults=False` omits empty fields to save bytes. Raises `InvalidState` for artifacts that are not JSON.
+    Raises `InvalidState` for artifacts that are not JSON.
     """
-    turn_id, turn, extra = stored
-    if not isinstance(turn_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- ids come from callers
-        raise InvalidState(f"turn_id is {type(turn_id).__name__}, not a string")
+    turn = stored.turn
     optional: dict[str, Any] = {
         "trajectory_digest": _dump_digest(turn.trajectory_digest),
         "artifacts_shown": turn.artifacts_shown,
         "artifacts_hidden_refs": turn.artifacts_hidden_refs,
         "ts": turn.ts,
     }
-    if not defaults:
-        optional = {name: value for name, value in optional.items() if value}
     for name, value in optional.items():
         require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN)
-    if defaults:
-        optional["artifacts_shown"] = dict(turn.artifacts_shown)
-        optional["artifacts_hidden_refs"] = list(turn.artifacts_hidden_refs)
     return {
-        **extra,
-        "turn_id": turn_id,
+        **stored.extra,
+        "turn_id": stored.id,
         "user_message": turn.user_message,
         "assistant_response": turn.assistant_response,
         **optional,
+        "artifacts_shown": dict(turn.artifacts_shown),
+        "artifacts_hidden_refs": list(turn.artifacts_hidden_refs),
     }
+
+
+def encode_turn(stored: StoredTurn) -> bytes:
+    """Return the JSON of `dump_turn`, compact and without empty fields.
+
+    Written piece by piece, because every turn comes by here and nearly all of it is three strings.
+    """
+    turn_id, turn, extra = stored
+    try:
+        text = (
+            f'"turn_id":{_quoted(turn_id)},"user_message":{_quoted(turn.user_message)},'
+            f'"assistant_response":{_quoted(turn.assistant_response)}'
+        )
+    except TypeError:
+        raise InvalidState("turn_id, user_message or assistant_response is not a string") from None
+    if turn.trajectory_digest or turn.artifacts_shown or turn.artifacts_hidden_refs:
+        text += _members_of(
+            trajectory_digest=_dump_digest(turn.trajectory_digest),
+            artifacts_shown=turn.artifacts_shown,
+            artifacts_hidden_refs=turn.artifacts_hidden_refs,
+        )
+    ts = turn.ts
+    if ts:
+        text += f',"ts":{ts!r}' if type(ts) is float and math.isfinite(ts) else _members_of(ts=ts)
+    if extra:
+        text = f"{_encoded({**extra})[1:-1]},{text}"
+    return f"{{{text}}}".encode("utf-8", "surrogatepass")
+
+
+def _members_of(**fields: Any) -> str:
+    """Return those fields of a turn that are not empty as JSON, each after a comma."""
+    text = ""
+    for name, value in fields.items():
+        if value:
+            require_json(value, f"turn.{name}", deepest=DEEPEST_IN_TURN)
+            text += f',"{name}":{_encoded(value)}'
+    return text
 
 
 def _dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
@@ -298,7 +338,8 @@ def load_turn(payload: object) -> ConversationTurn:
     if not isinstance(payload, (dict, Mapping)):
         raise ValueError("Invalid turn payload")
     fields = cast("Mapping[str, Any]", payload)
-    digest = fields.get("trajectory_digest")
+    digest, shown = fields.get("trajectory_digest"), fields.get("artifacts_shown")
+    hidden = fields.get("artifacts_hidden_refs")
     if digest is not None and not isinstance(digest, (dict, Mapping)):
         raise ValueError("Invalid trajectory_digest payload")
     try:
@@ -306,8 +347,8 @@ def load_turn(payload: object) -> ConversationTurn:
             user_message=str(fields.get("user_message") or ""),
             assistant_response=str(fields.get("assistant_response") or ""),
             trajectory_digest=None if digest is None else _load_digest(cast("Mapping[str, Any]", digest)),
-            artifacts_shown=dict(fields.get("artifacts_shown") or {}),
-            artifacts_hidden_refs=list(fields.get("artifacts_hidden_refs") or []),
+            artifacts_shown=dict(shown) if shown else {},
+            artifacts_hidden_refs=list(hidden) if hidden else [],
             ts=float(fields.get("ts") or 0.0),
         )
     except (TypeError, OverflowError) as error:
@@ -326,11 +367,14 @@ def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:
 
 def encode_json(content: object) -> bytes:
     """Return compact UTF-8 JSON of a value that `require_json` has accepted."""
+    return _encoded(content).encode("utf-8", "surrogatepass")
+
+
+def _encoded(content: object) -> str:
     try:
-        text = _encode(content)
+        return _encode(content)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidState(f"not JSON: {error}") from error
-    return text.encode("utf-8", "surrogatepass")
 
 
 def decode_json(data: bytes) -> object:
@@ -440,12 +484,38 @@ def require_json(value: object, path: str, *, deepest: int = DEEPEST) -> None:
     strings and two keys could become equal, and values nested more than `deepest` levels deep.
     """
     try:
-        _require_json(value, path, deepest)
+        if not _is_plain(value, deepest):
+            _require_json(value, path, deepest)
     except RecursionError:
         raise InvalidState("a value is nested too deeply to be looked at from this depth of calls") from None
 
 
+_SCALARS: Final = frozenset((str, float, bool, type(None)))
+
+
+def _is_plain(value: object, deepest: int) -> bool:
+    """Say whether a value is certainly JSON, in less time than the check that knows the path."""
+    if type(value) in _SCALARS:
+        return True
+    if isinstance(value, int):
+        return value.bit_length() <= _PRINTED_BITS
+    if not deepest:
+        return False
+    if isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            if type(key) is not str or not (type(item) in _SCALARS or _is_plain(item, deepest - 1)):
+                return False
+        return True
+    if isinstance(value, (list, tuple)):
+        for item in cast("Sequence[object]", value):
+            if not (type(item) in _SCALARS or _is_plain(item, deepest - 1)):
+                return False
+        return True
+    return False
+
+
 def _require_json(value: object, path: str, deepest: int) -> None:
+    """Do what `require_json` says."""
     if isinstance(value, int) and value.bit_length() > _PRINTED_BITS:
         try:
             str(value)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
 from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, Driver, new_version
@@ -26,16 +26,6 @@ logger = logging.getLogger("stm_backends")
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
 """How many users a process remembers as listed, and for how many seconds."""
-
-
-@dataclass(slots=True)
-class Listing:
-    """A user who is listed while something is written for them.
-
-    Set `created` once the write may have created a record.
-    """
-
-    created: bool = False
 
 
 class Directory:
@@ -53,11 +43,11 @@ class Directory:
         `fresh=True` always takes a round trip.
         """
         owner = (tenant, user)
-        now = self._clock()
-        if not fresh and now - self._noted.get(owner, -REMEMBERED_FOR_S) < REMEMBERED_FOR_S:
+        if not fresh and self.knows(owner):
             return
+        now = self._clock()
         # Removed first, so that only a write that was acknowledged is remembered.
-        self._noted.pop(owner, None)
+        self.doubt(owner)
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
         await operations.retried(
             lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
@@ -66,8 +56,15 @@ class Directory:
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
 
-    @asynccontextmanager
-    async def listed(self, owner: tuple[str, str] | None) -> AsyncGenerator[Listing]:
+    def knows(self, owner: tuple[str, str]) -> bool:
+        """Say whether this process listed a user within the last minute."""
+        return self._clock() - self._noted.get(owner, -math.inf) < REMEMBERED_FOR_S
+
+    def doubt(self, owner: tuple[str, str]) -> None:
+        """Ask the datastore again before the next write for a user."""
+        self._noted.pop(owner, None)
+
+    def listed(self, owner: tuple[str, str] | None) -> Listing:
         """Keep a user listed around a write that may create a record of theirs; `None` is no user.
 
         The user is listed before the write, so that an erasure of the tenant finds the record even if this
@@ -75,18 +72,7 @@ class Directory:
         may have come in between; a write that creates nothing needs no more, because the erasure finds the
         record itself. After a write whose outcome is unknown, the next write asks the datastore again.
         """
-        listing = Listing()
-        if owner is None:
-            yield listing
-            return
-        await self.note(*owner)
-        try:
-            yield listing
-        except (OutcomeUnknown, asyncio.CancelledError):
-            self._noted.pop(owner, None)
-            raise
-        if listing.created:
-            await self.note_creation(owner)
+        return Listing(self, owner)
 
     async def note_creation(self, owner: tuple[str, str]) -> None:
         """List a user again after a record of theirs was created. Only logs a failure: the write was done."""
@@ -106,4 +92,33 @@ class Directory:
             return await self._driver.delete(keys.directory_key(tenant, user))
         finally:
             # Last, so that a concurrent note is not remembered either.
-            self._noted.pop((tenant, user), None)
+            self.doubt((tenant, user))
+
+
+class Listing:
+    """A user who is listed while something is written for them; see `Directory.listed`.
+
+    Set `created` once the write may have created a record.
+    """
+
+    __slots__ = ("_directory", "_owner", "created")
+
+    def __init__(self, directory: Directory, owner: tuple[str, str] | None) -> None:
+        self._directory = directory
+        self._owner = owner
+        self.created = False
+
+    async def __aenter__(self) -> Listing:
+        if self._owner is not None and not self._directory.knows(self._owner):
+            await self._directory.note(*self._owner)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owner is None:
+            return
+        if isinstance(error, (OutcomeUnknown, asyncio.CancelledError)):
+            self._directory.doubt(self._owner)
+        elif error is None and self.created:
+            await self._directory.note_creation(self._owner)

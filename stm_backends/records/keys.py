@@ -3,13 +3,12 @@
 ```
 MemoryKey("acme", "u1", "chat")  <->  "acme:u1:chat"                          (composite)
                                  <->  Key("acme:u1:memory", "chat")           (its conversation)
-                                 <->  Key("acme:u1:lease", "chat")            (the lease on summarizing it)
                                  <->  Key("acme:u1:langchain", "chat")        (a framework's items of it)
 ```
 
 The scope `acme:u1:part` has the parts of values that are too large for a record (see `large`).
 
-A scope is `tenant:user:kind`, so that conversations, leases and saved states never share a scope, and an
+A scope is `tenant:user:kind`, so that conversations, logs and saved states never share a scope, and an
 access rule on a prefix of scopes is an access rule on a tenant. The parts of a scope are escaped before they
 are joined, which makes the result unambiguous: `%`, `:`, NUL and lone surrogates become `%XX` of their UTF-8
 bytes, and empty text becomes a single `%`.
@@ -28,12 +27,12 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
-Kind: TypeAlias = Literal["memory", "lease", "blob", "planner", "part"] | LogKind
-"""What a record of a user holds: a conversation, a lease on one, a saved state, a note of a paused run, a
-log, or a part of a value that is too large for any of these."""
+Kind: TypeAlias = Literal["memory", "blob", "planner", "part"] | LogKind
+"""What a record of a user holds: a conversation, a saved state, a note of a paused run, a log, or a
+part of a value that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
-KINDS: Final[tuple[Kind, ...]] = ("memory", "lease", "blob", "planner", *LOG_KINDS, "part")
+KINDS: Final[tuple[Kind, ...]] = ("memory", "blob", "planner", *LOG_KINDS, "part")
 """All kinds. Parts come last: erasing in this order leaves no pointer to parts that were erased."""
 
 OTHER_BLOBS: Final = "::blob"
@@ -52,11 +51,6 @@ _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 def memory_key(key: MemoryKey) -> Key:
     """Return the key of a conversation's record."""
     return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
-
-
-def lease_key(key: MemoryKey) -> Key:
-    """Return the key of the lease on summarizing a conversation."""
-    return Key(scope(key.tenant_id, key.user_id, "lease"), name(_checked("session_id", key.session_id)))
 
 
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
@@ -120,7 +114,12 @@ def unname(escaped: str) -> str:
 
 
 def blob_key(key: str) -> Key:
-    """Return the key of the record for a saved state.
+    """Return the key of the record for a saved state; see `blob`."""
+    return blob(key)[0]
+
+
+def blob(key: str) -> tuple[Key, tuple[str, str] | None]:
+    """Return the key of the record for a saved state, and the tenant and user that it belongs to.
 
     A composite, and a `kv:v1:tenant:user:...` key, belong to their own tenant and user, so that erasing
     the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an invalid key.
@@ -128,7 +127,7 @@ def blob_key(key: str) -> Key:
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
     owner = blob_owner(key)
-    return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key))
+    return Key(OTHER_BLOBS if owner is None else scope(*owner, "blob"), name(key)), owner
 
 
 def planner_key(token: str) -> Key:

@@ -76,27 +76,27 @@ class Appended(NamedTuple):
 
 async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -> Appended:
     """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once."""
-    attempts = 0
+    try:
+        length = await driver.append(key, entry, initial_version=new_version(), ttl=ttl)
+    except OutcomeUnknown as unknown:
+        length = await retried(
+            lambda: driver.append(key, entry, initial_version=new_version(), ttl=ttl), after=unknown
+        )
+        # The first attempt may have created the record, and others may have appended since.
+        return Appended(length, created=True)
+    return Appended(length, length == 1)
 
-    def attempt() -> Awaitable[int]:
-        nonlocal attempts
-        attempts += 1
-        return driver.append(key, entry, initial_version=new_version(), ttl=ttl)
 
-    length = await retried(attempt)
-    # An attempt with an unknown outcome may have created the record, and others may have appended since.
-    return Appended(length, length == 1 or attempts > 1)
-
-
-async def retried(write: Callable[[], Awaitable[_T]]) -> _T:
+async def retried(write: Callable[[], Awaitable[_T]], *, after: OutcomeUnknown | None = None) -> _T:
     """Carry out a write that may be repeated, again while its outcome is unknown, at most `ATTEMPTS` times.
 
     Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
-    attempt raises `OutcomeUnknown`, too.
+    attempt raises `OutcomeUnknown`, too. `after` is the error of a first attempt by the caller.
     """
-    unknown: OutcomeUnknown | None = None
-    attempt = 0
+    unknown, attempt = after, 0 if after is None else 1
     while True:
+        if attempt:
+            await asyncio.sleep(random.uniform(0, 0.05 * 2**attempt))
         attempt += 1
         try:
             return await write()
@@ -108,4 +108,3 @@ async def retried(write: Callable[[], Awaitable[_T]]) -> _T:
             if unknown is None:
                 raise
             raise unknown from error
-        await asyncio.sleep(random.uniform(0, 0.05 * 2**attempt))

@@ -46,8 +46,8 @@ class StateStore:
         One round trip if this store was the last to load or save the state. Otherwise the save may create it,
         so the owner that the key names is listed again afterwards, for `erase_tenant` to find.
         """
-        send = await self._writer(keys.blob_key(key), state, ttl=ttl)
-        owner, version = keys.blob_owner(key), new_version()
+        where, owner = keys.blob(key)
+        send, version = await self._writer(where, state, ttl=ttl), new_version()
 
         # What belongs to no user is never listed, so it does not matter whether the save creates it.
         known = None if owner is None else self._versions.get(key)
@@ -80,8 +80,8 @@ class StateStore:
         Returns `False` after a lost race, which changed nothing. Raises `OutcomeUnknown` only if the outcome
         of the write cannot be read back.
         """
-        send = await self._writer(keys.blob_key(key), state, ttl=ttl)
-        owner, version = keys.blob_owner(key), new_version()
+        where, owner = keys.blob(key)
+        send, version = await self._writer(where, state, ttl=ttl), new_version()
         condition = ABSENT if expect is None else expect
         async with self._directory.listed(owner) as listing:
             saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from stm_backends.memory.shared.maintenance import Stats
+from stm_backends.memory.shared.folds import Stats
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.types import ConversationTurn, MemoryHealth
 

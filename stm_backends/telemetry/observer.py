@@ -8,8 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+from functools import update_wrapper, wraps
+from types import MethodType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -49,7 +61,7 @@ class Observer:
         """Receive that turns were stored, were folded into a summary, or were dropped without one."""
 
     def race_lost(self) -> None:
-        """Receive that a summary or a trim lost the race against a concurrent change."""
+        """Receive that a summary or a failed attempt lost the race against a concurrent change."""
 
     def summarizer_failed(self, error: Exception) -> None:
         """Receive that a summarizer call failed. The message of `error` may quote the conversation."""
@@ -83,15 +95,31 @@ S = TypeVar("S", bound=Observable)
 def observed(
     method: Callable[Concatenate[S, P], Awaitable[T]],
 ) -> Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]:
-    """Report every call of a method to the observer of its object."""
-    name = method.__name__
+    """Report every call of a method to the observer of its object; without one, it is the method itself."""
+    return cast("Any", _Observed(method))
 
-    @wraps(method)
-    async def observing(self: S, *args: P.args, **options: P.kwargs) -> T:
-        if self.observer is SILENT:
-            # Without an observer there is no overhead.
-            return await method(self, *args, **options)
-        with self.observer.call(name):
-            return await method(self, *args, **options)
 
-    return observing
+class _Observed:
+    """A descriptor, so that a call costs no further coroutine if its object has no observer."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
+        name = method.__name__
+
+        @wraps(method)
+        async def observing(instance: Observable, *args: Any, **options: Any) -> Any:
+            with instance.observer.call(name):
+                return await method(instance, *args, **options)
+
+        self._method = method
+        self._observing = observing
+        update_wrapper(self, method)
+
+    def __get__(
+        self, instance: Observable | None, owner: type | None = None
+    ) -> Callable[..., Awaitable[Any]]:
+        if instance is None:
+            return self._method
+        return MethodType(self._method if instance.observer is SILENT else self._observing, instance)
+
+    def __call__(self, instance: Observable, *args: Any, **options: Any) -> Awaitable[Any]:
+        return self.__get__(instance)(*args, **options)

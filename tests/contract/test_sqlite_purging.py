@@ -25,7 +25,7 @@ def path(tmp_path):
 def steps(monkeypatch):
     """How many steps follow each write: none, until a test says otherwise."""
     count = [0]
-    monkeypatch.setattr(purging, "steps_after", lambda size: count[0])
+    monkeypatch.setattr(purging, "steps_after", lambda size, writes: count[0])
     return count
 
 

@@ -53,7 +53,7 @@ class PurgesByName(Unswept):
         with self._scope(key.scope, "append") as (scope, now):
             for _, name in self._due:
                 scope.records.pop(name, None)
-            expired = (name for name, found in scope.records.items() if found.is_expired(now))
+            expired = (name for name in scope.records if scope.find(name, now) is None)
             self._due = tuple(Key(key.scope, name) for name in expired)
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 

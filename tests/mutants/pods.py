@@ -7,9 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, KeepType, Key, new_version
+from stm_backends.drivers.contract import (
+    KEEP,
+    AbsentType,
+    AnyType,
+    KeepType,
+    Key,
+    Record,
+    new_version,
+)
 from stm_backends.errors import Corrupt, StorageError
 from stm_backends.memory.local.memory import DefaultShortTermMemory
+from stm_backends.records.body import Lease
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import memory_key
 from stm_backends.testing.pods import memories_on
@@ -18,6 +27,7 @@ from stm_backends.testing.workbench.faulty import FaultyDriver
 from stm_backends.testing.workbench.memories import Memories
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
 from tests.mutants.replaces import FoldClearsTheTail
+from tests.support.leases import without_lease
 
 
 class Pod:
@@ -177,7 +187,7 @@ class _NoFailure(FaultyDriver):
         drop: int = 0,
         ttl: float | None | KeepType,
     ) -> bool:
-        if key.scope.endswith(":memory") and not drop:
+        if key.scope.endswith(":memory") and Codec().open_body(body).attempts:
             return False
         return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
 
@@ -188,7 +198,13 @@ class FailureLosesItsRace(Pod):
     driver = _NoFailure
 
 
-class _LeaseDriver(FaultyDriver):
+class _NoLease(FaultyDriver):
+    async def load(self, key: Key) -> Record | None:
+        record = await super().load(key)
+        return record and (without_lease(record) if key.scope.endswith(":memory") else record)
+
+
+class _EternalLease(FaultyDriver):
     async def replace(
         self,
         key: Key,
@@ -199,22 +215,9 @@ class _LeaseDriver(FaultyDriver):
         drop: int = 0,
         ttl: float | None | KeepType,
     ) -> bool:
-        if key.scope.endswith(":lease"):
-            return await self.lease(key, body, version, expect)
+        if key.scope.endswith(":memory") and (opened := Codec().open_body(body)).lease is not None:
+            body = Codec().seal_body(replace(opened, lease=Lease(1e12, 1e12)))
         return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
-
-    async def lease(self, key: Key, body: bytes, version: str, expect: Any) -> bool:
-        raise NotImplementedError
-
-
-class _NoLease(_LeaseDriver):
-    async def lease(self, key: Key, body: bytes, version: str, expect: Any) -> bool:
-        return True
-
-
-class _EternalLease(_LeaseDriver):
-    async def lease(self, key: Key, body: bytes, version: str, expect: Any) -> bool:
-        return await FaultyDriver.replace(self, key, body, version=version, expect=expect, ttl=None)
 
 
 class EveryPodSummarizes(Pod):

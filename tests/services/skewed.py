@@ -1,7 +1,8 @@
 """A pod on a host whose clock is wrong, as a program.
 
 `python skewed.py SECONDS URL talk NAME COUNT` adds turns to a conversation, which is summarized on the way.
-`python skewed.py SECONDS URL lease NAME TTL` prints whether it could take a lease for so long.
+`python skewed.py SECONDS URL lease NAME TTL` prints whether it could create a record that expires then.
+`python skewed.py SECONDS URL flush TIMEOUT` flushes the conversation and prints how many summaries it wrote.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ async def talk(url: str, name: str, count: int) -> None:
         await memory.flush()
 
 
+async def flush(url: str, timeout: float) -> int:
+    async with open_backend(url) as backend:
+        memory = backend.memory(KEY, CONFIG, summarizer=summarize)
+        await memory.flush(timeout=timeout)
+        return memory.stats.summaries
+
+
 async def take(url: str, name: str, ttl: float) -> bool:
     lease = Key("acme:u1:lease", name)
     async with open_backend(url) as backend:
@@ -56,5 +64,7 @@ if __name__ == "__main__":
     _, _, url, command, *rest = sys.argv
     if command == "talk":
         asyncio.run(talk(url, rest[0], int(rest[1])))
+    elif command == "flush":
+        print(asyncio.run(flush(url, float(rest[0]))))  # noqa: T201 -- read by the test
     else:
         print(asyncio.run(take(url, rest[0], float(rest[1]))))  # noqa: T201 -- read by the test

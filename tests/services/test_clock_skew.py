@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
-from stm_backends import open_backend
+from stm_backends import ConversationTurn, MemoryBudget, ShortTermMemoryConfig, open_backend
+from stm_backends.records.keys import memory_key
 from tests.services import skewed
 from tests.services.skewed import CONFIG, KEY, summarize
+from tests.support import leases
 from tests.support.places import EACH, Place
 
 PlaceOn = Callable[[str], Place]
@@ -61,8 +64,25 @@ async def test_pods_whose_clocks_are_apart_lose_and_double_no_turn(datastore: st
     assert len(shown["summary"].split()) >= 30, "summaries went on"
 
 
+@pytest.mark.parametrize("off", [-FIVE_MINUTES, FIVE_MINUTES])
+@pytest.mark.parametrize("datastore", EACH)
+async def test_a_wrong_clock_neither_steals_nor_keeps_the_lease_on_a_conversation(
+    datastore: str, place_on: PlaceOn, off: float
+) -> None:
+    place = place_on(datastore)
+    await set_up(place)
+    async with open_backend(place.url) as backend:
+        memory = backend.memory(KEY, ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=50)))
+        for number in range(3):
+            await memory.add_turn(ConversationTurn(f"a-{number}", "Yes."))
+        await leases.take(backend.driver, memory_key(KEY), at=time.time(), ttl=60.0)
+        assert await on_a_host_that_is(off, place.url, "flush", 1.0) == "0", "stolen"
+        await leases.take(backend.driver, memory_key(KEY), at=time.time(), ttl=0.5)
+        assert await on_a_host_that_is(off, place.url, "flush", 30.0) == "1", "kept beyond its time"
+
+
 @pytest.mark.parametrize("datastore", BY_THE_SERVER)
-async def test_a_wrong_clock_neither_steals_nor_keeps_a_lease_of_the_server(
+async def test_a_wrong_clock_neither_ends_nor_keeps_a_record_of_the_server(
     datastore: str, place_on: PlaceOn
 ) -> None:
     place = place_on(datastore)
@@ -89,13 +109,13 @@ async def test_a_wrong_clock_neither_steals_nor_keeps_a_lease_of_the_server(
 
 
 @pytest.mark.parametrize("datastore", ["dynamo"])
-async def test_on_dynamodb_a_lease_ends_by_the_clock_of_the_caller(datastore: str, place_on: PlaceOn) -> None:
-    """As the README of the driver says: it costs a summarizer's call too many, or a wait of five minutes."""
+async def test_on_dynamodb_a_record_ends_by_the_clock_of_the_caller(
+    datastore: str, place_on: PlaceOn
+) -> None:
     place = place_on(datastore)
     await set_up(place)
     lease = (place.url, "lease", "chat", 60)
     assert await skewed.take(place.url, "chat", 60) is True
     assert await on_a_host_that_is(-FIVE_MINUTES, *lease) == "False"
     assert await on_a_host_that_is(FIVE_MINUTES, *lease) == "True"
-    # That one is held for six minutes of ours, if its holder dies; summaries wait for so long, turns do not.
     assert await skewed.take(place.url, "chat", 60) is False

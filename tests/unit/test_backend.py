@@ -23,6 +23,7 @@ from stm_backends.protocols import ShortTermMemory, SupportsMemoryState
 from stm_backends.records import keys
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered
 from stm_backends.types import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from tests.support import leases
 
 KEY = MemoryKey("acme", "u", "s")
 ROLLING = ShortTermMemoryConfig(strategy="rolling_summary", budget=MemoryBudget(full_zone_turns=1))
@@ -302,7 +303,7 @@ async def summarizing(backend: Backend, through: str, held: LedgerSummarizer) ->
 async def lease_is_free(driver: Driver) -> bool:
     await driver.open()
     try:
-        return await driver.load(keys.lease_key(KEY)) is None
+        return (await leases.stored_body(driver, keys.memory_key(KEY))).lease is None
     finally:
         await driver.close()
 

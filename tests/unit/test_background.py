@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
+from stm_backends.drivers.contract import KEEP, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.memory.shared.backgrounds import Backgrounds
@@ -28,7 +28,7 @@ from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey
-from tests.support import clock
+from tests.support import clock, leases
 from tests.support.default_memory import added
 
 KEY = MemoryKey("acme", "u1", "chat")
@@ -169,35 +169,23 @@ async def test_a_failing_model_is_called_once_an_interval_by_all_pods(pods: int,
         assert await shown(memories[0]) == {"summary": [], "pending": [], "recent": ["u119"]}
 
 
-async def rewritten(driver: SpyDriver) -> None:
-    """Store the body as it is under another version."""
-    record = await driver.inner.load(RECORD)
-    assert record is not None
-    body = record.body or Codec().seal_body(Body())
-    stored = await driver.inner.replace(RECORD, body, version=new_version(), expect=record.version, ttl=KEEP)
-    assert stored
-
-
-async def stored_body(driver: SpyDriver) -> Body:
-    record = await driver.inner.load(RECORD)
-    assert record is not None
-    return Codec().open_body(record.body)
-
-
 @clock.virtually
 async def test_a_failure_that_loses_its_race_is_stored_on_the_new_version() -> None:
     driver = SpyDriver(MemoryDriver(clock=clock.now))
     async with Backend(driver, close_timeout_s=0) as backend:
 
+        async def lease_is_taken(_: Key | str) -> None:
+            pass
+
         async def other_writes(_: Key | str) -> None:
-            await rewritten(driver)
+            await leases.rewrite(driver.inner, RECORD)
 
         model = Model(down=1e9)
         memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=30.0), summarizer=model)
-        driver.before["replace"] = [other_writes, other_writes]
+        driver.before["replace"] = [lease_is_taken, other_writes, other_writes]
         await added(memory, *range(2))
         await asyncio.sleep(5)
-        assert (await stored_body(driver)).attempts == 1
+        assert (await leases.stored_body(driver.inner, RECORD)).attempts == 1
         assert (len(model.calls), memory.stats.lost_races) == (1, 2)
 
 
@@ -217,7 +205,7 @@ async def test_no_call_follows_one_whose_failure_could_not_be_stored() -> None:
             await memory.add_turn(turn(number))
             await asyncio.sleep(1)
         assert driver.before["replace"] == []
-        assert (await stored_body(driver)).attempts == 1
+        assert (await leases.stored_body(driver.inner, RECORD)).attempts == 1
         assert len(model.calls) == 1
 
 
@@ -303,7 +291,7 @@ async def waiting_for_room(backend: Backend, memory: DistributedShortTermMemory)
         await memory.add_turn(turn(number, "x" * 700))
         number += 1
     await asyncio.sleep(1)
-    assert await backend.driver.replace(keys.lease_key(KEY), b"{}", version="held", expect=ABSENT, ttl=None)
+    await leases.take(backend.driver, RECORD)
     while True:
         adding = asyncio.create_task(memory.add_turn(turn(number, "x" * 700)))
         await asyncio.sleep(0.01)
@@ -327,7 +315,7 @@ async def test_nothing_is_dropped_for_a_turn_that_was_given_up() -> None:
         adding = await waiting_for_room(backend, memory)
         before = memory.stats.dropped, len(await memory.turns())
         adding.cancel()
-        await backend.driver.delete(keys.lease_key(KEY))
+        await leases.release(backend.driver, RECORD)
         await asyncio.sleep(60)
         assert (memory.stats.dropped, len(await memory.turns())) == before
 
@@ -338,7 +326,7 @@ async def test_nothing_is_dropped_if_another_process_has_made_room() -> None:
         memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
         adding = await waiting_for_room(backend, memory)
         dropped = memory.stats.dropped
-        await backend.driver.delete(keys.lease_key(KEY))
+        await leases.release(backend.driver, RECORD)
         second = other.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
         await second.add_turn(turn(900, "x" * 700))
         await adding
@@ -457,7 +445,7 @@ async def test_closing_one_memory_object_leaves_the_background_to_the_others() -
         await asyncio.sleep(1)
         await other.close()
         assert not other.busy
-        assert await backend.driver.load(keys.lease_key(KEY)) is None
+        assert (await leases.stored_body(backend.driver, RECORD)).lease is None
 
 
 # Turns
@@ -540,7 +528,7 @@ async def test_a_repeat_that_is_known_is_read_and_not_written() -> None:
         for _ in range(100):
             await memory.add_turn(turn("one"), turn_id="one")
         await until(lambda: not memory.busy)
-        assert (driver.count("append"), driver.count("replace", "lease")) == (1, 0)
+        assert (driver.count("append"), driver.count("replace")) == (1, 0)
         record = await driver.load(RECORD)
         assert record is not None
         assert len(record.tail) == 1
@@ -639,12 +627,81 @@ async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it
         memory = backend.memory(KEY, settings, summarizer=failing)
         await added(memory, 0, 1)
         await until(lambda: memory.health is MemoryHealth.DEGRADED and not memory.stats.dropped)
-        lease = keys.lease_key(KEY)
-        held = await backend.driver.replace(lease, b"", version="theirs", expect=ABSENT, ttl=60)
-        assert held
+        await leases.take(backend.driver, RECORD)
         await added(memory, *range(2, 8))
         await asyncio.sleep(0.3)
         assert len(await memory.turns()) == 8
-        await backend.driver.delete(lease)
+        await leases.release(backend.driver, RECORD)
         await until(lambda: memory.stats.dropped == 5)
         assert [item.user_message for item in await memory.turns()] == ["u5", "u6", "u7"]
+
+
+@clock.virtually
+async def test_of_two_pods_that_see_the_same_turns_one_summarizes_them() -> None:
+    store, drivers, both = MemoryStore(), list[SpyDriver](), asyncio.Barrier(2)
+
+    async def meet(_: Key | str) -> None:
+        await both.wait()
+
+    summarizer = LedgerSummarizer()
+    writer = Backend(MemoryDriver(store, clock=clock.now))
+    await writer.open()
+    await added(writer.memory(KEY, config("truncation", zone=50)), *range(3))
+    pods: list[Backend] = []
+    for _ in range(2):
+        drivers.append(SpyDriver(MemoryDriver(store, clock=clock.now)))
+        pods.append(Backend(drivers[-1], close_timeout_s=0))
+        await pods[-1].open()
+        drivers[-1].before["replace"] = [meet]
+    memories = [pod.memory(KEY, config(zone=1), summarizer=summarizer) for pod in pods]
+    await asyncio.gather(*(memory.flush() for memory in memories))
+    assert len(summarizer.requests) == 1
+    assert (await shown(memories[0]))["summary"] == ["u0", "u1"]
+    for pod in (writer, *pods):
+        await pod.close()
+
+
+@pytest.mark.parametrize("wrong", [-300.0, 0.0, 300.0, 500.0])
+@clock.virtually
+async def test_a_lease_of_a_dead_pod_ends_after_its_time_by_any_clock(wrong: float) -> None:
+    async with opened(1) as (backend,):
+        backend._backgrounds = Backgrounds(  # noqa: SLF001 -- no setting
+            backend.driver, Codec(), clock=lambda: clock.now() + wrong
+        )
+        model = Model(down=-1, works_in=0.0)
+        writer = backend.memory(KEY, config("truncation", zone=50), summarizer=model)
+        await added(writer, *range(3))
+        await leases.take(backend.driver, RECORD, at=clock.now(), ttl=75.0)
+        start = clock.now()
+        memory = backend.memory(KEY, config(zone=1), summarizer=model)
+        await memory.get_llm_context()
+        await asyncio.sleep(100)
+        assert 75 <= model.calls[0] - start < 82
+
+
+@clock.virtually
+async def test_a_lease_of_a_pod_that_died_long_ago_is_taken_at_once() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=-1, works_in=0.0)
+        await added(backend.memory(KEY, config("truncation", zone=50), summarizer=model), *range(3))
+        await leases.take(backend.driver, RECORD, at=clock.now() - 3_600, ttl=75.0)
+        await backend.memory(KEY, config(zone=1), summarizer=model).get_llm_context()
+        await asyncio.sleep(0.01)
+        assert len(model.calls) == 1
+        assert (await leases.stored_body(backend.driver, RECORD)).lease is None
+
+
+@clock.virtually
+async def test_a_full_record_without_room_for_a_lease_is_folded() -> None:
+    async with opened(1, max_record_bytes=4_000) as (backend,):
+        settings = config(zone=1, fold_batch_turns=100)
+        memory = backend.memory(KEY, settings, summarizer=LedgerSummarizer())
+        await memory.add_turn(turn(0))
+        record = await backend.driver.load(RECORD)
+        assert record is not None
+        room = 4_000 - 2 * len(record.tail[0])
+        await memory.add_turn(turn(1, "x" * (room + len("fine"))))
+        await memory.add_turn(turn(2, "y" * 200))
+        await memory.flush()
+        assert memory.stats.dropped == 0
+        assert await shown(memory) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,6 +170,29 @@ async def test_closing_ends_what_waits_and_what_is_in_progress() -> None:
     store.answer(0)
     assert await first == b"a"
     await store.loads.close()
+
+
+async def test_a_shared_request_runs_in_the_context_of_no_caller() -> None:
+    """A caller's context holds its timeouts, as that of PyMongo does, and they are not those of others."""
+    caller, seen = contextvars.ContextVar("caller", default="none"), list[str]()
+
+    class Noting(Datastore):
+        async def fetch(self, keys: Sequence[Key]) -> dict[Key, bytes]:
+            seen.append(caller.get())
+            return await super().fetch(keys)
+
+    store = Noting(in_flight=1)
+    token = caller.set("one")
+    first = store.start(A)
+    await store.sent(1)
+    loads = store.start(B, C)
+    caller.reset(token)
+    await settle()
+    store.answer(0)
+    await store.sent(2)
+    store.answer(1)
+    assert await asyncio.gather(*first, *loads) == [b"a", b"b", b"c"]
+    assert seen == ["one", "none"]
 
 
 class JoinsWhatWasSent(Coalesced[bytes]):

@@ -102,6 +102,16 @@ def test_a_turn_comes_back_with_every_field(turn: ConversationTurn, turn_id: str
     assert codec.open_turn(codec.seal_turn(StoredTurn(turn_id, turn))) == StoredTurn(turn_id, turn)
 
 
+@given(turns, text, st.dictionaries(st.text().map("x-{}".format), st.none() | text | st.floats()))
+def test_a_sealed_turn_is_the_turn_as_json_without_empty_fields(
+    turn: ConversationTurn, turn_id: str, extra: dict[str, Any]
+) -> None:
+    stored = StoredTurn(turn_id, turn, extra)
+    always = {"turn_id", "user_message", "assistant_response", *extra}
+    content = {name: value for name, value in dump_turn(stored).items() if name in always or value}
+    assert CODEC.seal_turn(stored) == CODEC.seal("turn", content)
+
+
 @given(body=bodies, codec=st.sampled_from(CODECS))
 def test_a_body_comes_back_with_every_field_and_those_of_a_newer_version(body: Body, codec: Codec) -> None:
     assert codec.open_body(codec.seal_body(body)) == body

@@ -56,7 +56,6 @@ async def source(driver: Driver) -> Backend:
     await driver.append(
         keys.memory_key(MemoryKey("acme", "u1", "new")), b"\0\xff", initial_version="initial", ttl=None
     )
-    await driver.replace(keys.lease_key(TRIP), b"mine", version="lease", expect=ABSENT, ttl=600.0)
     return backend
 
 
@@ -80,7 +79,7 @@ async def held(driver: Driver, *scopes: str) -> dict[Key, Record]:
 
 
 def scopes_of(tenant: str, *users: str) -> list[str]:
-    return [keys.scope(tenant, user, kind) for user in users for kind in keys.KINDS if kind != "lease"]
+    return [keys.scope(tenant, user, kind) for user in users for kind in keys.KINDS]
 
 
 ALL_OF_ACME = scopes_of("acme", "u1", "u2", "u3")
@@ -145,11 +144,11 @@ async def test_everything_of_a_tenant_arrives_byte_for_byte(source: Backend, tar
     assert await copy.count() == {ACME: 6}
 
 
-async def test_nothing_of_others_and_no_lease_is_copied(source: Backend, target: Driver) -> None:
+async def test_nothing_of_others_is_copied(source: Backend, target: Driver) -> None:
     await copied(source.driver, target)
 
     assert await held(target, *scopes_of("globex", "u1"), keys.OTHER_BLOBS) == {}
-    assert await held(target, keys.scope("acme", "u1", "lease"), keys.directory_scope("globex")) == {}
+    assert await held(target, keys.directory_scope("globex")) == {}
 
 
 async def test_a_user_is_copied_alone_and_listed(source: Backend, target: Driver) -> None:

@@ -22,11 +22,11 @@ from stm_backends.errors import (
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
-from stm_backends.records.lease import Lease
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryHealth, MemoryKey
+from tests.support import leases
 from tests.support.default_memory import added
 
 KEY = MemoryKey("acme", "u1", "chat")
@@ -82,20 +82,48 @@ async def test_the_first_turn_lists_the_user_before_and_after_it_is_stored(pods:
     assert driver.calls == [("replace", "users"), ("append", "memory"), ("replace", "users")]
 
 
-async def test_a_fold_costs_a_lease_a_load_a_replace_and_a_release(pods: Pods) -> None:
+async def test_a_fold_takes_two_requests(pods: Pods) -> None:
     memory, driver = await pods.pod()
     await added(memory, *range(2))
+    await memory.get_llm_context()
+    await until(lambda: not memory.busy)
+    driver.calls.clear()
+    await memory.add_turn(turn(2))
+    await memory.get_llm_context()
+    await until(lambda: memory.stats.summaries == 1 and not memory.busy)
+    assert sorted(driver.calls) == [
+        ("append", "memory"),
+        ("load", "memory"),
+        ("replace", "memory"),
+        ("replace", "memory"),
+    ]
+
+
+async def test_a_fold_after_a_turn_of_another_pod_loads_first(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    other, _ = await pods.pod(config("truncation", zone=50))
+    await memory.add_turn(turn(0))
+    await memory.get_llm_context()
+    await other.add_turn(turn(1))
     await until(lambda: not memory.busy)
     driver.calls.clear()
     await memory.add_turn(turn(2))
     await until(lambda: memory.stats.summaries == 1 and not memory.busy)
-    assert driver.calls == [
-        ("append", "memory"),
-        ("replace", "lease"),
-        ("load", "memory"),
-        ("replace", "memory"),
-        ("delete", "lease"),
-    ]
+    assert [operation for operation, _ in driver.calls] == ["append", "load", "replace", "replace"]
+    assert await shown(memory) == {"summary": ["u0"], "pending": [], "recent": ["u1", "u2"]}
+
+
+async def test_a_trim_takes_one_request(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation", zone=1))
+    await memory.add_turn(turn(0))
+    await memory.get_llm_context()
+    await memory.add_turn(turn(1))
+    await until(lambda: not memory.busy)
+    driver.calls.clear()
+    await memory.add_turn(turn(2))
+    await until(lambda: not memory.busy)
+    assert driver.calls == [("append", "memory"), ("replace", "memory")]
+    assert (await shown(memory))["recent"] == ["u2"]
 
 
 async def test_a_pod_that_waited_for_the_lease_summarizes_no_turn_again(pods: Pods) -> None:
@@ -120,12 +148,16 @@ async def test_a_fold_that_loses_its_race_keeps_a_summary_that_applies(pods: Pod
     there, _ = await pods.pod()
     stored = await there_writes_new_version(pods)
 
-    driver.before["replace"] = [stored]
+    driver.before["replace"] = [nothing, stored]  # between taking the lease and the fold
     await added(here, *range(3))
     await here.flush()
     assert (await shown(there))["summary"] == ["u0"]
     assert here.stats.lost_races == 1
     assert len(summarizer.requests) == 1
+
+
+async def nothing(_: Key | str) -> None:
+    """A hook for an operation that nothing happens before."""
 
 
 async def there_writes_new_version(pods: Pods) -> Any:
@@ -167,13 +199,12 @@ async def test_a_copy_that_arrives_while_its_turn_is_folded_never_comes_back(pod
 async def test_a_fold_that_loses_to_another_fold_is_discarded(pods: Pods) -> None:
     here, driver = await pods.pod(summarizer=(mine := LedgerSummarizer()))
     there, _ = await pods.pod(summarizer=(theirs := LedgerSummarizer()))
-    lease = keys.lease_key(KEY)
 
     async def lease_expires_and_the_other_folds(_: Key | str) -> None:
-        await driver.inner.delete(lease)
+        await leases.release(driver.inner, RECORD)
         await there.flush()
 
-    driver.before["replace"] = [lease_expires_and_the_other_folds]
+    driver.before["replace"] = [nothing, lease_expires_and_the_other_folds]
     await added(here, *range(4))
     await here.flush()
     assert (await shown(here)) == {"summary": ["u0", "u1"], "pending": [], "recent": ["u2", "u3"]}
@@ -215,8 +246,9 @@ async def test_closing_in_the_middle_of_a_summary_releases_the_lease(
     memory, driver = await pods.pod(summarizer=held)
     await added(memory, *range(3))
     await asyncio.wait_for(held.called.wait(), 5)
+    assert (await leases.stored_body(driver, RECORD)).lease is not None
     await memory.close(timeout=0.05)
-    assert await driver.load(keys.lease_key(KEY)) is None
+    assert (await leases.stored_body(driver, RECORD)).lease is None
     assert not memory.busy
     assert (await shown(memory))["pending"] == ["u0"]
 
@@ -232,17 +264,32 @@ async def test_closing_lets_a_summary_finish_within_the_deadline(pods: Pods, hel
     assert (await shown(memory))["summary"] == ["u0"]
 
 
-async def test_a_lease_of_another_holder_is_never_released(pods: Pods) -> None:
-    _, driver = await pods.pod()
-    slow = Lease(driver, keys.lease_key(KEY), ttl=10.0, content=b"")
-    assert await slow.acquire()
-    pods.now += 10.0
-    fast = Lease(driver, keys.lease_key(KEY), ttl=10.0, content=b"")
-    assert await fast.acquire()
-    await slow.release()
-    assert await driver.load(keys.lease_key(KEY)) is not None
-    await fast.release()
-    assert await driver.load(keys.lease_key(KEY)) is None
+async def test_a_lease_of_another_holder_is_never_released(pods: Pods, held: LedgerSummarizer) -> None:
+    memory, driver = await pods.pod(summarizer=held)
+    await added(memory, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
+    # Ours has expired, and another process has taken the lease.
+    await leases.take(driver.inner, RECORD)
+    theirs = await leases.stored_body(driver, RECORD)
+    await memory.close(timeout=0.05)
+    assert await leases.stored_body(driver, RECORD) == theirs
+
+
+async def test_a_lease_that_was_perhaps_taken_is_released(pods: Pods) -> None:
+    memory, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
+
+    async def lost(_: Key | str) -> None:
+        raise OutcomeUnknown("the connection was cut")
+
+    async def down(_: Key | str) -> None:
+        raise Unavailable("no answer")
+
+    driver.after["replace"], driver.before["replace"] = [lost], [nothing, down]
+    await added(memory, *range(3))
+    await until(lambda: driver.count("replace") == 3)
+    await asyncio.sleep(0)
+    assert (await leases.stored_body(driver, RECORD)).lease is None
+    assert summarizer.requests == []
 
 
 async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> None:

@@ -52,7 +52,6 @@ def test_different_keys_never_share_a_composite_or_a_place(one: MemoryKey, other
     assume(one != other)
     assert one.composite() != other.composite()
     assert keys.memory_key(one) != keys.memory_key(other)
-    assert keys.lease_key(one) != keys.lease_key(other)
     assert blob_key(one.composite()) != blob_key(other.composite())
 
 
@@ -161,7 +160,6 @@ def test_the_scopes_of_a_tenant_share_a_prefix_of_its_own(owner: tuple[str, str]
 def test_what_reaches_a_driver_keeps_to_its_terms(key: MemoryKey) -> None:
     for place in (
         keys.memory_key(key),
-        keys.lease_key(key),
         keys.directory_key(key.tenant_id, key.user_id),
         blob_key(key.composite()),
     ):
@@ -221,9 +219,7 @@ def test_a_saved_state_belongs_to_whom_its_key_names(text: str, owner: tuple[str
 
 
 @given(texts | st.just(""), owners)
-def test_saved_states_never_share_a_key_with_conversations_or_leases(
-    text: str, owner: tuple[str, str]
-) -> None:
+def test_saved_states_never_share_a_key_with_conversations(text: str, owner: tuple[str, str]) -> None:
     others = {keys.scope(*owner, kind) for kind in keys.KINDS if kind != "blob"}
     assert blob_key(text).scope not in others | {keys.directory_scope(owner[0])}
 
@@ -231,5 +227,5 @@ def test_saved_states_never_share_a_key_with_conversations_or_leases(
 def test_short_keys_over_the_tricky_characters_are_all_different() -> None:
     alphabet = ("a", ":", "%", "%3A", "kv", "v1", "\0")
     made = [MemoryKey(*three) for three in product(alphabet, repeat=3)]
-    for place in (keys.memory_key, keys.lease_key, MemoryKey.composite):
+    for place in (keys.memory_key, MemoryKey.composite):
         assert len({place(key) for key in made}) == len(made)

@@ -157,8 +157,8 @@ class RemovesWhatStillStands(LargeEntries):
     """Does not read the record again before it removes the parts of what was dropped."""
 
     async def _look(self, key: Key) -> Any:
-        record, found = await super()._look(key)
-        return record, {} if self._sweeping else found
+        found = await super()._look(key)
+        return {} if self._sweeping else found
 
     _sweeping = False
 
@@ -173,8 +173,8 @@ class RemovesWhatStillStands(LargeEntries):
 class NeverRenews(LargeEntries):
     """Gives parts a time to live once and for all."""
 
-    async def _extend_life(self, key: Key, ttl: float | None, *, created: bool) -> None:
-        del key, ttl, created
+    async def _extend_life(self, key: Key, ttl: float | None) -> None:
+        del key, ttl
 
 
 class SettlesNothing(LargeEntries):
@@ -675,6 +675,16 @@ async def test_a_record_that_becomes_permanent_or_ends_takes_its_parts_along(
     world.clock.now += 1_000
     assert await other.load(KEY) is None
     assert await world.parts() == []
+
+
+async def test_a_body_that_keeps_no_time_to_live_has_parts_without_one(
+    world: World, driver: LargeEntries
+) -> None:
+    await driver.append(KEY, b"small", initial_version="v", ttl=100.0)
+    await driver.append(KEY, b"small", initial_version="v", ttl=None)
+    await driver.replace(KEY, LARGE, version="w", expect="v", ttl=KEEP)
+    world.clock.now += 1_000_000
+    assert await driver.load(KEY) == Record("w", LARGE, (b"small", b"small"))
 
 
 async def test_parts_end_some_time_after_their_record(world: World, driver: LargeEntries) -> None:

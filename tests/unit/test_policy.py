@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.memory.policy import (
+    CLOCKS_APART_S,
     SHORTEST_DELAY_S,
     BadSummary,
     Fold,
@@ -22,17 +23,19 @@ from stm_backends.memory.policy import (
     after_recovery,
     after_trim,
     delay_after,
+    lease_left,
     next_step,
     room_step,
     split,
     summary_of,
 )
 from stm_backends.memory.view import shown_text
-from stm_backends.records.body import REMEMBERED_IDS, Body, Forgotten
+from stm_backends.records.body import REMEMBERED_IDS, Body, Forgotten, Lease
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
 NOW = 1_000_000.0
+FIVE_MINUTES = 300.0
 HEALTHY, RETRY, DEGRADED = MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED
 
 
@@ -293,6 +296,21 @@ def test_nothing_is_remembered_of_nothing() -> None:
     assert "" not in Forgotten()
     assert Forgotten().adding([], now=NOW, keep_for=0) == Forgotten()
     assert Forgotten().each() == []
+
+
+def test_a_lease_ends_after_its_time_on_the_clock_of_the_process_that_saw_it() -> None:
+    lease = Lease(at=NOW, ttl=60.0)
+    assert lease_left(None, now=NOW, known_for=0.0) == 0
+    assert lease_left(lease, now=NOW, known_for=10.0) == 50
+    for wrong in (-FIVE_MINUTES, FIVE_MINUTES, 1e9):
+        assert lease_left(lease, now=NOW + wrong, known_for=60.0) <= 0
+    for wrong in (-1e9, -FIVE_MINUTES, FIVE_MINUTES):
+        assert lease_left(lease, now=NOW + wrong, known_for=0.0) == 60
+
+
+def test_a_lease_that_is_old_by_any_clock_has_ended() -> None:
+    lease = Lease(at=NOW, ttl=60.0)
+    assert lease_left(lease, now=NOW + 60 + CLOCKS_APART_S, known_for=0.0) == 0
 
 
 def test_a_union_has_the_ids_of_both_once_each() -> None:

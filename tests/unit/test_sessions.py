@@ -130,8 +130,7 @@ async def test_only_the_users_own_conversations_are_listed(backend: Backend, ses
     assert sorted(await listed(sessions), key=repr) == sorted(mine, key=repr)
 
 
-async def test_leases_and_saved_states_are_not_listed(backend: Backend, sessions: Sessions) -> None:
-    await backend.driver.replace(keys.lease_key(KEY), b"x", version="v", expect=ANY, ttl=60)
+async def test_saved_states_are_not_listed(backend: Backend, sessions: Sessions) -> None:
     await backend.state_store.save_memory_state(KEY.composite(), {})
     assert await listed(sessions) == []
 
@@ -290,7 +289,7 @@ async def test_a_merge_adds_the_missing_turns_and_keeps_the_summary(
     assert found.body == FOLDED
     # 1 and 2 are in the summary that is there.
     assert [stored.id for stored in found.turns] == ["t4", "t9", "t3"]
-    assert len(found.entries) == 3
+    assert len(found.tail) == 3
 
 
 async def test_a_merge_gives_a_conversation_that_has_no_summary_the_imported_one(
@@ -612,7 +611,7 @@ async def everything_of(backend: Backend, key: MemoryKey) -> list[Key]:
     await backend.memory(key, ShortTermMemoryConfig(strategy="truncation")).add_turn(turn(1))
     await backend.state_store.save_memory_state(key.composite(), {})
     owner = (key.tenant_id, key.user_id)
-    places = [keys.memory_key(key), keys.blob_key(key.composite()), keys.lease_key(key)]
+    places = [keys.memory_key(key), keys.blob_key(key.composite())]
     places += [keys.planner_note_key(*owner, "p"), *(keys.log_key(key, kind) for kind in keys.LOG_KINDS)]
     for place in places[2:]:
         await backend.driver.replace(place, b"x", version="v", expect=ANY, ttl=60)
@@ -623,13 +622,13 @@ async def standing(backend: Backend, places: list[Key]) -> list[bool]:
     return [await backend.driver.load(place) is not None for place in places]
 
 
-async def test_erasing_a_conversation_erases_exactly_its_lease_state_and_items(
+async def test_erasing_a_conversation_erases_exactly_its_state_and_items(
     backend: Backend, sessions: Sessions
 ) -> None:
     places = await everything_of(backend, KEY)
     neighbours = await everything_of(backend, OTHER)
     assert await sessions.erase(KEY)
-    assert await standing(backend, places) == [False, False, False, True, False, False]
+    assert await standing(backend, places) == [False, False, True, False, False]
     assert all(await standing(backend, neighbours))
     assert not await sessions.erase(KEY)
 

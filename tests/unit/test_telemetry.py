@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import subprocess
 import sys
@@ -450,6 +451,20 @@ def test_an_observer_of_ones_own_hears_what_it_overrides_and_silence_is_the_defa
     for observer in (count, SILENT):
         asyncio.run(talk(observer))
     assert count.heard == 1
+
+
+@pytest.mark.parametrize("observer", [SILENT, Observer()])
+async def test_a_method_is_a_coroutine_function_with_its_signature(observer: Observer) -> None:
+    async with open_backend("memory://", observer=observer) as backend:
+        memories = (
+            backend.memory(KEY, ROLLING, summarizer=summarize),
+            DefaultShortTermMemory(config=ROLLING, summarizer=summarize, observer=observer),
+        )
+        for memory in memories:
+            assert inspect.iscoroutinefunction(memory.flush)
+            assert inspect.signature(memory.flush) == inspect.signature(type(memory).flush.__get__(memory))
+            assert (memory.flush.__func__ is type(memory).flush) == (observer is SILENT)
+            await memory.flush()
 
 
 def test_without_the_api_the_line_that_installs_it_is_named() -> None:

@@ -31,6 +31,7 @@ from stm_backends.drivers.contract import (
     ABSENT,
     ANY,
     KEEP,
+    NO_LIMIT,
     AbsentType,
     AnyType,
     KeepType,
@@ -41,9 +42,10 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.sqlite import purging, statements
 from stm_backends.drivers.sqlite.errors import LOCKED, translate
+from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.drivers.sqlite.settings import SqliteSettings
-from stm_backends.drivers.sqlite.thread import ConnectionThread, Kind, NotBegun, NotEnded, is_busy, pause
-from stm_backends.errors import Corrupt, Unavailable, located
+from stm_backends.drivers.sqlite.thread import ConnectionThread
+from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")
 
@@ -93,7 +95,7 @@ class SqliteDriver:
             ),
             max_entry=settings.max_entry_bytes,
             max_record=settings.max_record_bytes,
-            max_drop=settings.max_record_bytes,
+            max_drop=NO_LIMIT,
             deadline=settings.deadline_s,
         )
 
@@ -102,7 +104,12 @@ class SqliteDriver:
         async with self._opening:
             if self._thread is not None:
                 return
-            self._thread = ConnectionThread(self._connect, check=self._require_own_files, name="stm-sqlite")
+            self._thread = ConnectionThread(
+                self._connect,
+                check=self._require_own_files,
+                purge=lambda connection: self._purge_step(connection).more,
+                name="stm-sqlite",
+            )
             try:
                 await self._run("open", lambda _: None)
             except BaseException:
@@ -129,9 +136,10 @@ class SqliteDriver:
         if not rows:
             return None
         version, length, size, seq, _ = rows[0]
-        values = [entry for *_, entry in rows if entry is not None]
+        values = [row[4] for row in rows] if seq is not None else []
+        found = sum(map(len, values))
         body = values.pop(0) if seq == 0 else None
-        if len(values) != length or sum(map(len, values), len(body or b"")) != size:
+        if len(values) != length or found != size:
             raise Corrupt("a part of the record is missing", backend=self.name, operation="load")
         return Record(version, body, tuple(values))
 
@@ -140,7 +148,8 @@ class SqliteDriver:
         require_ttl(ttl)
         self._require_fits("entry", len(entry), "append")
 
-        def work(connection: sqlite3.Connection, now: float) -> int:
+        def work(connection: sqlite3.Connection) -> int:
+            now = self._clock()
             expires, size, limit = None if ttl is None else now + ttl, len(entry), self.traits.max_record
             grow = (expires, now, size, *key, now, size, limit)
             grown = connection.execute(statements.GROW, grow).fetchone()
@@ -155,7 +164,7 @@ class SqliteDriver:
             connection.execute(statements.ENTER, (record, seq, entry))
             return int(length)
 
-        return await self._change("append", work, size=len(entry))
+        return await self._run("append", work, Kind.WRITE, size=len(entry))
 
     async def replace(
         self,
@@ -172,7 +181,8 @@ class SqliteDriver:
         require_drop(drop, expect)
         self._require_fits("entry", len(body), "replace")
 
-        def work(connection: sqlite3.Connection, now: float) -> bool:
+        def work(connection: sqlite3.Connection) -> bool:
+            now = self._clock()
             found = _find(connection, key, now)
             if ttl is KEEP:
                 expires, written = (found.expires, found.written) if found else (None, now)
@@ -202,7 +212,7 @@ class SqliteDriver:
             connection.execute(statements.REPLACE, (version, expires, written, first, size, found.id))
             return True
 
-        return await self._change("replace", work, size=len(body))
+        return await self._run("replace", work, Kind.WRITE, size=len(body))
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record if it exists and carries `expect`; returns whether it did.
@@ -210,23 +220,24 @@ class SqliteDriver:
         The first transaction removes a large record from view; others remove its entries, until the deadline.
         """
 
-        def work(connection: sqlite3.Connection, now: float) -> _Found | None:
-            found = _find(connection, key, now)
+        def work(connection: sqlite3.Connection) -> _Found | None:
+            found = _find(connection, key, self._clock())
             if found is None or expect not in (ANY, found.version):
                 return None
             purging.remove(connection, found.id, found.first, found.next, found.size)
             return found
 
-        def delete(connection: sqlite3.Connection) -> bool:
-            found = self._write(connection, work)
-            if found is not None and not purging.fits_a_step(found.first, found.next, found.size):
-                # The record is gone, even if removing the rest fails.
-                with contextlib.suppress(sqlite3.Error):
-                    while self._purge_step(connection, until=statements.BURIED_UNTIL).more:
-                        pass
-            return found is not None
+        def remove_rest(connection: sqlite3.Connection) -> bool:
+            return self._purge_step(connection, until=statements.BURIED_UNTIL).more
 
-        return await self._run("delete", delete)
+        until = asyncio.get_running_loop().time() + self._settings.deadline_s
+        found = await self._run("delete", work, Kind.WRITE, until=until)
+        if found is not None and not purging.fits_a_step(found.first, found.next, found.size):
+            # The record is gone, even if removing the rest fails.
+            with contextlib.suppress(StorageError):
+                while await self._run("delete", remove_rest, until=until):
+                    pass
+        return found is not None
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
@@ -254,18 +265,6 @@ class SqliteDriver:
             gone += done
         return gone
 
-    async def _change(
-        self, operation: str, work: Callable[[sqlite3.Connection, float], T], *, size: int
-    ) -> T:
-        """Run a write of `size` bytes. The removal of expired records that follows cannot make it fail."""
-        answer = await self._run(
-            operation, lambda connection: work(connection, self._clock()), Kind.WRITE, size=size
-        )
-        for _ in range(purging.steps_after(size)):
-            if self._thread is not None:
-                self._thread.post(self._purge_step)
-        return answer
-
     def _purge_step(
         self,
         connection: sqlite3.Connection,
@@ -278,7 +277,8 @@ class SqliteDriver:
         if not connection.execute(statements.EXPIRED, (until, 1)).fetchone():
             return purging.Step(0, more=False)
         limit = min(limit, purging.STEP_RECORDS)
-        return self._write(connection, lambda connection, _: purging.step(connection, until, limit))
+        with statements.transaction(connection):
+            return purging.step(connection, until, limit)
 
     async def _run(
         self,
@@ -287,10 +287,15 @@ class SqliteDriver:
         kind: Kind = Kind.ALONE,
         *,
         size: int = 0,
+        until: float | None = None,
     ) -> T:
-        """Run work in the thread; retry while another process holds a lock that it needs."""
+        """Run work in the thread; retry while another process holds a lock that it needs.
+
+        `until` is a time of the event loop, by default one deadline from now.
+        """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.deadline_s
+        if until is None:
+            until = loop.time() + self._settings.deadline_s
         attempt = 0
         with located(self.name, operation):
             while (thread := self._thread) is not None:
@@ -306,19 +311,6 @@ class SqliteDriver:
                 attempt += 1
                 await asyncio.sleep(wait)
             raise not_open()
-
-    def _write(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, float], T]) -> T:
-        """Run `work` in one transaction that holds the write lock from the beginning."""
-        connection.execute(statements.BEGIN)
-        try:
-            answer = work(connection, self._clock())
-            connection.execute(statements.COMMIT)
-        except BaseException:
-            # SQLite rolls back by itself after some errors, such as a full disk.
-            if connection.in_transaction:
-                connection.execute(statements.ROLLBACK)
-            raise
-        return answer
 
     def _connect(self) -> sqlite3.Connection:
         # Only a URI can say, when the file is opened, that a missing one must not be created.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from stm_backends.drivers.sqlite.thread import LockedOut, NotBegun, NotEnded, primary_code
+from stm_backends.drivers.sqlite.jobs import LockedOut, NotBegun, NotEnded, primary_code
 from stm_backends.errors import Corrupt, Denied, OutcomeUnknown, StorageError, Unavailable
 
 LOCKED: Final = "the database is locked by another process"

@@ -28,13 +28,13 @@ class Step(NamedTuple):
     more: bool
 
 
-def steps_after(size: int) -> int:
-    """Return a random number of steps to follow a write of `size` bytes.
+def steps_after(size: int, *, writes: int = 1) -> int:
+    """Return a random number of steps to follow so many writes of `size` bytes in all.
 
     On average they remove more records, entries and bytes than are written. A counter would have to be
     stored, and short-lived processes would never reach it.
     """
-    return int(_CHANCE + size / STEP_BYTES + random.random())
+    return int(writes * _CHANCE + size / STEP_BYTES + random.random())
 
 
 def fits_a_step(first: int, end: int, size: int) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from stm_backends.drivers.layouts import Layout, is_outdated
@@ -68,10 +69,6 @@ JOURNAL: Final = "PRAGMA journal_mode = WAL"
 BEGIN: Final = "BEGIN IMMEDIATE"
 COMMIT: Final = "COMMIT"
 ROLLBACK: Final = "ROLLBACK"
-# Around each of several writes in one transaction, so that one can fail by itself.
-SAVEPOINT: Final = "SAVEPOINT one"
-RELEASE: Final = "RELEASE one"
-ROLLBACK_TO: Final = "ROLLBACK TO one"
 
 LOAD: Final = """
     SELECT version, next - first, size, seq, entry
@@ -137,16 +134,24 @@ def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
     connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
     connection.execute(JOURNAL)
     if outdated:
-        connection.execute(BEGIN)
-        try:
+        with transaction(connection):
             # Read again, because another process may have migrated the file in between.
             for statement in _steps_from(_layout(connection).version):
                 connection.execute(statement)
-            connection.execute(COMMIT)
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute(ROLLBACK)
-            raise
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """Hold the write lock from the beginning to the end, and commit unless the block raises."""
+    connection.execute(BEGIN)
+    try:
+        yield
+        connection.execute(COMMIT)
+    except BaseException:
+        # SQLite rolls back by itself after some errors, such as a full disk.
+        if connection.in_transaction:
+            connection.execute(ROLLBACK)
+        raise
 
 
 def _layout(connection: sqlite3.Connection) -> Layout:

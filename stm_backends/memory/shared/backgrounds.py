@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.maintenance import Maintenance
+from stm_backends.memory.shared.recent import Recent
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.schedule import Timers
 from stm_backends.records import keys
@@ -28,7 +29,8 @@ MAX_SUMMARIES: Final = 8
 class Backgrounds:
     """What the memory objects of one process share: the background of each conversation, limits and timers.
 
-    A background is kept as long as a memory object refers to it or it has work to do or to wait for.
+    A background is kept as long as a memory object refers to it or it has work to do or to wait for. What was
+    seen of a conversation is kept beyond that, see `Recent`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Backgrounds:
         self._clock = clock
         self._slots = FairConcurrencyLimit(max_summaries)
         self._timers = Timers()
+        self._recent = Recent()
         self._each: WeakValueDictionary[Key, Maintenance] = WeakValueDictionary()
 
     def __len__(self) -> int:
@@ -57,10 +60,10 @@ class Backgrounds:
         known = self._each.get(record)
         if known is not None:
             return known
-        shared = SharedConversation(self._driver, key, self._codec, self._clock)
-        maintenance = Maintenance(
-            shared, keys.lease_key(key), key.tenant_id, self._slots, self._timers, self._observer
+        shared = self._recent.get(record) or SharedConversation(
+            self._driver, record, self._codec, self._clock, self._recent.note
         )
+        maintenance = Maintenance(shared, key.tenant_id, self._slots, self._timers, self._observer)
         self._each[record] = maintenance
         return maintenance
 

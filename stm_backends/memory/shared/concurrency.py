@@ -28,16 +28,21 @@ class FairConcurrencyLimit:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def slot(self, tenant: str) -> AsyncGenerator[None]:
-        """Hold a slot for the duration of the context."""
+    async def slot(self, tenant: str) -> AsyncGenerator[bool]:
+        """Hold a slot for the duration of the context; gives whether it had to be waited for."""
         loop = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
             self._loop = loop
             self._start_over()
         running = self._running
-        await self._take(loop, tenant)
+        waits = bool(self._waiting) or not self._has_free(tenant)
+        if waits:
+            await self._take(loop, tenant)
+        else:
+            self._free -= 1
+            running[tenant] += 1
         try:
-            yield
+            yield waits
         finally:
             if running is self._running:
                 self._give_back(tenant)
@@ -76,7 +81,7 @@ class FairConcurrencyLimit:
                 self._waiting[tenant] = turns
 
     def _next(self) -> str | None:
-        for tenant in self._waiting:
-            if self._free > (self._reserved if self._running[tenant] else 0):
-                return tenant
-        return None
+        return next(filter(self._has_free, self._waiting), None)
+
+    def _has_free(self, tenant: str) -> bool:
+        return self._free > (self._reserved if self._running[tenant] else 0)

@@ -21,7 +21,14 @@ class Compact:
     entries: int
 
 
-Due: TypeAlias = Step | Compact
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another process holds the lease for at most `seconds` more, so nothing is written here."""
+
+    seconds: float
+
+
+Due: TypeAlias = Step | Compact | Held
 
 
 def next_step(
@@ -44,7 +51,13 @@ def next_step(
         # Entries are removed from the oldest end only, and these turns come before the repeats.
         pending = snapshot.turns
     step = policy.next_step(
-        config, snapshot.body, pending, now=now, batch=1 if room else batch, known_for=known_for
+        config,
+        snapshot.body,
+        pending,
+        now=now,
+        batch=1 if room else batch,
+        known_for=known_for,
+        characters=snapshot.characters,
     )
     if room:
         step = policy.room_step(config, step, pending, count=max(1, snapshot.turns_of(room)))
@@ -58,3 +71,8 @@ def next_step(
     if isinstance(step, Trim):
         return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], max_drop)))
     return step
+
+
+def unless_held(step: Due, lease_left: float) -> Due:
+    """Return the step, or `Held` if it writes and another process has a lease with these seconds left."""
+    return step if step is None or isinstance(step, Wait) or lease_left <= 0 else Held(lease_left)

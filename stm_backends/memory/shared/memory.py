@@ -17,7 +17,7 @@ from stm_backends.drivers.contract import Driver
 from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.maintenance import Stats
+from stm_backends.memory.shared.folds import Stats
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -82,7 +82,10 @@ class DistributedShortTermMemory:
         return self._shared.health
 
     def estimate_tokens(self) -> int:
-        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since."""
+        """Estimate the tokens of `get_llm_context`, from the last load and this process's turns since.
+
+        A process that has used thousands of other conversations since then may have forgotten the load.
+        """
         return self._shared.view(self._shared.known(), self._config).tokens
 
     @observed
@@ -108,7 +111,7 @@ class DistributedShortTermMemory:
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
-                self._maintenance.schedule(self._maintenance.next_step(snapshot))
+                self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:
                     self._appended(turn)
                 return
@@ -119,12 +122,14 @@ class DistributedShortTermMemory:
         # background, because an erasure may have come in between.
         known = turn_id is not None and self._shared.remembers(stored.id)
         try:
-            async with self._directory.listed(self._owner):
-                try:
-                    length, created = await self._shared.append(entry, ttl=self._config.session_ttl_s)
-                except TooLarge as error:
-                    length, created = await self._append_to_full(entry, error)
+            if not self._directory.knows(self._owner):
+                await self._directory.note(*self._owner)
+            try:
+                length, created = await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
+            except TooLarge as error:
+                length, created = await self._append_to_full(stored, entry, error)
         except (OutcomeUnknown, asyncio.CancelledError):
+            self._directory.doubt(self._owner)
             if turn_id is not None and not known:
                 self._shared.note_outcome_unknown(stored.id)
             raise
@@ -143,7 +148,8 @@ class DistributedShortTermMemory:
         """Report a stored turn, once for each turn."""
         self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
-        self._maintenance.background.call_back(self._config.on_turn_added, turn)
+        if self._config.on_turn_added is not None:
+            self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     @staticmethod
     def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
@@ -156,7 +162,7 @@ class DistributedShortTermMemory:
         if self._config.strategy == "none":
             return {}
         snapshot = await self._shared.load("get_llm_context")
-        self._maintenance.schedule(self._maintenance.next_step(snapshot))
+        self._maintenance.notice(snapshot)
         view = self._shared.view(snapshot, self._config)
         if view.trimmed and self._config.budget.overflow_policy == "error":
             log.trimmed_for_reading()
@@ -219,7 +225,7 @@ class DistributedShortTermMemory:
         """Whether work for this conversation is running or planned in this process."""
         return self._maintenance.busy
 
-    async def _append_to_full(self, entry: bytes, full: TooLarge) -> Appended:
+    async def _append_to_full(self, stored: StoredTurn, entry: bytes, full: TooLarge) -> Appended:
         """Append to a record that was `full`, as the background makes room in it."""
         loop, size = asyncio.get_running_loop(), len(entry) + OVERHEAD
         give_up_at = loop.time() + self._maintenance.lease_ttl
@@ -228,7 +234,7 @@ class DistributedShortTermMemory:
                 if not await self._maintenance.make_room(request, within=remaining):
                     break
                 try:
-                    return await self._shared.append(entry, ttl=self._config.session_ttl_s)
+                    return await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
                 except TooLarge as error:
                     full = error
         raise full

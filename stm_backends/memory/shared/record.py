@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from stm_backends.drivers.contract import ABSENT, KEEP, Driver, new_version
-from stm_backends.errors import located
-from stm_backends.memory.policy import Fold
+from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
+from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View
-from stm_backends.records import keys, operations
+from stm_backends.records import operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.records.operations import Appended
-from stm_backends.types import MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+
+logger = logging.getLogger("stm_backends")
 
 MAX_OUTCOME_UNKNOWN: Final = 256
 """How many turns with an unknown outcome are remembered."""
@@ -24,26 +26,52 @@ MAX_OUTCOME_UNKNOWN: Final = 256
 class SharedConversation:
     """Loads, appends and replaces, and remembers what this process has seen and added.
 
-    `seen` is the last snapshot and `added` has the turns of this process since; no write relies on either.
+    `seen` is the last snapshot, with the entries that this process appended since. While the record has its
+    version, these are the first entries of the record. `current` says whether this process knows of no other
+    entry. `added` has the turns of this process since the last load. No write relies on any of these: a
+    `replace` names the version. `leased` is the conversation under a lease that this process did not release.
     `outcome_unknown` has the ids of turns whose `add_turn` ended with an unknown outcome. `recovering` says
-    that this process is making an attempt to leave `DEGRADED`. `clock` is in epoch seconds.
+    that this process is making an attempt to leave `DEGRADED`. `clock` is in epoch seconds. `used` is called
+    when `seen` has changed.
     """
+
+    __slots__ = (
+        "_used",
+        "added",
+        "clock",
+        "codec",
+        "current",
+        "driver",
+        "key",
+        "leased",
+        "outcome_unknown",
+        "recovering",
+        "seen",
+    )
 
     def __init__(
         self,
         driver: Driver,
-        key: MemoryKey,
+        key: Key,
         codec: Codec,
         clock: Callable[[], float],
+        used: Callable[[SharedConversation], None],
     ) -> None:
+        self.key = key
         self.driver = driver
         self.codec = codec
         self.clock = clock
-        self.seen = Snapshot()
-        self.added: dict[str, StoredTurn] = {}
-        self.outcome_unknown: dict[str, None] = {}
         self.recovering = False
-        self._key = keys.memory_key(key)
+        self.outcome_unknown: dict[str, None] = {}
+        self.leased: Snapshot | None = None
+        self._used = used
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was seen and added."""
+        self.seen = Snapshot()
+        self.current = False
+        self.added: dict[str, StoredTurn] = {}
 
     @property
     def health(self) -> MemoryHealth:
@@ -56,7 +84,7 @@ class SharedConversation:
 
     def known(self) -> Snapshot:
         """Return what this process knows without a load: the last snapshot and its own turns since."""
-        return self.seen.plus(*self.added.values())
+        return self.seen.plus(*(stored for i, stored in self.added.items() if i not in self.seen.ids))
 
     def remembers(self, turn_id: str) -> bool:
         """Say whether this process knows that a turn is in the record, or was recently."""
@@ -68,17 +96,24 @@ class SharedConversation:
 
     async def load(self, operation: str) -> Snapshot:
         """Return the conversation as it is now. Raises `Corrupt` with the name of the `operation`."""
-        record = await self.driver.load(self._key)
-        with located(self.driver.name, operation):
-            snapshot = Snapshot.of(record, self.codec, last=self.seen)
-        self.seen = snapshot
-        # A turn that was acknowledged during this load may not be in it.
-        self.added = {i: stored for i, stored in self.added.items() if not snapshot.holds(i)}
+        record = await self.driver.load(self.key)
+        last = self.seen
+        try:
+            snapshot = Snapshot.of(record, self.codec, last=last)
+        except Corrupt:
+            with located(self.driver.name, operation):
+                raise
+        self.seen, self.current = snapshot, True
+        if snapshot is not last:
+            self._used(self)
+        if self.added:
+            # A turn that was acknowledged during this load may not be in it.
+            self.added = {i: stored for i, stored in self.added.items() if not snapshot.holds(i)}
         return snapshot
 
     async def load_copy(self, operation: str) -> Snapshot:
         """Return the conversation as it is now, in new objects that the caller may change."""
-        record = await self.driver.load(self._key)
+        record = await self.driver.load(self.key)
         with located(self.driver.name, operation):
             return Snapshot.of(record, self.codec)
 
@@ -88,9 +123,16 @@ class SharedConversation:
         if len(self.outcome_unknown) > MAX_OUTCOME_UNKNOWN:
             del self.outcome_unknown[next(iter(self.outcome_unknown))]
 
-    def append(self, entry: bytes, *, ttl: float | None) -> Awaitable[Appended]:
+    async def append(self, stored: StoredTurn, entry: bytes, *, ttl: float | None) -> Appended:
         """Add an entry; see `operations.append`."""
-        return operations.append(self.driver, self._key, entry, ttl=ttl)
+        appended = await operations.append(self.driver, self.key, entry, ttl=ttl)
+        seen = self.seen
+        if appended.length == len(seen.tail) + 1 and not appended.created:
+            self.seen = seen.plus_entries((entry,), (stored,))
+            self._used(self)
+        else:
+            self.current = False
+        return appended
 
     def note_added(self, stored: StoredTurn, length: int) -> None:
         """Remember a turn of this process that was acknowledged with this length of the tail."""
@@ -99,31 +141,35 @@ class SharedConversation:
             # A tail that is shorter than what this process added was folded elsewhere.
             del self.added[next(iter(self.added))]
 
-    async def replace(self, snapshot: Snapshot, body: Body, *, drop: int) -> str | None:
-        """Store a body if the record still has the version that was read.
+    async def replace(self, snapshot: Snapshot, body: Body, *, drop: int, data: bytes = b"") -> bool:
+        """Store a body if the record still has the version that was read; `False` after a lost race.
 
-        Returns the new version, or `None` after a lost race.
+        `data` is the sealed body, if it is known.
         """
-        data, version, expect = self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
+        data, version, expect = data or self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
+        if body.lease is not None:
+            # Set before the first await: a write that is cancelled may have taken the lease.
+            self.leased = snapshot.after(version, body, 0)
         # A retry with the same version returns whether the body is stored.
         stored = await operations.retried(
-            lambda: self.driver.replace(self._key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
+            lambda: self.driver.replace(self.key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
         )
-        return version if stored else None
+        if self.leased is not None and self.leased.version in ((expect,) if stored else (expect, version)):
+            self.leased = None
+        if not stored:
+            self.current = False
+            return False
+        # A load since may have seen more entries.
+        seen = self.seen if self.seen.version == snapshot.version else snapshot
+        self.seen = seen = seen.after(version, body, drop)
+        self.added = {i: one for i, one in self.added.items() if not seen.holds(i)}
+        return True
 
-    def note_fold(self, fold: Fold, body: Body, version: str) -> None:
-        """Remember that a fold of this process was stored under this version."""
-        covered = {stored.id for stored in fold.turns}
-        left = tuple(stored for stored in self.seen.turns if stored.id not in covered)
-        # Kept for the next load, except for late copies under the new body or the old one.
-        opened = {
-            entry: stored
-            for entry, stored in self.seen.opened.items()
-            if not isinstance(stored, str) and stored.id not in body.forgotten
-        }
-        self.seen = Snapshot(version, body, left, ids={stored.id for stored in left}, opened=opened)
-        self.added = {i: stored for i, stored in self.added.items() if i not in covered}
-
-    def note_body(self, body: Body) -> None:
-        """Remember that a body of this process was stored."""
-        self.seen = replace(self.seen, version=None, body=body)
+    async def release(self) -> None:
+        """Release the lease if this process may hold it; a lease of another holder is left alone."""
+        leased, self.leased = self.leased, None
+        if leased is not None:
+            try:
+                await self.replace(leased, replace(leased.body, lease=None), drop=0)
+            except StorageError as error:
+                logger.warning("could not release a lease, it will expire: %s", error)

@@ -25,7 +25,7 @@ class Room:
     @property
     def needed(self) -> int:
         """The largest number of bytes that an append waits for; 0 if none waits."""
-        return max((request.size for request in self._requests), default=0)
+        return max(request.size for request in self._requests) if self._requests else 0
 
     @contextlib.contextmanager
     def request(self, size: int) -> Generator[RoomRequest]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from stm_backends.memory.tasks import Background
@@ -23,14 +23,13 @@ dropped; a later call, or another process, resumes their work."""
 class Plan:
     """When the background acts next, and how.
 
-    `at` is on the event loop's clock. With `look`, the record is loaded first to see whether anything is due;
-    otherwise the lease is taken at once. `calls` says that a summarizer call is expected, which needs a slot.
-    A `firm` plan is not brought forward: another process holds the lease, or the datastore has failed.
+    `at` is on the event loop's clock. With `look`, the record is loaded first, because other processes may
+    have changed it since; otherwise what this process has seen decides. A `firm` plan is not brought forward:
+    another process holds the lease, or the datastore has failed.
     """
 
     at: float
     look: bool = True
-    calls: bool = False
     firm: bool = False
 
 
@@ -110,8 +109,7 @@ class PlannedWork:
             return
         current = self._plan
         if current is None or (plan.at < current.at and not current.firm):
-            # The running step may be doing just this.
-            self._plan = replace(plan, look=True, calls=False) if self._running else plan
+            self._plan = plan
         self._arm()
 
     def _arm(self) -> None:

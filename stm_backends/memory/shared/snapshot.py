@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from stm_backends.drivers.contract import Record
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Split
-from stm_backends.memory.view import View, render
+from stm_backends.memory.view import View, render, shown_length
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
+
+Opened: TypeAlias = StoredTurn | str
+"""What an entry holds: a turn, or the id alone for a late copy of a turn that has left the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,91 +24,123 @@ class Snapshot:
     """A conversation at one instant. `version` is `None` if there is no record.
 
     `turns` are the distinct turns that no summary covers, oldest first; `starts` has the position of each
-    turn's first entry in the tail. `entries` has the turn's id and the size in bytes of each raw entry.
-    Repeats of a turn, and late copies of a turn that was folded or trimmed before, are entries but not turns.
-    `ids` are the ids of the turns. `opened` maps each raw entry to its turn, or to the id alone for a late
-    copy, so that the next snapshot need not decode it again.
+    turn's first entry in the tail, and `ids` the ids of the turns. `tail` has the raw entries, `size` is how
+    many bytes they take, and `opened` what each of them holds. Repeats of a turn and late copies are entries
+    but not turns. `characters` is at least how many the turns take as they are shown.
     """
 
     version: str | None = None
     body: Body = Body()
     turns: tuple[StoredTurn, ...] = ()
     starts: tuple[int, ...] = ()
-    entries: tuple[tuple[str, int], ...] = ()
+    tail: tuple[bytes, ...] = ()
+    opened: tuple[Opened, ...] = ()
     ids: Set[str] = frozenset[str]()
-    opened: Mapping[bytes, StoredTurn | str] = field(default_factory=dict[bytes, StoredTurn | str])
-    _splits: dict[int, Split] = field(default_factory=dict[int, Split], init=False, repr=False, compare=False)
+    size: int = 0
+    characters: int = 0
 
     @staticmethod
     def of(record: Record | None, codec: Codec, *, last: Snapshot | None = None) -> Snapshot:
         """Read a record. Raises `Corrupt` if any part of it cannot be read.
 
-        Reuses from `last` the body, if the version is the same, and the entries that it has too. A version
-        identifies one body.
+        Decodes only what `last` does not have: a version identifies one body, and the entries are compared.
+        So the result is the same for any `last`.
         """
         if record is None:
             return Snapshot()
-        known: Mapping[bytes, StoredTurn | str] = {}
-        if last is not None and last.version == record.version:
-            body, known = last.body, last.opened
-        else:
-            body = codec.open_body(record.body)
-        opened: dict[bytes, StoredTurn | str] = {}
-        turns: dict[str, StoredTurn] = {}
-        starts: list[int] = []
-        entries: list[tuple[str, int]] = []
-        for position, entry in enumerate(record.tail):
-            stored = known.get(entry)
-            if stored is None:
-                found = codec.open_turn(entry)
-                stored = found.id if found.id in body.forgotten else found
-            opened[entry] = stored
-            if isinstance(stored, str):
-                entries.append((stored, len(entry)))
+        if last is None:
+            last = Snapshot()
+        version, tail, count = record.version, record.tail, len(last.tail)
+        body = last.body if last.version == version else codec.open_body(record.body)
+        if body.forgotten == last.body.forgotten and tail[:count] == last.tail:
+            known = last if last.version == version else replace(last, version=version, body=body)
+            return known.plus_entries(tail[count:], map(codec.open_turn, tail[count:]))
+        found = dict(zip(last.tail, last.opened, strict=True))
+        turns = (
+            codec.open_turn(entry) if isinstance(turn := found.get(entry, ""), str) else turn
+            for entry in tail
+        )
+        return Snapshot(version, body).plus_entries(tail, turns)
+
+    def plus_entries(self, entries: tuple[bytes, ...], opened: Iterable[Opened]) -> Snapshot:
+        """Return the snapshot with more entries at the end, and what they hold."""
+        if not entries:
+            return self
+        forgotten, characters, ids = self.body.forgotten, self.characters, {*self.ids}
+        turns, starts, held = list[StoredTurn](), list[int](), list[Opened]()
+        for position, stored in enumerate(opened, len(self.opened)):
+            if isinstance(stored, str) or stored.id in forgotten:
+                held.append(stored if isinstance(stored, str) else stored.id)
                 continue
-            entries.append((stored.id, len(entry)))
-            if stored.id not in turns:
-                turns[stored.id] = stored
+            held.append(stored)
+            if stored.id not in ids:
+                ids.add(stored.id)
+                turns.append(stored)
                 starts.append(position)
+                characters += shown_length(stored.turn)
         return Snapshot(
-            record.version,
-            body,
-            tuple(turns.values()),
-            tuple(starts),
-            tuple(entries),
-            ids=turns.keys(),
-            opened=opened,
+            self.version,
+            self.body,
+            (*self.turns, *turns),
+            (*self.starts, *starts),
+            self.tail + entries,
+            (*self.opened, *held),
+            ids,
+            self.size + sum(map(len, entries)),
+            characters,
         )
 
+    def after(self, version: str, body: Body, drop: int) -> Snapshot:
+        """Return the snapshot after a `replace` of this process; it has the first entries that are left.
+
+        That is all of them unless an entry is a late copy by the old body and may not be one by the new.
+        """
+        if not drop and body.forgotten == self.body.forgotten:
+            return replace(self, version=version, body=body)
+        left = [
+            *itertools.takewhile(
+                lambda stored: not isinstance(stored, str) or stored in body.forgotten, self.opened[drop:]
+            )
+        ]
+        return Snapshot(version, body).plus_entries(self.tail[drop : drop + len(left)], left)
+
+    def unleased(self) -> Snapshot:
+        """Return the snapshot without the lease in its body."""
+        return self if self.body.lease is None else replace(self, body=replace(self.body, lease=None))
+
     def split(self, config: ShortTermMemoryConfig) -> Split:
-        """Return the pending and the recent turns, computed once for each `full_zone_turns`."""
-        zone = config.budget.full_zone_turns
-        found = self._splits.get(zone)
-        if found is None:
-            found = self._splits[zone] = policy.split(self.turns, config)
-        return found
+        """Return the pending and the recent turns."""
+        return policy.split(self.turns, config)
 
     def view(self, config: ShortTermMemoryConfig, *, recovering: bool = False) -> View:
         """Return what the model is shown, by default with the stored health."""
         health = MemoryHealth.RECOVERING if recovering else self.body.health
         pending, recent = self.split(config)
-        return render(config, health=health, summary=self.body.summary, pending=pending, recent=recent)
+        return render(
+            config,
+            health=health,
+            summary=self.body.summary,
+            pending=pending,
+            recent=recent,
+            characters=self.characters,
+        )
 
     def plus(self, *turns: StoredTurn) -> Snapshot:
         """Return the snapshot with more turns at the end, which have no entries."""
-        return replace(self, turns=(*self.turns, *turns))
+        characters = self.characters + sum(shown_length(stored.turn) for stored in turns)
+        return replace(self, turns=(*self.turns, *turns), characters=characters) if turns else self
 
     @property
     def repeats(self) -> int:
         """How many raw entries are not turns."""
-        return max(0, len(self.entries) - len(self.turns))
+        return max(0, len(self.tail) - len(self.turns))
 
     def entries_of(self, count: int) -> int:
         """Return how many raw entries are dropped with the oldest `count` turns, repeats included.
 
         That is every entry before the next turn that stays.
         """
-        return self.starts[count] if count < len(self.starts) else len(self.entries)
+        return self.starts[count] if count < len(self.starts) else len(self.tail)
 
     def within(self, turns: Sequence[StoredTurn], max_drop: int) -> int:
         """Return how many of these oldest turns one `replace` of at most `max_drop` entries can drop."""
@@ -116,18 +152,18 @@ class Snapshot:
     def turns_of(self, size: int) -> int:
         """Return how many of the oldest turns take `size` bytes together, with their repeats."""
         taken = 0
-        for position, (_, length) in enumerate(self.entries):
-            taken += length
+        for position, entry in enumerate(self.tail):
+            taken += len(entry)
             if taken >= size:
                 return sum(start <= position for start in self.starts)
         return len(self.turns)
 
     def copies(self, drop: int) -> frozenset[str]:
         """Return the ids of entries that become late copies when the oldest `drop` entries go."""
-        going = {identity for identity, _ in self.entries[:drop]} | {
-            stored for stored in self.opened.values() if isinstance(stored, str)
-        }
-        return frozenset(identity for identity, _ in self.entries[drop:] if identity in going)
+        if not self.repeats:
+            return frozenset()
+        going = {*map(_id, self.opened[:drop])} | {one for one in self.opened if isinstance(one, str)}
+        return frozenset(identity for identity in map(_id, self.opened[drop:]) if identity in going)
 
     def leading_repeats(self) -> int:
         """Return how many of the oldest entries can be dropped without changing the turns or their order.
@@ -137,10 +173,10 @@ class Snapshot:
         if not self.repeats:
             return 0
         if not self.turns:
-            return len(self.entries)
+            return len(self.tail)
         order, first = [stored.id for stored in self.turns], dict[str, int]()
-        for position in range(len(self.entries) - 1, -1, -1):
-            identity = self.entries[position][0]
+        for position in range(len(self.tail) - 1, -1, -1):
+            identity = _id(self.opened[position])
             if identity in self.ids:
                 first[identity] = position
             if identity == order[0] and len(first) == len(order):
@@ -152,3 +188,7 @@ class Snapshot:
     def holds(self, turn_id: str) -> bool:
         """Say whether a turn is in the record, or left it recently enough to be remembered."""
         return turn_id in self.ids or turn_id in self.body.forgotten
+
+
+def _id(opened: Opened) -> str:
+    return opened if isinstance(opened, str) else opened.id

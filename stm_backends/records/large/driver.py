@@ -59,6 +59,8 @@ SETTLED: Final = 2
 """Parts of dropped values are removed once they are `REUSED_S` plus this many deadlines old: until then a
 retry, by this library or a client library, may store the pointer again."""
 
+_NO_POINTERS: Final[Mapping[str, Pointer]] = {}
+
 _ROUNDS: Final = 5
 _UNSETTLED: Final = 16
 
@@ -105,13 +107,14 @@ class LargeEntries:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inner = inner
+        self.name = inner.name
         self._largest = largest
         self._clock = clock
         self._steady = steady
         self._seen: OrderedDict[Key, _Seen] = OrderedDict()
         self._unsettled: OrderedDict[tuple[Key, str], Pointer] = OrderedDict()
         self._parts = Parts(inner, clock=clock, steady=steady)
-        self._traits = self._limits(inner.traits)
+        self.traits = self._limits(inner.traits)
         # Small values stay in the record, where one round trip loads them.
         self._inline = min(inner.traits.max_entry, max(inner.traits.max_record // SHARE, 4 * POINTER))
 
@@ -121,16 +124,6 @@ class LargeEntries:
         largest = max(self._largest, traits.max_entry)
         most = max(traits.max_record, traits.max_record // (POINTER + traits.overhead) * largest)
         return replace(traits, max_entry=largest, max_record=most, overhead=0)
-
-    @property
-    def name(self) -> str:
-        """The name of the inner driver."""
-        return self.inner.name
-
-    @property
-    def traits(self) -> Traits:
-        """The facts about the inner driver, with the larger limits."""
-        return self._traits
 
     async def open(self) -> None:
         """Open the inner driver."""
@@ -154,7 +147,9 @@ class LargeEntries:
         """
         missing: set[str] = set()
         for _ in range(_ROUNDS):
-            record, pointers = await self._look(key)
+            at = self._steady()
+            record = await self.inner.load(key)
+            pointers = self._note(key, record, at)
             if record is None or not pointers:
                 return record
             if missing & pointers.keys():
@@ -173,23 +168,35 @@ class LargeEntries:
             "the record changed each time that it was read", backend=self.name, operation="load"
         )
 
-    async def _look(self, key: Key) -> tuple[Record | None, Mapping[str, Pointer]]:
-        """Return a record as it is stored and its pointers by id, and remember both."""
-        found, pointers = _Seen(self._steady()), dict[str, Pointer]()
-        record = await self.inner.load(key)
-        if record is not None:
-            found.version = record.version
-            if any(value.startswith(MARK) for value in (record.body or b"", *record.tail)):
-                with located(self.name, "load"):
-                    body, *tail = [open_pointer(value or b"") for value in (record.body, *record.tail)]
-                found.body, found.order = body and body.id, [one and one.id for one in tail]
-                pointers = {one.id: one for one in (body, *tail) if one is not None}
-                found.pointers = tuple(pointers.values())
-        before = self._seen.get(key)
-        if before is not None:
-            found.left, found.ttl = before.left.difference(pointers), before.ttl
-        remember(self._seen, key, found, REMEMBERED)
-        return record, pointers
+    async def _look(self, key: Key) -> Mapping[str, Pointer]:
+        """Return the pointers of a record by id, as they are stored now."""
+        at = self._steady()
+        return self._note(key, await self.inner.load(key), at)
+
+    def _note(self, key: Key, record: Record | None, at: float) -> Mapping[str, Pointer]:
+        """Remember a record whose load began `at` this time; returns its pointers by id."""
+        body, order, pointers = None, (), _NO_POINTERS
+        if record is not None and _has_pointer(record):
+            with located(self.name, "load"):
+                found, *tail = [open_pointer(value or b"") for value in (record.body, *record.tail)]
+            body, order = found and found.id, [one and one.id for one in tail]
+            pointers = {one.id: one for one in (found, *tail) if one is not None}
+        seen = self._remembered(key)
+        seen.at, seen.version = at, None if record is None else record.version
+        seen.body, seen.order, seen.pointers = body, order, tuple(pointers.values())
+        if seen.left:
+            seen.left = seen.left.difference(pointers)
+        return pointers
+
+    def _remembered(self, key: Key) -> _Seen:
+        """Return what this process knows of a record; at first, that it was never loaded."""
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = _Seen(-math.inf)
+            remember(self._seen, key, seen, REMEMBERED)
+        else:
+            self._seen.move_to_end(key)
+        return seen
 
     # Writing
 
@@ -199,14 +206,18 @@ class LargeEntries:
         Restarts the time to live of the record and of its parts. An append with a time to live therefore
         takes an additional load if this process has not loaded the record recently.
         """
-        send = partial(self.inner.append, key, initial_version=initial_version, ttl=ttl)
         if self._fits(entry):
-            length = await send(entry)
+            length = await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
         else:
             require_ttl(ttl)
+            send = partial(self.inner.append, key, initial_version=initial_version, ttl=ttl)
             length = await self._send(key, entry, "append", ttl, send)
-        with self._logging_errors():
-            await self._extend_life(key, ttl, created=length == 1)
+        if length == 1:
+            # The record is new, or its other values were dropped.
+            self._remembered(key).at = self._steady()
+        seen = self._seen.get(key)
+        if ttl is not None or (seen is not None and (seen.pointers or seen.ttl is not None)):
+            await self._extend_life(key, ttl)
         return length
 
     async def replace(
@@ -237,8 +248,8 @@ class LargeEntries:
         if done:
             with self._logging_errors():
                 await self._dropped(key, sent, version, expect, drop)
-                if isinstance(expect, str) and not isinstance(ttl, Ttl):
-                    await self._extend_life(key, ttl, created=False)
+            if isinstance(expect, str) and not isinstance(ttl, Ttl):
+                await self._extend_life(key, ttl)
         return done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
@@ -294,11 +305,7 @@ class LargeEntries:
             await self._discard(key, pointer)
         if answer is False:
             return answer
-        seen = self._seen.get(key)
-        if seen is None:
-            # Older than any load: the other values of the record have not been seen.
-            seen = _Seen(-math.inf)
-            remember(self._seen, key, seen, REMEMBERED)
+        seen = self._remembered(key)
         if pointer not in seen.pointers:
             seen.pointers += (pointer,)
         with self._logging_errors():
@@ -312,7 +319,7 @@ class LargeEntries:
         """
         oldest = await self._parts.oldest(key)
         missing = await self._parts.complete(key, pointer, value, oldest)
-        if missing and pointer.id not in (await self._look(key))[1]:
+        if missing and pointer.id not in await self._look(key):
             await self._parts.remove(key, pointer.id)
         await self._sweep(key, map(id_in, oldest))
 
@@ -324,8 +331,7 @@ class LargeEntries:
         old = {one for one in ids if now - time_of(one) > (settled if one in left else ORPHANED_S)}
         if old:
             # Read again, because a pointer may have been written since the values were dropped.
-            _, pointers = await self._look(key)
-            for one in old - pointers.keys():
+            for one in old - (await self._look(key)).keys():
                 await self._parts.remove(key, one)
                 if (seen := self._seen.get(key)) is not None:
                     seen.left -= {one}
@@ -368,24 +374,20 @@ class LargeEntries:
             return None
         return seen.ttl or max((one.ttl for one in seen.pointers if one.ttl is not None), default=None)
 
-    async def _extend_life(self, key: Key, ttl: float | None, *, created: bool) -> None:
+    async def _extend_life(self, key: Key, ttl: float | None) -> None:
         """Extend the time to live of a record's parts to that of the record, and beyond.
 
-        `created` says that the tail has no other entry.
+        Loads the record if this process has not done so recently: another may have added parts.
         """
-        seen, now = self._seen.get(key), self._steady()
-        if created:
-            seen = seen or _Seen(now)
-            seen.at = now
-            remember(self._seen, key, seen, REMEMBERED)
-        elif ttl is not None and (seen is None or now - seen.at > FRESH * ttl):
-            await self._look(key)
-            seen = self._seen[key]
-        if seen is None:
-            return
-        seen.ttl = ttl
-        for pointer in seen.pointers:
-            await self._parts.keep_alive(key, pointer, ttl)
+        seen = self._seen.get(key)
+        with self._logging_errors():
+            if ttl is not None and (seen is None or self._steady() - seen.at > FRESH * ttl):
+                await self._look(key)
+                seen = self._seen[key]
+            if seen is not None:
+                seen.ttl = ttl
+                for pointer in seen.pointers:
+                    await self._parts.keep_alive(key, pointer, ttl)
 
     @contextmanager
     def _logging_errors(self) -> Generator[None]:
@@ -394,6 +396,15 @@ class LargeEntries:
             yield
         except StorageError as error:
             logger.warning("could not maintain the parts of a record; a later write will: %s", error)
+
+
+def _has_pointer(record: Record) -> bool:
+    if record.body is not None and record.body.startswith(MARK):
+        return True
+    for entry in record.tail:  # noqa: SIM110 -- `any` takes longer, and every load comes by here
+        if entry.startswith(MARK):
+            return True
+    return False
 
 
 def _resolved(record: Record, values: Mapping[str, bytes]) -> Record:

@@ -35,7 +35,8 @@ async def drop(url, schema):
 async def warm(driver):
     """Have a connection of the driver learn the statement of every operation."""
     key = Key("warm", f"{id(driver)}")
-    await driver.append(key, b"", initial_version="initial", ttl=1)
+    for _ in range(2):  # the second append knows that the record exists
+        await driver.append(key, b"", initial_version="initial", ttl=None)
     await driver.replace(key, b"", version="v2", expect="initial", drop=1, ttl=1)
     await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
     await driver.load(key)
@@ -48,6 +49,11 @@ def purging(*, after_writes):
     """Have writes be followed by a purge always, or never; without this it is one in so many, by chance."""
     with mock.patch("stm_backends_postgres.driver._is_purging", return_value=after_writes):
         yield
+
+
+def purging_at_once():
+    """Have purges after writes remove what expired a moment ago, and not only what expired long ago."""
+    return mock.patch("stm_backends_postgres.driver.DUE_S", 0)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
-from tests.services.postgres.support import purging, waiting
+from tests.services.postgres.support import purging, purging_at_once, waiting
 
 KEY = Key("scope", "name")
 
@@ -26,6 +26,7 @@ FOLD = """
         RETURNING id, first
     ) DELETE FROM {schema}.stm_entry USING record WHERE record = id AND seq < first"""
 ERASE = "DELETE FROM {schema}.stm_record"
+EXPIRE_SOON = "UPDATE {schema}.stm_record SET expires = clock_timestamp() + interval '1 s'"
 EXPIRE = "UPDATE {schema}.stm_record SET expires = clock_timestamp()"
 ENTRIES = "SELECT count(*) FROM {schema}.stm_entry"
 RECORDS = "SELECT count(*) FROM {schema}.stm_record"
@@ -73,6 +74,50 @@ async def test_a_record_that_expired_while_an_append_waited_is_absent(driver, wh
     await driver.append(KEY, b"first", initial_version="initial", ttl=60)
     assert await while_waiting(driver.append(KEY, b"mine", initial_version="again", ttl=None), EXPIRE) == 1
     assert await driver.load(KEY) == Record("again", None, (b"mine",))
+
+
+async def test_a_record_that_expired_behind_a_mere_lock_is_absent(driver, while_waiting, admin, schema):
+    """An update that waited for a row that did not change does not judge it again."""
+    await driver.append(KEY, b"first", initial_version="initial", ttl=60)
+    await admin.execute(EXPIRE_SOON.format(schema=schema))
+    waited = driver.append(KEY, b"mine", initial_version="again", ttl=60)
+    assert await while_waiting(waited, "SELECT pg_sleep(1)") == 1
+    assert await driver.load(KEY) == Record("again", None, (b"mine",))
+
+
+async def test_a_known_record_that_another_driver_deleted_is_created(driver, url, schema):
+    other = await open_at(url, schema=schema)
+    for version in ("one", "two"):
+        assert await driver.append(KEY, b"a", initial_version=version, ttl=None) == 1
+        assert await driver.append(KEY, b"b", initial_version="no", ttl=None) == 2
+        assert await other.load(KEY) == Record(version, None, (b"a", b"b"))
+        assert await other.delete(KEY) is True
+    await other.close()
+
+
+async def test_appends_racing_with_deletes_are_each_stored_once_or_deleted(driver, url, schema, admin):
+    other = await open_at(url, schema=schema)
+    over = False
+    deleted = 0
+
+    async def delete():
+        nonlocal deleted
+        while not over:
+            record = await other.load(KEY)
+            if record and await other.delete(KEY, expect=record.version):
+                deleted += 1
+
+    deleting = asyncio.ensure_future(delete())
+    created = 0
+    for number in range(200):
+        length = await driver.append(KEY, b"a", initial_version=f"{number}", ttl=None)
+        created += length == 1
+    over = True
+    await deleting
+    record = await other.load(KEY)
+    assert created == deleted + (record is not None), "an append creates a record only after a delete"
+    assert await admin.fetchval(ENTRIES.format(schema=schema)) == (len(record.tail) if record else 0)
+    await other.close()
 
 
 async def test_entries_appended_before_an_expiry_are_removed(driver, while_waiting, admin, schema):
@@ -163,10 +208,11 @@ async def test_a_purge_keeps_its_limit_and_waits_for_no_lock(driver, admin, sche
 async def test_writers_remove_what_has_expired_as_they_pass(driver, admin, schema):
     for number in range(40):
         await driver.replace(Key("scope", f"{number}"), b"", version="v", expect=ANY, ttl=0.001)
-    for _ in range(400):
-        await driver.append(KEY, b"", initial_version="v", ttl=None)
-        if await admin.fetchval(RECORDS.format(schema=schema)) == 1:
-            break
+    with purging_at_once():
+        for _ in range(400):
+            await driver.append(KEY, b"", initial_version="v", ttl=None)
+            if await admin.fetchval(RECORDS.format(schema=schema)) == 1:
+                break
     assert (await driver.load(KEY)).version == "v"
     assert await admin.fetchval(RECORDS.format(schema=schema)) == 1
 
@@ -180,7 +226,7 @@ async def test_writers_that_revive_and_purge_the_same_records_never_deadlock(url
         for turn in range(60):
             await drivers[number % 2].append(keys[(number + turn) % 4], b"", initial_version="v", ttl=0.001)
 
-    with purging(after_writes=True):
+    with purging(after_writes=True), purging_at_once():
         await asyncio.gather(*(write(number) for number in range(8)))
     await drivers[1].close()
 

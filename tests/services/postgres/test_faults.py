@@ -13,7 +13,7 @@ from stm_backends.drivers.contract import Key
 from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
-from stm_backends_postgres.client import make_client
+from stm_backends_postgres.client import connect
 from tests.services.postgres.support import waiting
 from tests.support.servers import Proxy
 
@@ -94,9 +94,9 @@ async def test_the_server_gives_up_a_statement_whose_caller_did(url, schema, dri
 @pytest.mark.parametrize("setting", ["on", "off"])
 async def test_durability_is_what_the_setting_says(url, setting):
     settings = PostgresSettings.from_url(url, synchronous_commit=setting)
-    pool = await make_client(settings)
-    assert await pool.fetchval("SHOW synchronous_commit") == setting
-    await pool.close()
+    connection = await connect(settings)
+    assert await connection.fetch("SHOW synchronous_commit") == [(setting,)]
+    await connection.close()
     assert ("may lose the last moments" in PostgresDriver(settings).traits.durability) is (setting == "off")
 
 

@@ -11,18 +11,21 @@ from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import ConfigurationError, Denied
 from stm_backends.testing import open_at
 from stm_backends_postgres.plugin import schema as schema_text
+from stm_backends_postgres.statements import OURS
 from tests.services.postgres import layout_1
 from tests.services.postgres.support import as_user, until
 from tests.support.places import quick_on
 
 KEY = Key("scope", "name")
 OLD = Key("scope", "old")
+OTHER = Key("scope", "other")
 
 NUMBERS = "SELECT version, readable_since FROM {schema}.stm_layout"
 NEWER = "UPDATE {schema}.stm_layout SET (version, readable_since) = ({version}, {readable_since})"
 FOREIGN_KEY = """
     SELECT pg_get_constraintdef(oid) FROM pg_constraint
     WHERE conrelid = '{schema}.stm_entry'::regclass AND contype = 'f'"""
+EXPIRE = "UPDATE {schema}.stm_record SET expires = clock_timestamp() WHERE name = 'other'"
 ADD_COLUMN = (
     "ALTER TABLE {schema}.stm_record ADD COLUMN later text; ALTER TABLE {schema}.stm_entry ADD later int"
 )
@@ -104,7 +107,7 @@ async def test_a_store_is_brought_up_to_date_while_an_old_process_goes_on(old, u
     await going_on.wait()
     how = options.get("row_security", "off")
     await admin.execute(schema_text(url, schema=schema, row_security=how))
-    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (2, 1)
+    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == OURS
     so_far = len(appended)
     new = await open_at("postgres", **options)
     assert await new.load(OLD) == Record("initial", None, (b"old",))
@@ -122,6 +125,10 @@ async def test_a_store_is_brought_up_to_date_while_an_old_process_goes_on(old, u
     assert await new.load(KEY) == Record("v2", b"folded", (appended[-1],))
     assert await new.replace(KEY, b"", version="v3", expect="v2", drop=1, ttl=None) is True
     assert await process.tail(OLD) == (b"old", b"new")
+    # The server calculates the column of the purge's index for old processes too.
+    await process.store(OTHER, b"", "v1")
+    await admin.execute(EXPIRE.format(schema=schema))
+    assert await new.purge(10) == 1
     assert await process.delete(OLD) is True
     assert await new.load(OLD) is None
     assert await process.opens() is True, "another old process that starts now"
@@ -145,7 +152,7 @@ async def test_an_old_store_is_used_as_it_is_by_who_may_not_change_it(old, schem
 async def test_create_brings_a_store_up_to_date_and_many_may_do_so_at_once(url, schema, admin):
     await admin.execute(layout_1.SETUP.format(schema=schema))
     drivers = await asyncio.gather(*(open_at(url, schema=schema, create=True) for _ in range(8)))
-    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (2, 1)
+    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == OURS
     for length, driver in enumerate(drivers, 1):
         assert await driver.append(KEY, b"a", initial_version="v", ttl=None) == length
         await driver.close()
@@ -181,11 +188,11 @@ async def test_new_tables_and_those_brought_up_to_date_are_the_same(url, schema,
 async def test_columns_that_were_added_later_are_tolerated(url, schema, driver, admin):
     await driver.append(KEY, b"a", initial_version="v", ttl=None)
     await admin.execute(ADD_COLUMN.format(schema=schema))
-    await admin.execute(NEWER.format(schema=schema, version=3, readable_since=1))
+    await admin.execute(NEWER.format(schema=schema, version=OURS.version + 1, readable_since=1))
     for create in (False, True):
         async with open_backend(url, schema=schema, create=create) as backend:
             assert await backend.driver.append(KEY, b"b", initial_version="v", ttl=None) == 2 + create
-    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (3, 1)
+    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (OURS.version + 1, 1)
 
 
 async def test_a_layout_that_is_too_new_is_refused_and_left_as_it_is(url, schema, driver, admin):
@@ -210,7 +217,7 @@ async def test_what_a_dump_may_leave_out_is_not_needed(url, schema, driver, admi
     for create in (False, True):
         async with open_backend(url, schema=schema, create=create) as backend:
             assert await backend.driver.append(KEY, b"b", initial_version="v", ttl=None) == 2 + create
-    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == (2, 1)
+    assert await admin.fetchrow(NUMBERS.format(schema=schema)) == OURS
 
 
 async def test_no_role_but_the_owner_changes_the_layout(url, schema, driver, role):

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+from unittest import mock
 
 import pytest
 
 from stm_backends.drivers.contract import ANY, KEEP, Key, Record
 from stm_backends.testing import open_at
-from stm_backends_postgres.statements import STEP_ENTRIES, Statements
+from stm_backends_postgres.statements import DUE_S, STEP_ENTRIES, Statements
 from tests.services.postgres.support import nothing_follows_writes, purging, until, waiting
 
 KEY = Key("scope", "name")
@@ -56,7 +57,7 @@ def step(admin, schema):
     """Does one step of a purge and returns how many records it removed, or `None` if there was nothing."""
 
     async def purge():
-        rows = await admin.fetch(Statements(schema).purge)
+        rows = await admin.fetch(Statements(schema).purge, 0)
         return rows[0]["purged"] if rows else None
 
     return purge
@@ -200,3 +201,19 @@ async def test_closing_ends_a_purge_that_waits(fill, count, admin, url, schema):
         await driver.close()
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("stm-postgres")]
     assert await count() == (2, 4)
+
+
+async def test_purges_after_writes_wait_for_a_quarter_of_an_hour(fill, count, url, schema):
+    """The column of their index is rounded down, so that appends do not move it."""
+    await fill(KEY, 1, expired=YESTERDAY)
+    await fill(OTHER, 1, expired="-1 second")
+    # Three of them here, because one may end during the test.
+    with purging(after_writes=True), mock.patch("stm_backends_postgres.driver.DUE_S", 3 * DUE_S):
+        driver = await open_at(url, schema=schema)
+        await driver.append(Key("scope", "third"), b"a", initial_version="v", ttl=None)
+        await driver.close()
+    assert await count() == (2, 2)
+    other = await open_at(url, schema=schema)
+    assert await other.load(OTHER) is None
+    assert await other.purge(10) == 1, "on demand at once"
+    await other.close()

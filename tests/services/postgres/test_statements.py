@@ -10,6 +10,9 @@ from tests.services.postgres.support import until
 
 KEY = Key("scope", "name")
 
+HOT = """
+    SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
+    WHERE schemaname = $1 AND relname = 'stm_record'"""
 SCANS = "SELECT sum(seq_scan) FROM pg_stat_user_tables WHERE schemaname = $1"
 GONE = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE $1"
 
@@ -90,3 +93,16 @@ async def test_plans_made_on_empty_tables_never_scan_a_whole_table(url, schema, 
     # The server counts for good when the connection has ended.
     await until(lambda: admin.fetchval(GONE, f"%{schema}%"))
     assert await admin.fetchval(SCANS, schema) == before
+
+
+async def test_appends_under_a_time_to_live_change_no_index(url, schema, driver, admin):
+    """Such updates are HOT updates; one in so many, on the quarter of an hour, is not."""
+    await driver.close()
+    ours = await open_at(url, schema=schema, pool_size=1)
+    for _ in range(41):
+        await ours.append(KEY, b"a", initial_version="v", ttl=86_400)
+    await ours.close()
+    await until(lambda: admin.fetchval(GONE, f"%{schema}%"))
+    updates, hot = await admin.fetchrow(HOT, schema)
+    assert updates == 40
+    assert hot >= 39

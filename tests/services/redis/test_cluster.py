@@ -322,7 +322,7 @@ class Node:
         self.is_closed = False
         self.asked = asyncio.Event()
 
-    async def exchange(self, key, *commands):
+    async def exchange(self, key, *commands, asking=False):
         if commands[0] == ("CLUSTER", "SLOTS"):
             return [[[0, SLOTS - 1, [b"here", 1]]]]
         await asyncio.sleep(0)

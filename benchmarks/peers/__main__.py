@@ -1,0 +1,154 @@
+"""What other libraries cost for one turn of a conversation, and what they lose, beside stm-backends.
+
+    python -m benchmarks.peers [--peers NAME,...] [--quick] [--dialogues FILE] [--write]
+
+A full run takes at most a quarter of an hour.
+
+Each library is measured in a process of its own with a time limit, so that one that fails or hangs loses
+only its own figures. `--write` writes benchmarks/PEERS.md with its chart, and the table in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.datastores import folder_for_all
+from benchmarks.peers import report
+from benchmarks.peers.catalogue import PEERS, Peer
+from benchmarks.peers.figures import Measured, explained
+from benchmarks.peers.places import Place
+from benchmarks.peers.servers import CREDENTIALS, serve
+
+_ROOT = Path(__file__).parents[2]
+_DIALOGUES = str(_ROOT / "examples" / "conversations.jsonl")
+_MEMORY = Path("/dev/shm")  # noqa: S108 -- a new directory in it is used
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The seconds that one library may take, and the time at which the last one may begin."""
+
+    each_s: float
+    until: float
+
+
+def run(names: Sequence[str], limits: Limits, *, quick: bool, file: str) -> Iterator[Measured]:
+    """Measure libraries, datastore by datastore."""
+    for datastore in dict.fromkeys(PEERS[name].datastore for name in names):
+        waiting = [Measured(name) for name in names if PEERS[name].datastore == datastore]
+        with folder_for_all(_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
+            try:
+                with serve(datastore, folder) as server:
+                    while waiting:
+                        measured = waiting[0]
+                        measured.about = server.about
+                        if time.monotonic() > limits.until:
+                            measured.problems.append("the time for the whole run was over")
+                        else:
+                            with server.place(measured.name.replace("-", "_")) as place:
+                                peer = PEERS[measured.name]
+                                run_one(peer, measured, place, limits.each_s, quick=quick, file=file)
+                        yield waiting.pop(0)
+            except Exception as error:  # noqa: BLE001 -- it loses no other datastore
+                print(f"{datastore}: {explained(error)}", file=sys.stderr)
+                for measured in waiting:
+                    measured.problems.append(explained(error))
+                    yield measured
+
+
+def run_one(peer: Peer, measured: Measured, place: Place, limit_s: float, *, quick: bool, file: str) -> None:
+    """Run the process that measures one library, and take in what it says."""
+    start = time.monotonic()
+    order = {"peer": asdict(peer), "place": asdict(place), "quick": quick, "dialogues": file}
+    process = subprocess.Popen(  # noqa: S603 -- it is this program
+        [sys.executable, "-m", "benchmarks.peers.worker", json.dumps(order)],
+        cwd=_ROOT,
+        env={**os.environ, **CREDENTIALS, "PYTHONWARNINGS": "ignore", "LANGSMITH_TRACING": "false"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None  # noqa: S101 -- it is a pipe
+    assert process.stderr is not None  # noqa: S101
+    was_stopped = threading.Event()
+
+    def stop() -> None:
+        # Its own processes, too.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit_s, lambda: (was_stopped.set(), stop()))
+    complaints: list[str] = []
+    reader = threading.Thread(target=lambda: complaints.extend(process.stderr or ()))
+    timer.start()
+    reader.start()
+    try:
+        for line in process.stdout:
+            # A library may print, too.
+            with contextlib.suppress(ValueError, AttributeError):
+                measured.take(json.loads(line))
+        code = process.wait()
+    finally:
+        timer.cancel()
+        stop()
+        reader.join()
+        process.stdout.close()
+        process.stderr.close()
+    if was_stopped.is_set():
+        measured.problems.append(f"stopped after {limit_s:.0f} s")
+    elif code:
+        measured.problems.append(f"the process ended with {code}: {(complaints or ['?'])[-1].strip()[:160]}")
+    outcome = "; ".join(measured.problems) or "measured"
+    print(f"{measured.name}: {outcome} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def main() -> None:
+    """Measure, and print the page or write it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", type=_names, default=list(PEERS), help="an empty list measures none")
+    parser.add_argument("--quick", action="store_true", help="a few turns each, to see that it works")
+    parser.add_argument("--dialogues", default=_DIALOGUES, help="a file of conversations")
+    parser.add_argument("--each", type=float, default=75, help="seconds that one library may take")
+    parser.add_argument("--minutes", type=float, default=13.5, help="no library begins after that")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/PEERS.md and README.md")
+    parser.add_argument("--figures", type=Path, help="keep figures in this file, also those of earlier runs")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.peers) - set(PEERS):
+        parser.error(f"no library {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    results: dict[str, Measured] = {}
+    if arguments.figures and arguments.figures.exists():
+        kept = json.loads(arguments.figures.read_text("utf-8"))
+        results = {each["name"]: Measured.of(each) for each in kept}
+    # So that servers are stopped, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    limits = Limits(arguments.each, time.monotonic() + 60 * arguments.minutes)
+    for measured in run(arguments.peers, limits, quick=arguments.quick, file=arguments.dialogues):
+        results[measured.name] = measured
+        if arguments.figures:
+            figures = json.dumps([each.as_json() for each in results.values()], indent=1)
+            arguments.figures.write_text(figures, encoding="utf-8")
+    every = [results[name] for name in PEERS if name in results]
+    if arguments.write:
+        report.write(every, _ROOT)
+    else:
+        print(report.page(every, {}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""LangChain's chat message histories, by their asynchronous methods."""
+
+# ruff: noqa: PLC0415 -- each client library is imported where it is used, so that others need not be there
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import AIMessage, HumanMessage
+
+from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.places import REGION, Place
+
+
+class History(Conversation):
+    """A chat message history."""
+
+    def __init__(self, history: BaseChatMessageHistory) -> None:
+        self._history = history
+
+    async def store(self, user: str, assistant: str) -> None:
+        await self._history.aadd_messages([HumanMessage(user), AIMessage(assistant)])
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        both = ((HumanMessage(user), AIMessage(assistant)) for user, assistant in turns)
+        await self._history.aadd_messages([message for turn in both for message in turn])
+
+    async def read(self) -> object:
+        return await self._history.aget_messages()
+
+    async def questions(self) -> list[str]:
+        return [str(one.content) for one in await self._history.aget_messages() if one.type == "human"]
+
+
+@asynccontextmanager
+async def redis(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`RedisChatMessageHistory` of langchain-redis, on one shared client."""
+    import redis as client_library
+    from langchain_redis import RedisChatMessageHistory
+
+    # It cannot read what Redis says of its index in version 3 of the protocol, the default of redis-py 8.
+    with client_library.Redis.from_url(place.url, protocol=2) as client:
+        yield lambda name: History(RedisChatMessageHistory(name.replace(" ", "_"), redis_client=client))
+
+
+class _Postgres(Conversation):
+    """A history takes one connection, which is opened with the first turn."""
+
+    def __init__(self, place: Place, name: str, stack: AsyncExitStack) -> None:
+        self._place, self._name, self._stack = place, name, stack
+        self._history: History | None = None
+
+    async def _opened(self) -> History:
+        from langchain_postgres import PostgresChatMessageHistory
+        from psycopg import AsyncConnection
+
+        if self._history is None:
+            connection = await AsyncConnection.connect(self._place.url, autocommit=True)
+            self._stack.push_async_callback(connection.close)
+            name = str(uuid.uuid5(uuid.NAMESPACE_OID, self._name))
+            self._history = History(
+                PostgresChatMessageHistory("chat_history", name, async_connection=connection)
+            )
+        return self._history
+
+    async def store(self, user: str, assistant: str) -> None:
+        await (await self._opened()).store(user, assistant)
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        await (await self._opened()).seed(turns)
+
+    async def read(self) -> object:
+        return await (await self._opened()).read()
+
+    async def questions(self) -> list[str]:
+        return await (await self._opened()).questions()
+
+
+@asynccontextmanager
+async def postgres(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`PostgresChatMessageHistory` of langchain-postgres, with a connection for each conversation."""
+    from langchain_postgres import PostgresChatMessageHistory
+    from psycopg import AsyncConnection
+
+    async with AsyncExitStack() as stack:
+        async with await AsyncConnection.connect(place.url, autocommit=True) as connection:
+            await PostgresChatMessageHistory.acreate_tables(connection, "chat_history")
+        yield lambda name: _Postgres(place, name, stack)
+
+
+@asynccontextmanager
+async def mongo(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`MongoDBChatMessageHistory` of langchain-mongodb, on one shared client."""
+    from langchain_mongodb import MongoDBChatMessageHistory
+    from pymongo import MongoClient
+
+    with MongoClient(place.url) as client:
+        yield lambda name: History(
+            MongoDBChatMessageHistory(None, name, database_name=place.name, client=client)
+        )
+
+
+@asynccontextmanager
+async def dynamo(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`DynamoDBChatMessageHistory` of langchain-community: one item for each conversation."""
+    import boto3
+    from langchain_community.chat_message_histories import DynamoDBChatMessageHistory
+
+    session = boto3.Session(region_name=REGION)
+    client = session.client("dynamodb", endpoint_url=place.url)
+    if place.name not in client.list_tables()["TableNames"]:
+        client.create_table(
+            TableName=place.name,
+            KeySchema=[{"AttributeName": "SessionId", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "SessionId", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+    yield lambda name: History(
+        DynamoDBChatMessageHistory(place.name, name, endpoint_url=place.url, boto3_session=session)
+    )

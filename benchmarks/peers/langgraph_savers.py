@@ -1,0 +1,150 @@
+"""LangGraph's checkpointers: a graph of one node that reads all messages and adds an answer.
+
+The graph runs with `durability="exit"`, which stores one checkpoint for a turn and is documented as the
+fastest; the default, `"async"`, stores one for each step.
+"""
+
+# ruff: noqa: PLC0415 -- each client library is imported where it is used, so that others need not be there
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.channels.delta import DeltaChannel
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.places import REGION, TOGETHER, Place
+
+
+class Thread(Conversation):
+    """A thread. Running the graph reads its state before it stores the new one."""
+
+    def __init__(self, graph: Any, name: str) -> None:
+        self._graph = graph
+        self._name = name
+
+    async def store(self, user: str, assistant: str) -> None:
+        await self.exchange(user, assistant, 0)
+
+    async def seed(self, turns: Sequence[tuple[str, str]]) -> None:
+        both = ((HumanMessage(user), AIMessage(assistant)) for user, assistant in turns)
+        messages = [message for turn in both for message in turn]
+        thread = {"configurable": {"thread_id": self._name}}
+        await self._graph.aupdate_state(thread, {"messages": messages}, as_node="model")
+
+    async def read(self) -> object:
+        """Do nothing: `store` has read."""
+        return None
+
+    async def exchange(self, user: str, assistant: str, thinking_s: float) -> None:
+        thread = {"thread_id": self._name, "answer": assistant, "thinking_s": thinking_s}
+        await self._graph.ainvoke(
+            {"messages": [HumanMessage(user)]}, {"configurable": thread}, durability="exit"
+        )
+
+    async def questions(self) -> list[str]:
+        state = await self._graph.aget_state({"configurable": {"thread_id": self._name}})
+        return [str(one.content) for one in state.values.get("messages", []) if one.type == "human"]
+
+
+async def _model(state: Any, config: RunnableConfig) -> dict[str, list[AIMessage]]:
+    told = config["configurable"]
+    if told["thinking_s"]:
+        await asyncio.sleep(told["thinking_s"])
+    return {"messages": [AIMessage(told["answer"])]}
+
+
+def _joined(state: list[AnyMessage], writes: Sequence[Any]) -> list[AnyMessage]:
+    return [*state, *(message for write in writes for message in write)]
+
+
+class _DeltaState(TypedDict):
+    messages: Annotated[list[AnyMessage], DeltaChannel(_joined)]
+
+
+def _threads(saver: Any, state: Any = MessagesState) -> Callable[[str], Conversation]:
+    builder = StateGraph(state)
+    builder.add_node("model", _model)
+    builder.add_edge(START, "model")
+    builder.add_edge("model", END)
+    graph = builder.compile(checkpointer=saver)
+    return lambda name: Thread(graph, name)
+
+
+@asynccontextmanager
+async def sqlite(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`AsyncSqliteSaver`."""
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    async with AsyncSqliteSaver.from_conn_string(place.url) as saver:
+        yield _threads(saver)
+
+
+@asynccontextmanager
+async def postgres(place: Place, state: Any = MessagesState) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`AsyncPostgresSaver` on a pool, with the connection settings that its documentation asks for."""
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+    from psycopg.rows import dict_row
+    from psycopg_pool import AsyncConnectionPool
+
+    options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    pool: Any = AsyncConnectionPool(place.url, min_size=4, max_size=TOGETHER, kwargs=options, open=False)
+    async with pool:
+        saver = AsyncPostgresSaver(pool)
+        await saver.setup()
+        yield _threads(saver, state)
+
+
+@asynccontextmanager
+async def postgres_delta(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """The same, with the messages in a `DeltaChannel`."""
+    async with postgres(place, _DeltaState) as threads:
+        yield threads
+
+
+@asynccontextmanager
+async def redis(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`AsyncShallowRedisSaver`, which keeps only the last checkpoint."""
+    from langgraph.checkpoint.redis.ashallow import AsyncShallowRedisSaver
+
+    async with AsyncShallowRedisSaver.from_conn_string(place.url) as saver:
+        yield _threads(saver)
+
+
+@asynccontextmanager
+async def mongo(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`MongoDBSaver`, whose asynchronous methods run in threads."""
+    from langgraph.checkpoint.mongodb import MongoDBSaver
+    from pymongo import MongoClient
+
+    with MongoClient(place.url) as client:
+        yield _threads(MongoDBSaver(client, db_name=place.name))
+
+
+@asynccontextmanager
+async def dynamo(place: Place) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`DynamoDBSaver` of langgraph-checkpoint-aws, with compression and without S3."""
+    import boto3
+    from langgraph_checkpoint_aws import DynamoDBSaver
+
+    client = boto3.client("dynamodb", region_name=REGION, endpoint_url=place.url)
+    if place.name not in client.list_tables()["TableNames"]:
+        client.create_table(
+            TableName=place.name,
+            KeySchema=[
+                {"AttributeName": "PK", "KeyType": "HASH"},
+                {"AttributeName": "SK", "KeyType": "RANGE"},
+            ],
+            AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in ("PK", "SK")],
+            BillingMode="PAY_PER_REQUEST",
+        )
+    saver = DynamoDBSaver(
+        place.name, region_name=REGION, endpoint_url=place.url, enable_checkpoint_compression=True
+    )
+    yield _threads(saver)

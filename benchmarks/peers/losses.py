@@ -1,0 +1,112 @@
+"""How many turns are lost or doubled where several tasks or processes add to one conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.conversation import Conversation, Opened
+from benchmarks.peers.figures import Counted
+from benchmarks.peers.places import Place
+
+TASKS = 8
+PROCESSES = 4
+THINKING_S = 0.002
+"""What stands in for the model's call, between reading and storing."""
+
+_READY_S = 60.0
+
+
+async def add(conversation: Conversation, who: str, turns: int) -> tuple[list[str], dict[str, int]]:
+    """Add turns; return the questions that were acknowledged, and the classes of the errors."""
+    acknowledged: list[str] = []
+    errors = Counter[str]()
+    for number in range(turns):
+        question = f"{who}, {number}: please move the table for two to noon."
+        try:
+            await conversation.exchange(question, "Done: Sino, 12:00.", THINKING_S)
+            acknowledged.append(question)
+        except Exception as error:  # noqa: BLE001 -- what it raises is what is counted
+            errors[type(error).__name__] += 1
+    return acknowledged, dict(errors)
+
+
+def count(acknowledged: Iterable[str], found: Iterable[str], errors: Iterable[dict[str, int]]) -> Counted:
+    """Compare what was acknowledged with what was read back."""
+    often = Counter(found)
+    all_acknowledged = list(acknowledged)
+    raised = Counter[str]()
+    for each in errors:
+        raised.update(each)
+    return Counted(
+        acknowledged=len(all_acknowledged),
+        lost=sum(question not in often for question in all_acknowledged),
+        doubled=sum(times - 1 for times in often.values()),
+        errors=dict(raised),
+    )
+
+
+async def with_tasks(opened: Opened, place: Place, turns: int) -> Counted:
+    """Add turns to one conversation in several tasks, each with a handle of its own."""
+    async with opened(place) as conversations:
+        await conversations("of tasks").exchange("first", "ok", 0)
+        each = [conversations("of tasks") for _ in range(TASKS)]
+        said = await asyncio.gather(*(add(one, f"task {number}", turns) for number, one in enumerate(each)))
+        return await _counted(conversations("of tasks"), said)
+
+
+async def with_processes(peer: Peer, place: Place, turns: int) -> Counted:
+    """Add turns to one conversation in several processes."""
+    opened = peer.opened(keeping_all=True)
+    async with opened(place) as conversations:
+        # Nobody has to create a table while others write.
+        await conversations("of processes").exchange("first", "ok", 0)
+    said = await asyncio.to_thread(_in_processes, peer, place, turns)
+    async with opened(place) as conversations:
+        return await _counted(conversations("of processes"), said)
+
+
+async def _counted(conversation: Conversation, said: Iterable[tuple[list[str], dict[str, int]]]) -> Counted:
+    every = list(said)
+    found = [question for question in await conversation.questions() if question != "first"]
+    acknowledged = (question for questions, _ in every for question in questions)
+    return count(acknowledged, found, (errors for _, errors in every))
+
+
+def _in_processes(peer: Peer, place: Place, turns: int) -> list[Any]:
+    # They are forked from a process that has imported the library and has no threads.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.peers.losses", peer.module])
+    barrier = context.Barrier(PROCESSES)
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=_writer, args=(peer, place, f"process {n}", turns, barrier, results))
+        for n in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    said = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    if failed := [one for one in said if isinstance(one, str)]:
+        raise RuntimeError(failed[0])
+    return said
+
+
+def _writer(peer: Peer, place: Place, who: str, turns: int, barrier: Any, results: Any) -> None:
+    async def work() -> object:
+        async with peer.opened(keeping_all=True)(place) as conversations:
+            conversation = conversations("of processes")
+            await conversation.read()
+            await asyncio.to_thread(barrier.wait, _READY_S)
+            return await add(conversation, who, turns)
+
+    try:
+        results.put(asyncio.run(work()))
+    except BaseException as error:  # noqa: BLE001 -- the others wait for an answer
+        barrier.abort()
+        results.put(f"{type(error).__name__}: {error}")

@@ -1,0 +1,94 @@
+"""The sessions of the OpenAI Agents SDK, used as its runner uses them."""
+
+# ruff: noqa: PLC0415 -- each client library is imported where it is used, so that others need not be there
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from agents import SQLiteSession
+
+from benchmarks.peers.conversation import Conversation
+from benchmarks.peers.places import TOGETHER, Place
+
+
+class Session(Conversation):
+    """A session. With `limit` the model is shown only so many of the newest items."""
+
+    def __init__(self, session: Any, limit: int | None = None) -> None:
+        self._session = session
+        self._limit = limit
+
+    async def store(self, user: str, assistant: str) -> None:
+        await self._session.add_items(
+            [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        )
+
+    async def read(self) -> object:
+        return await self._session.get_items(limit=self._limit)
+
+    async def questions(self) -> list[str]:
+        return [item["content"] for item in await self._session.get_items() if item["role"] == "user"]
+
+
+@asynccontextmanager
+async def sqlite(place: Place, limit: int | None = None) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`SQLiteSession`, on one file."""
+    async with AsyncExitStack() as stack:
+
+        def conversation(name: str) -> Conversation:
+            session = SQLiteSession(name, place.url)
+            stack.callback(session.close)
+            return Session(session, limit)
+
+        yield conversation
+
+
+@asynccontextmanager
+async def redis(place: Place, limit: int | None = None) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`RedisSession`, on one shared client."""
+    from agents.extensions.memory.redis_session import RedisSession
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(place.url) as client:
+        yield lambda name: Session(RedisSession(name, redis_client=client), limit)
+
+
+@asynccontextmanager
+async def sqlalchemy(place: Place, limit: int | None = None) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`SQLAlchemySession` on asyncpg, with one shared engine."""
+    from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    url = place.url.replace("postgresql://", "postgresql+asyncpg://")
+    engine = create_async_engine(url, pool_size=TOGETHER)
+    # Once, before many conversations ask for the tables.
+    await SQLAlchemySession("tables", engine=engine, create_tables=True).get_items()
+    yield lambda name: Session(SQLAlchemySession(name, engine=engine), limit)
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def mongo(place: Place, limit: int | None = None) -> AsyncIterator[Callable[[str], Conversation]]:
+    """`MongoDBSession`, on one shared client."""
+    from agents.extensions.memory.mongodb_session import MongoDBSession
+    from pymongo import AsyncMongoClient
+
+    async with AsyncMongoClient[dict[str, Any]](place.url) as client:
+        yield lambda name: Session(MongoDBSession(name, client=client, database=place.name), limit)
+
+
+LIMIT = 20
+"""Messages, which are ten turns."""
+
+
+def redis_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
+    """`RedisSession`, of which the model is shown the newest items."""
+    return redis(place, LIMIT)
+
+
+def sqlalchemy_limited(place: Place) -> AbstractAsyncContextManager[Callable[[str], Conversation]]:
+    """`SQLAlchemySession`, likewise."""
+    return sqlalchemy(place, LIMIT)

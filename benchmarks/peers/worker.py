@@ -1,0 +1,42 @@
+"""The process that measures one library, with an order in JSON as its only argument."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.peers import losses, measure
+from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.places import Place
+
+QUICK = measure.Plan(lengths=(10, 100), rounds=10, grow_s=10, blocks=1, seconds=0.2)
+FULL = measure.Plan()
+WRITES = 200
+"""Turns that all writers together add to one conversation."""
+
+
+def work(order: dict[str, Any]) -> None:
+    """Measure one library in this process."""
+    peer = Peer(**order["peer"])
+    place = Place(**order["place"])
+    texts = measure.dialogues(order["dialogues"])
+
+    async def everything() -> None:
+        await measure.measure(peer, place, QUICK if order["quick"] else FULL, texts)
+        with measure.reporting(f"{losses.TASKS} tasks"):
+            opened = peer.opened(keeping_all=True)
+            counted = await losses.with_tasks(opened, place, WRITES // losses.TASKS)
+            measure.say("tasks", asdict(counted))
+        with measure.reporting(f"{losses.PROCESSES} processes"):
+            counted = await losses.with_processes(peer, place, WRITES // losses.PROCESSES)
+            measure.say("processes", asdict(counted))
+
+    with measure.reporting("all"):
+        asyncio.run(everything())
+
+
+if __name__ == "__main__":
+    work(json.loads(sys.argv[1]))

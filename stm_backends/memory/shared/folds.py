@@ -1,0 +1,252 @@
+"""The writes of a conversation's background: folds under a lease, trims, compactions and recoveries.
+
+Each is one conditional `replace`. A fold is two: the first takes the lease, and the second stores the
+summary, drops the turns that it covers, and releases the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from stm_backends.errors import TooLarge
+from stm_backends.memory import log, policy
+from stm_backends.memory.policy import Fold, Trim
+from stm_backends.memory.shared.due import Compact
+from stm_backends.memory.shared.record import SharedConversation
+from stm_backends.memory.shared.room import Room
+from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.view import cut_summary
+from stm_backends.records.body import Body, Lease
+from stm_backends.telemetry.observer import Observer
+from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
+
+RACES: Final = 10
+"""How many lost races end the attempt to store a failure; the next attempt stores it then."""
+
+AGAIN: Final = Plan(0.0, look=False)
+"""The plan to see at once what is due next."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of what was done. `lost_races` counts summaries and failures that lost a race."""
+
+    appended: int = 0
+    summaries: int = 0
+    folded: int = 0
+    trimmed: int = 0
+    dropped: int = 0
+    lost_races: int = 0
+    summarizer_calls: int = 0
+    summarizer_failures: int = 0
+
+    def since(self, before: Stats) -> Stats:
+        """Return what was done after `before`."""
+        return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__match_args__})
+
+
+class Writes(PlannedWork):
+    """What the background does to a record. Each method returns the plan for what follows, or `None`.
+
+    A method is called with a snapshot whose body has no lease: there was none, or it is overwritten.
+    """
+
+    def __init__(self, shared: SharedConversation, timers: Timers, observer: Observer) -> None:
+        super().__init__(timers)
+        self.shared = shared
+        self.config = ShortTermMemoryConfig()
+        self.stats = Stats()
+        self.room = Room()
+        self._observer = observer
+        self._summarizer = policy.summarizer_for(self.config, None)
+        self._keep_ids_for = 10 * shared.driver.traits.deadline
+        self._unstored: tuple[Attempt, Exception] | None = None
+
+    def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
+        """Use these settings from now on, unless they store nothing; the newest memory object wins."""
+        if config.strategy != "none":
+            self.config, self._summarizer = config, summarizer
+
+    @property
+    def lease_ttl(self) -> float:
+        """The summarizer's timeout in seconds, plus time to take the lease and to store the summary."""
+        return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
+
+    async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
+        """Drop the oldest turns."""
+        gone = snapshot.turns[: trim.count]
+        drop, full = snapshot.entries_of(len(gone)), self.room.needed > 0
+        body = policy.after_trim(
+            snapshot.body,
+            trim,
+            gone,
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=snapshot.copies(drop),
+        )
+        if not await self.shared.replace(snapshot, body, drop=drop):
+            return AGAIN
+        self.room.made()
+        self.stats.trimmed += len(gone)
+        if trim.lost:
+            self.stats.dropped += len(gone)
+            self._observer.turns("dropped", len(gone))
+            (log.dropped_for_room if full else log.dropped)(len(gone))
+        return AGAIN if trim.lost else None
+
+    async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
+        """Drop the oldest entries, which are repeats."""
+        if await self.shared.replace(snapshot, snapshot.body, drop=compact.entries):
+            self.room.made()
+        return AGAIN
+
+    async def recover(self, snapshot: Snapshot) -> Plan | None:
+        """Become healthy without a summarizer call."""
+        body = policy.after_recovery(snapshot.body)
+        if not await self.shared.replace(snapshot, body, drop=0):
+            return AGAIN
+        log.recovered()
+        self._health_changed(snapshot.body.health, body.health)
+        return None
+
+    async def fold(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
+        """Summarize turns under a lease and store the summary; or store that this attempt failed."""
+        if self._unstored is not None and self._unstored[0] == attempt_of(snapshot.body):
+            return await self._store_failure(snapshot, self._unstored[1])
+        try:
+            leased = await self._take_lease(snapshot)
+            return AGAIN if leased is None else await self._fold_leased(leased, fold)
+        finally:
+            await self.shared.release()
+            if self.shared.recovering:
+                # The conversation was replaced or erased.
+                self.shared.recovering = False
+                self._health_changed(MemoryHealth.RECOVERING, self.shared.health)
+
+    async def _take_lease(self, snapshot: Snapshot) -> Snapshot | None:
+        """Return the snapshot under the version of the lease, or `None` if the record has changed.
+
+        A full record may have no room for a lease; its fold makes room, and is made without one.
+        """
+        shared = self.shared
+        body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_ttl))
+        try:
+            await shared.replace(snapshot, body, drop=0)
+        except TooLarge:
+            shared.leased = None
+            return snapshot
+        return None if shared.leased is None else replace(snapshot, version=shared.leased.version)
+
+    async def _fold_leased(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
+        if snapshot.body.health is MemoryHealth.DEGRADED:
+            self.shared.recovering = True
+            self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
+        try:
+            summary = await self._summarize(fold)
+            body, data = self._body_after(snapshot, fold, summary)
+        except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
+            self.stats.summarizer_failures += 1
+            self._observer.summarizer_failed(error)
+            return await self._store_failure(snapshot, error)
+        while not await self._replace(snapshot, body, drop=snapshot.entries_of(len(fold.turns)), data=data):
+            # The summary is stored under the new version while it applies.
+            snapshot = await self.shared.load("background")
+            if not fold.still_applies(snapshot.body, snapshot.turns):
+                return AGAIN
+            body, data = self._body_after(snapshot, fold, summary)
+        self._stored(snapshot.body, body, fold)
+        return AGAIN
+
+    async def _summarize(self, fold: Fold) -> str:
+        self.stats.summarizer_calls += 1
+        with self._observer.call("summarize"):
+            answer = await self.background.call_within(
+                self.config.summarizer_timeout_s, self._summarizer, fold.request(self.config)
+            )
+            return policy.summary_of(answer)
+
+    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> tuple[Body, bytes]:
+        """Return the body with this summary, cut if necessary to what the datastore takes, and its bytes."""
+        body = policy.after_fold(
+            self.config,
+            snapshot.body,
+            fold,
+            summary,
+            now=self.shared.clock(),
+            keep_for=self._keep_ids_for,
+            copies=snapshot.copies(snapshot.entries_of(len(fold.turns))),
+        )
+        most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
+        data = seal(body)
+        if len(data) > most:
+            kept = cut_summary(body.summary, lambda text: len(seal(replace(body, summary=text))) <= most)
+            if not kept:
+                raise policy.BadSummary("no summary fits into the largest entry of this datastore")
+            body = replace(body, summary=kept)
+            data = seal(body)
+        return body, data
+
+    def _stored(self, before: Body, body: Body, fold: Fold) -> None:
+        """Report a summary that was stored."""
+        self.stats.summaries += 1
+        self.stats.folded += len(fold.turns)
+        self._observer.turns("folded", len(fold.turns))
+        if before.health is not MemoryHealth.HEALTHY:
+            log.recovered()
+        self.background.call_back(self.config.on_summary_updated, before.summary, body.summary)
+        self._attempt_ended(before, body)
+
+    async def _store_failure(self, snapshot: Snapshot, error: Exception) -> Plan | None:
+        """Store a failed attempt, retrying lost races unless another process has stored a newer attempt.
+
+        Until it is stored, this process makes no further attempt.
+        """
+        attempt = attempt_of(snapshot.body)
+        self._unstored = attempt, error
+        for _ in range(RACES):
+            body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
+            if await self._replace(snapshot, body, drop=0):
+                break
+            snapshot = await self.shared.load("background")
+            if snapshot.version is None or attempt_of(snapshot.body) != attempt:
+                self._unstored = None
+                return AGAIN
+        else:
+            return Plan(now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
+        self._unstored = None
+        if body.health is MemoryHealth.RETRY:
+            log.retrying(body.attempts, error)
+        elif snapshot.body.health is not MemoryHealth.DEGRADED:
+            log.degraded(error)
+        self._attempt_ended(snapshot.body, body)
+        return AGAIN
+
+    async def _replace(self, snapshot: Snapshot, body: Body, *, drop: int, data: bytes = b"") -> bool:
+        done = await self.shared.replace(snapshot, body, drop=drop, data=data)
+        if not done:
+            self.stats.lost_races += 1
+            self._observer.race_lost()
+        elif drop:
+            self.room.made()
+        return done
+
+    def _attempt_ended(self, before: Body, after: Body) -> None:
+        shown = MemoryHealth.RECOVERING if self.shared.recovering else before.health
+        self.shared.recovering = False
+        self._health_changed(shown, after.health)
+
+    def _health_changed(self, old: MemoryHealth, new: MemoryHealth) -> None:
+        if old is not new:
+            self._observer.health_changed(old, new)
+            self.background.call_back(self.config.on_health_changed, old, new)
+
+
+Attempt: TypeAlias = tuple[str, int, float]
+
+
+def attempt_of(body: Body) -> Attempt:
+    """Return what identifies one summarizer call, made or planned."""
+    return body.summary, body.attempts, body.next_attempt_at

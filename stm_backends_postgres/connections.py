@@ -1,0 +1,188 @@
+"""The connections of a driver that was opened with a URL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
+
+from stm_backends_postgres.client import Connection
+
+LIFETIME_S: Final = 1800.0
+"""How long a connection is used, so that a new password, address or certificate reaches every connection."""
+
+IDLE_S: Final = 300.0
+"""How long a connection may be unused before it is closed."""
+
+
+class Connections:
+    """Opens at most `size` connections, when operations need them, and lends each to one operation at a time.
+
+    The connection that was used last is lent first, so unneeded ones become idle. If all are in use,
+    operations wait in order of arrival, at most `patience_s` seconds.
+
+    `asyncpg.Pool` does the same with five timers for each operation and a task for each release; here an
+    operation that does not wait needs neither. The deadline of an operation is the caller's: cancelling it
+    cancels the statement on the server.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int, patience_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._connect = connect
+        self._size = size
+        self._patience_s = patience_s
+        self._unopened = size
+        # When each connection began to be opened, and since when a free one is unused, oldest first.
+        self._opened: dict[Connection, float] = {}
+        self._free: dict[Connection, float] = {}
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._checks: set[asyncio.Task[None]] = set()
+        self._expired = -math.inf
+        self._tidying: asyncio.TimerHandle | None = None
+        self._unused: asyncio.Future[None] | None = None
+        self._is_closed = False
+
+    async def take(self) -> Connection:
+        """Return a connection for one operation. Raises `TimeoutError` if none becomes free in time."""
+        while self._free:
+            connection, _ = self._free.popitem()
+            if not connection.is_closed():
+                return connection
+            self._drop(connection)
+        if not self._unopened:
+            connection = await self._wait()
+            if connection is not None:
+                return connection
+        else:
+            self._unopened -= 1
+        return await self._open()
+
+    async def give_back(self, connection: Connection) -> None:
+        """Lend a connection again after an operation that was answered. Never waits."""
+        self._reuse(connection)
+
+    def give_up(self, connection: Connection, error: BaseException) -> None:
+        """Decide whether a connection is used again after an operation that raised `error`.
+
+        The server's error is an answer. After anything else, such as a cancellation, a task waits for the
+        server to stop the statement, and the connection is used again only if it then answers another one.
+        """
+        if isinstance(error, exceptions.PostgresError) or connection.is_closed():
+            self._reuse(connection)
+            return
+        task = self.loop.create_task(self._check(connection), name="stm-postgres-check")
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def expire(self) -> None:
+        """Replace all connections, each when it is no longer in use."""
+        self._expired = self.loop.time()
+        self._close_free(unused_since=math.inf)
+
+    async def close(self, patience_s: float) -> None:
+        """Wait until no connection is in use, at most `patience_s` seconds, and close all."""
+        self._unused = self.loop.create_future()
+        self._report_unused()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._unused
+                    await asyncio.gather(*(one.close() for one in self._free), return_exceptions=True)
+        finally:
+            self._is_closed = True
+            if self._tidying is not None:
+                self._tidying.cancel()
+            for turn in self._waiting:
+                if not turn.done():
+                    turn.set_exception(exceptions.InterfaceError("the connections are closed"))
+            for connection in self._opened:
+                connection.terminate()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+
+    async def _wait(self) -> Connection | None:
+        """Return a connection when it is this caller's turn, or `None` if the caller has to open one."""
+        turn: asyncio.Future[Connection | None] = self.loop.create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await turn
+        except BaseException:
+            # Cancelled or late at the moment in which it was this caller's turn.
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on(turn.result())
+            raise
+
+    async def _open(self) -> Connection:
+        began = self.loop.time()
+        try:
+            connection = await self._connect()
+        except BaseException:
+            self._pass_on(None)
+            raise
+        self._opened[connection] = began
+        if self._is_closed:
+            self._drop(connection)
+            raise exceptions.InterfaceError("the connections are closed")
+        return connection
+
+    def _reuse(self, connection: Connection) -> None:
+        if connection.is_closed() or self._is_old(connection):
+            self._drop(connection)
+        else:
+            self._pass_on(connection)
+
+    def _pass_on(self, connection: Connection | None) -> None:
+        """Give a connection, or the right to open one, to the operation that has waited longest."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(connection)
+                return
+        if connection is None:
+            self._unopened += 1
+        else:
+            self._free[connection] = self.loop.time()
+            if self._tidying is None:
+                self._tidying = self.loop.call_later(IDLE_S, self._tidy)
+        self._report_unused()
+
+    async def _check(self, connection: Connection) -> None:
+        is_clean = False
+        try:
+            with contextlib.suppress(Exception):
+                # A cancel request that arrives late stops this statement, and never that of an operation.
+                await connection.execute("SELECT", timeout=2 * self._patience_s)
+                is_clean = True
+        finally:
+            if not is_clean:
+                connection.terminate()
+            self._reuse(connection)
+
+    def _is_old(self, connection: Connection) -> bool:
+        return self._opened[connection] <= max(self._expired, self.loop.time() - LIFETIME_S)
+
+    def _drop(self, connection: Connection) -> None:
+        del self._opened[connection]
+        connection.terminate()
+        self._pass_on(None)
+
+    def _tidy(self) -> None:
+        """Close the connections that have long been unused, or opened."""
+        self._close_free(unused_since=self.loop.time() - IDLE_S)
+        self._tidying = self.loop.call_later(IDLE_S, self._tidy) if self._free else None
+
+    def _close_free(self, *, unused_since: float) -> None:
+        for connection, since in [*self._free.items()]:
+            if since <= unused_since or self._is_old(connection):
+                del self._free[connection]
+                self._drop(connection)
+
+    def _report_unused(self) -> None:
+        """Let `close` continue if every connection is free or unopened."""
+        if self._unused and not self._unused.done() and len(self._free) + self._unopened == self._size:
+            self._unused.set_result(None)

@@ -1,0 +1,49 @@
+"""The PostgreSQL driver and its connections, with one deliberate fault each.
+
+`tests/services/postgres/test_connections.py` kills each of them by a named test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
+
+from stm_backends.drivers.contract import Key
+from stm_backends_postgres.client import Connection
+from stm_backends_postgres.connections import Connections
+from stm_backends_postgres.driver import PostgresDriver
+
+T = TypeVar("T")
+
+
+class LendsToTwo(Connections):
+    """Lends the connection that was used last, whether or not it is still in use."""
+
+    async def take(self) -> Connection:
+        return next(iter(self._opened), None) or await super().take()
+
+
+class ReusesWhatWasCancelled(Connections):
+    """Lends a connection again while the answer of a cancelled operation is still on its way."""
+
+    def give_up(self, connection: Connection, error: BaseException) -> None:
+        self._reuse(connection)
+
+
+class RetriesLostWrites(PostgresDriver):
+    """Sends a statement again if the connection was lost, although the server may have done it."""
+
+    async def _borrow(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+        try:
+            return await super()._borrow(operation, send)
+        except exceptions.ConnectionDoesNotExistError:
+            return await super()._borrow(operation, send)
+
+
+class AnswersInOrder(PostgresDriver):
+    """Gives the records that a shared statement found to its callers in order, as if none were missing."""
+
+    async def _find(self, keys: Sequence[Key]) -> dict[Key, object]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dict(zip(keys, (await super()._find(keys)).values(), strict=False))

@@ -1,0 +1,503 @@
+"""The driver's own connections: each used by one operation at a time, from a clean start."""
+
+import asyncio
+import contextlib
+from unittest import mock
+
+import pytest
+from asyncpg import exceptions
+
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.testing import open_at
+from stm_backends_postgres import PostgresDriver, PostgresSettings
+from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, Connections
+from tests.mutants.postgres import AnswersInOrder, LendsToTwo, RetriesLostWrites, ReusesWhatWasCancelled
+from tests.services.postgres.support import purging, until
+
+KEY = Key("scope", "name")
+
+DAMAGE = "UPDATE {schema}.stm_record SET next = next + 1 WHERE name = '5'"
+
+
+class Wire:
+    """A connection whose answers come in the order of its statements, when the test lets them."""
+
+    def __init__(self, server):
+        self.server, self.users, self.sent, self.answers = server, 0, [], asyncio.Queue()
+        self.is_gone = False
+
+    async def fetch(self, query, *arguments):
+        self.users += 1
+        assert self.users == 1, "two operations on one connection"
+        try:
+            self.sent.append((query, *arguments))
+            self.server.sent.set()
+            answer = await self.answers.get()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        finally:
+            self.users -= 1
+
+    async def execute(self, query, *, timeout):
+        await self.server.checked.wait()
+        while not self.answers.empty():
+            self.answers.get_nowait()
+        return query
+
+    def is_closed(self):
+        return self.is_gone
+
+    def terminate(self):
+        self.is_gone = True
+
+    async def close(self):
+        self.is_gone = True
+
+
+class Servers:
+    """Opens such connections, which the test sees."""
+
+    def __init__(self, kind=Connections, *, size=1, patience_s=30):
+        self.wires, self.sent, self.checked = [], asyncio.Event(), asyncio.Event()
+        self.may_open, self.opening = asyncio.Event(), 0
+        self.may_open.set()
+        self.checked.set()
+        self.connections = kind(self.open, size=size, patience_s=patience_s)
+
+    async def open(self):
+        self.opening += 1
+        await self.may_open.wait()
+        self.wires.append(Wire(self))
+        return self.wires[-1]
+
+    async def ask(self, query):
+        connection = await self.connections.take()
+        try:
+            answer = await connection.fetch(query)
+        except BaseException as error:
+            self.connections.give_up(connection, error)
+            raise
+        await self.connections.give_back(connection)
+        return answer
+
+    def start(self, *queries):
+        return [asyncio.create_task(self.ask(query), name=query) for query in queries]
+
+
+@pytest.fixture
+def kind():
+    """The connections; a mutant of them where a test is called for one."""
+    return Connections
+
+
+@pytest.fixture
+def driver_kind():
+    """The driver; a mutant of it where a test is called for one."""
+    return PostgresDriver
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_connection_is_never_shared_by_two_operations(kind):
+    servers = Servers(kind, size=2)
+    first, second = servers.start("1", "2")
+    await settle()
+    for wire in servers.wires:
+        wire.answers.put_nowait(wire.sent[0][0])
+    assert await asyncio.gather(first, second) == ["1", "2"]
+    assert len(servers.wires) == 2
+
+
+async def test_an_answer_to_a_cancelled_operation_reaches_no_other(kind):
+    servers = Servers(kind)
+    (first,) = servers.start("1")
+    await settle()
+    first.cancel()
+    servers.checked.clear()
+    await settle()
+    (second,) = servers.start("2")
+    await settle()
+    (wire,) = servers.wires
+    wire.answers.put_nowait("1")  # on its way when the caller gave up
+    servers.checked.set()
+    await settle()
+    for later in servers.wires:
+        later.answers.put_nowait("2")
+    assert await second == "2"
+    assert first.cancelled()
+
+
+async def test_operations_get_connections_in_the_order_of_arrival():
+    servers = Servers(size=1)
+    tasks = servers.start(*"12345")
+    await settle()
+    tasks[2].cancel()
+    for expected in "1245":
+        (wire,) = servers.wires
+        assert wire.sent[-1] == (expected,)
+        wire.answers.put_nowait(expected)
+        await settle()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, str)] == list("1245")
+
+
+async def test_an_operation_cancelled_at_its_turn_passes_it_on():
+    servers = Servers(size=1)
+    first, second, third = servers.start("1", "2", "3")
+    await settle()
+    servers.wires[0].answers.put_nowait("1")
+    await first  # the connection has been given to the second, which has not run yet
+    second.cancel()
+    await settle()
+    assert servers.wires[0].sent[-1] == ("3",)
+    servers.wires[0].answers.put_nowait("3")
+    assert await third == "3"
+    assert second.cancelled()
+
+
+async def test_a_connection_cancelled_while_it_opens_leaves_its_place():
+    servers = Servers(size=1)
+    servers.may_open.clear()
+    first, second = servers.start("1", "2")
+    await settle()
+    first.cancel()
+    await settle()
+    assert servers.opening == 2, "the second opens its own"
+    servers.may_open.set()
+    await settle()
+    servers.wires[0].answers.put_nowait("2")
+    assert await second == "2"
+
+
+async def test_a_connection_that_cannot_be_opened_leaves_its_place():
+    servers = Servers(size=1)
+    with mock.patch.object(servers.connections, "_connect", side_effect=ConnectionRefusedError):
+        for task in servers.start("1", "2", "3"):
+            with pytest.raises(ConnectionRefusedError):
+                await task
+    (task,) = servers.start("4")
+    await settle()
+    servers.wires[0].answers.put_nowait("4")
+    assert await task == "4"
+
+
+async def test_without_a_free_connection_an_operation_ends_unsent():
+    servers = Servers(size=1, patience_s=0.05)
+    (first,) = servers.start("1")
+    await settle()
+    with pytest.raises(TimeoutError):
+        await servers.ask("2")
+    servers.wires[0].answers.put_nowait("1")
+    assert await first == "1"
+    assert servers.wires[0].sent == [("1",)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reused"),
+    [
+        (exceptions.UniqueViolationError("x"), True),
+        (OSError(), False),
+        (exceptions.InterfaceError("x"), False),
+    ],
+)
+async def test_a_connection_is_reused_at_once_after_an_answer_only(error, reused):
+    servers = Servers(size=1)
+    servers.checked.clear()
+    (first,) = servers.start("1")
+    await settle()
+    servers.wires[0].answers.put_nowait(error)
+    with pytest.raises(type(error)):
+        await first
+    (second,) = servers.start("2")
+    await settle()
+    assert (servers.wires[0].sent[-1] == ("2",)) is reused
+    servers.checked.set()
+    await settle()
+    servers.wires[0].answers.put_nowait("2")
+    assert await second == "2"
+
+
+async def test_a_connection_that_does_not_answer_its_check_is_replaced():
+    servers = Servers(size=1)
+    (first,) = servers.start("1")
+    await settle()
+    with mock.patch.object(servers.wires[0], "execute", side_effect=TimeoutError):
+        first.cancel()
+        await settle()
+    assert servers.wires[0].is_gone
+    (second,) = servers.start("2")
+    await settle()
+    servers.wires[1].answers.put_nowait("2")
+    assert await second == "2"
+
+
+async def test_a_lost_connection_is_found_before_the_next_use():
+    servers = Servers(size=1)
+    for number in range(2):
+        (task,) = servers.start("1")
+        await settle()
+        servers.wires[number].answers.put_nowait("1")
+        await task
+        servers.wires[number].is_gone = True
+    assert len(servers.wires) == 2
+
+
+@pytest.fixture
+async def clock():
+    """Moves the event loop's clock, as the connections see it."""
+    loop = asyncio.get_running_loop()
+    real, later = loop.time, 0.0
+
+    def advance(seconds):
+        nonlocal later
+        later += seconds
+
+    with mock.patch.object(loop, "time", side_effect=lambda: real() + later):
+        yield advance
+
+
+async def ask_each(servers, count):
+    """Use so many connections at once."""
+    tasks = servers.start(*map(str, range(count)))
+    await settle()
+    for wire in servers.wires:
+        if wire.users:
+            wire.answers.put_nowait("")
+    await asyncio.gather(*tasks)
+
+
+async def test_old_connections_are_replaced_when_they_come_back(clock):
+    servers = Servers(size=2)
+    await ask_each(servers, 2)
+    clock(LIFETIME_S - 1)
+    await ask_each(servers, 2)
+    assert len(servers.wires) == 2
+    clock(2)
+    await ask_each(servers, 2)
+    assert [wire.is_gone for wire in servers.wires] == [True, True]
+    await ask_each(servers, 1)
+    assert len(servers.wires) == 3
+
+
+async def test_connections_that_are_not_used_are_closed(clock):
+    servers = Servers(size=2)
+    await ask_each(servers, 2)
+    clock(IDLE_S - 1)
+    await ask_each(servers, 1)
+    clock(2)
+    await until(lambda: asyncio.sleep(0, any(wire.is_gone for wire in servers.wires)))
+    assert sorted(wire.is_gone for wire in servers.wires) == [False, True]
+    await servers.connections.close(1)
+
+
+async def test_expired_connections_are_replaced_even_those_in_use():
+    servers = Servers(size=2)
+    await ask_each(servers, 2)
+    (task,) = servers.start("1")
+    await settle()
+    await servers.connections.expire()
+    assert sorted(wire.is_gone for wire in servers.wires) == [False, True]
+    (used,) = [wire for wire in servers.wires if wire.users]
+    used.answers.put_nowait("1")
+    assert await task == "1"
+    assert used.is_gone
+
+
+async def test_close_waits_for_operations_and_ends_those_that_are_late():
+    servers = Servers(size=1)
+    first, waiting = servers.start("1", "2")
+    await settle()
+    closing = asyncio.create_task(servers.connections.close(30))
+    await settle()
+    assert not closing.done()
+    for answer in "12":
+        servers.wires[0].answers.put_nowait(answer)
+        await settle()
+    await closing
+    assert await asyncio.gather(first, waiting) == ["1", "2"]
+    assert servers.wires[0].is_gone
+    late = Servers(size=1)
+    used, waiting = late.start("1", "2")
+    await settle()
+    await late.connections.close(0.05)
+    assert late.wires[0].is_gone
+    with pytest.raises(exceptions.InterfaceError):
+        await waiting
+    used.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await used
+
+
+async def test_a_connection_opened_during_close_is_closed():
+    servers = Servers(size=1)
+    servers.may_open.clear()
+    (task,) = servers.start("1")
+    await settle()
+    await servers.connections.close(0.05)
+    servers.may_open.set()
+    with pytest.raises(exceptions.InterfaceError):
+        await task
+    assert servers.wires[0].is_gone
+
+
+TABLES = {
+    "there": True,
+    "numbered": False,
+    "secured": False,
+    "encoding": "UTF8",
+    "isolation": "read committed",
+    "standby": False,
+    "columns": "id scope name version body expires first next size due",
+}
+
+
+@contextlib.asynccontextmanager
+async def driver_on(wires, kind=PostgresDriver, **settings):
+    """Open a driver on connections of the test's own."""
+
+    async def connect(_):
+        wires.append(wire := Wire(mock.Mock(checked=asyncio.Event())))
+        wire.server.checked.set()
+        if len(wires) == 1:
+            wire.answers.put_nowait([TABLES])
+        return wire
+
+    with purging(after_writes=False), mock.patch("stm_backends_postgres.driver.connect", connect):
+        driver = kind(PostgresSettings(**settings))
+        await driver.open()
+        yield driver
+        await driver.close()
+
+
+async def test_a_write_whose_answer_is_lost_is_sent_once(driver_kind):
+    wires = []
+    async with driver_on(wires, driver_kind, pool_size=2) as driver:
+        task = asyncio.create_task(driver.append(KEY, b"a", initial_version="v", ttl=None))
+        await settle()
+        wires[0].terminate()
+        wires[0].answers.put_nowait(exceptions.ConnectionDoesNotExistError("x"))
+        await settle()
+        for wire in wires[1:]:
+            wire.answers.put_nowait([{"length": 1, "unswept": None}])
+        with pytest.raises(OutcomeUnknown):
+            await task
+    assert sum(len(wire.sent) for wire in wires) == 2, "the check of the tables, and the append"
+
+
+async def test_a_read_whose_answer_is_lost_is_sent_again():
+    wires = []
+    async with driver_on(wires) as driver:
+        task = asyncio.create_task(driver.load(KEY))
+        await settle()
+        wires[0].terminate()
+        wires[0].answers.put_nowait(exceptions.ConnectionDoesNotExistError("x"))
+        await until(lambda: asyncio.sleep(0, len(wires) == 2))
+        wires[1].answers.put_nowait([(1, "v", None, 1, 1, b"a")])
+        assert await task == Record("v", None, (b"a",))
+
+
+async def test_an_update_whose_outcome_is_unknown_is_not_followed_by_an_insert():
+    wires = []
+    async with driver_on(wires) as driver:
+        task = asyncio.create_task(driver.append(KEY, b"a", initial_version="v", ttl=None))
+        await settle()
+        wires[0].answers.put_nowait([{"length": 1, "unswept": None}])
+        assert await task == 1
+        task = asyncio.create_task(driver.append(KEY, b"b", initial_version="v", ttl=None))
+        await settle()
+        assert "UPDATE" in wires[0].sent[-1][0]
+        assert 'INSERT INTO "public".stm_record' not in wires[0].sent[-1][0]
+        wires[0].answers.put_nowait(OSError())
+        with pytest.raises(OutcomeUnknown):
+            await task
+        assert len(wires[0].sent) == 3
+
+
+async def test_only_so_many_records_are_remembered(monkeypatch):
+    monkeypatch.setattr("stm_backends_postgres.driver._MAX_KNOWN", 2)
+    wires = []
+
+    async def statement(name):
+        task = asyncio.create_task(driver.append(Key("scope", name), b"", initial_version="v", ttl=None))
+        await settle()
+        wires[0].answers.put_nowait([{"length": 1, "unswept": None}])
+        await task
+        return "insert" if "ON CONFLICT" in wires[0].sent[-1][0] else "update"
+
+    async with driver_on(wires) as driver:
+        found = [await statement(name) for name in "abacab"]
+    assert found == ["insert", "insert", "update", "insert", "update", "insert"]
+
+
+async def test_without_a_time_limit_of_the_server_appends_never_only_update():
+    wires = []
+    async with driver_on(wires, pgbouncer=True) as driver:
+        for _ in range(2):
+            task = asyncio.create_task(driver.append(KEY, b"", initial_version="v", ttl=None))
+            await settle()
+            wires[0].answers.put_nowait([{"length": 1, "unswept": None}])
+            await task
+    assert all("ON CONFLICT" in query for query, *_ in wires[0].sent[1:])
+
+
+async def test_concurrent_loads_get_their_own_records(url, schema, driver, driver_kind):
+    settings = PostgresSettings.from_url(url, schema=schema)
+    reader = driver_kind(settings)
+    await reader.open()
+    keys = [Key("scope", f"{number}") for number in range(200)]
+    # Records of no entries, of several, and some that do not exist.
+    for number, key in enumerate(keys[:100]):
+        if number % 3:
+            for part in range(number % 4):
+                entry = b"%d:%d" % (number, part)
+                await driver.append(key, entry, initial_version=f"v{number}", ttl=None)
+    alone = [await driver.load(key) for key in keys]
+    try:
+        assert await asyncio.gather(*map(reader.load, keys)) == alone
+    finally:
+        await reader.close()
+
+
+async def test_a_damaged_record_fails_its_own_caller_only(driver, admin, schema):
+    keys = [Key("scope", f"{number}") for number in range(8)]
+    for key in keys:
+        await driver.append(key, b"a", initial_version="v", ttl=None)
+    await admin.execute(DAMAGE.format(schema=schema))
+    answers = await asyncio.gather(*map(driver.load, keys), return_exceptions=True)
+    assert [type(answer).__name__ for answer in answers] == ["Record"] * 5 + ["Corrupt"] + ["Record"] * 2
+
+
+async def test_with_every_connection_in_use_writes_are_not_sent(url, schema, driver, admin):
+    small = await open_at(url, schema=schema, pool_size=1, deadline_s=1)
+    async with admin.transaction():
+        await admin.execute(f"LOCK TABLE {schema}.stm_record")
+        tasks = [
+            asyncio.ensure_future(small.append(KEY, b"a", initial_version="v", ttl=None)) for _ in range(3)
+        ]
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {Unavailable}
+    assert await driver.load(KEY) is None
+    await small.close()
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [
+        (LendsToTwo, test_a_connection_is_never_shared_by_two_operations),
+        (ReusesWhatWasCancelled, test_an_answer_to_a_cancelled_operation_reaches_no_other),
+        (RetriesLostWrites, test_a_write_whose_answer_is_lost_is_sent_once),
+    ],
+)
+async def test_each_mutant_is_killed_by_its_test(mutant, check):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await check(mutant)
+
+
+async def test_the_mutant_that_answers_in_order_is_killed(url, schema, driver):
+    with pytest.raises(AssertionError):
+        await test_concurrent_loads_get_their_own_records(url, schema, driver, AnswersInOrder)

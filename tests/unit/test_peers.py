@@ -1,0 +1,196 @@
+"""The comparison with other libraries counts what passes and what is lost, and writes what it counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("boto3", reason="the comparison starts every datastore")
+pytest.importorskip("redis", reason="as above")
+pytest.importorskip("pymongo", reason="as above")
+
+from benchmarks.peers import losses, report
+from benchmarks.peers.__main__ import run_one
+from benchmarks.peers.catalogue import PEERS, Peer
+from benchmarks.peers.figures import AtLength, Counted, Measured, Together
+from benchmarks.peers.places import Place, stored_bytes
+from benchmarks.peers.servers import serve
+from benchmarks.peers.wire import Wire
+from tests.support.losing import LOST
+
+ROOT = Path(__file__).parents[2]
+LOSING = Peer(
+    label="a losing library",
+    datastore="sqlite",
+    open="tests.support.losing:losing",
+    packages=(),
+    shows="",
+    settings="",
+    link="",
+)
+
+
+def a_place(folder: Path) -> Place:
+    return Place("sqlite", 0, str(folder), "losing")
+
+
+# Turns that are lost, doubled or refused
+
+
+async def test_turns_that_tasks_lose_and_double_are_counted(tmp_path: Path) -> None:
+    counted = await losses.with_tasks(LOSING.opened(), a_place(tmp_path), turns=10)
+    each = losses.TASKS
+    assert counted == Counted(9 * each, lost=each, doubled=each, errors={"ConnectionError": each})
+
+
+async def test_turns_that_processes_lose_and_double_are_counted(tmp_path: Path) -> None:
+    counted = await losses.with_processes(LOSING, a_place(tmp_path), turns=10)
+    each = losses.PROCESSES
+    assert counted == Counted(9 * each, lost=each, doubled=each, errors={"ConnectionError": each})
+
+
+async def test_a_library_that_loses_nothing_has_no_losses(tmp_path: Path) -> None:
+    counted = await losses.with_tasks(LOSING.opened(), a_place(tmp_path), turns=LOST)
+    assert counted == Counted(LOST * losses.TASKS)
+
+
+def test_an_unacknowledged_turn_that_is_stored_is_not_lost() -> None:
+    assert losses.count(["a"], ["a", "b"], [{"TimeoutError": 1}]) == Counted(1, errors={"TimeoutError": 1})
+
+
+# What passes, and what is stored
+
+
+async def test_the_proxy_counts_bytes_and_round_trips() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readexactly(4):
+            writer.write(b"0123456789")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    wire = Wire(server.sockets[0].getsockname()[1])
+    wire.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
+    for requests in (1, 2):
+        # Two requests that are sent at once wait once.
+        writer.write(b"1234" * requests)
+        await reader.readexactly(10 * requests)
+    counted = wire.counted
+    assert (counted.sent, counted.received, counted.round_trips) == (12, 30, 2)
+    writer.close()
+    await asyncio.to_thread(wire.stop)
+    server.close()
+
+
+def test_what_is_stored_in_files_is_counted_without_pages(tmp_path: Path) -> None:
+    place = a_place(tmp_path)
+    Path(place.url).parent.mkdir()
+    with sqlite3.connect(place.url) as database:
+        database.execute("CREATE TABLE said (id INTEGER PRIMARY KEY, text TEXT)")
+        database.execute("INSERT INTO said VALUES (7, 'über')")
+    database.close()
+    assert stored_bytes(place) == 1 + 5
+
+
+# A process for each library
+
+
+@pytest.mark.full
+def test_a_library_that_hangs_is_stopped_and_said_so(tmp_path: Path) -> None:
+    measured = Measured("hanging")
+    hanging = Peer(**{**vars(LOSING), "open": "tests.support.losing:hanging"})
+    file = str(ROOT / "examples" / "conversations.jsonl")
+    with serve("sqlite", tmp_path) as server, server.place("hanging") as place:
+        run_one(hanging, measured, place, 10, quick=True, file=file)
+    assert measured.problems == ["stopped after 10 s"]
+
+
+@pytest.mark.full
+def test_the_smallest_run_measures_a_library_and_ours(tmp_path: Path) -> None:
+    pytest.importorskip("agents", reason="it measures a session of the OpenAI Agents SDK")
+    figures = tmp_path / "figures.json"
+    names = ("openai-sqlite", "ours-sqlite")
+    command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--peers", ",".join(names)]
+    command += ["--figures", str(figures), "--each", "300"]  # a busy machine is slow
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    results = [Measured.of(each) for each in json.loads(figures.read_text("utf-8"))]
+    assert [(one.name, one.problems) for one in results] == [(name, []) for name in names]
+    for one in results:
+        assert one.together is not None
+        assert sorted(one.lengths) == [10, 100]
+        assert (one.tasks, one.processes) == (Counted(200), Counted(200))
+    assert "OpenAI Agents `SQLiteSession`" in ended.stdout
+
+
+# The page
+
+
+def some_results() -> list[Measured]:
+    """Return figures of ours and of two others, one of which has failed half-way."""
+    full = {
+        length: AtLength(
+            length, 1.5, 2.0, 0.5, sent=1_200, received=length * 100, round_trips=2, stored=9_000
+        )
+        for length in (10, 1_000)
+    }
+    return [
+        Measured("ours-redis", "Redis 8.2", {}, full, Together(900, 850), Counted(200), Counted(200)),
+        Measured(
+            "openai-redis",
+            "Redis 8.2",
+            {"openai-agents": "0.24.0"},
+            full,
+            Together(600, 900),
+            Counted(200),
+            Counted(190, lost=3, doubled=1, errors={"WatchError": 10}),
+        ),
+        Measured("langgraph-redis", problems=["`ImportError`: no module"]),
+    ]
+
+
+def test_the_page_has_each_figure_beside_ours() -> None:
+    page = report.page(some_results(), {"redis": "peers-redis.svg"})
+    row = "| OpenAI Agents `RedisSession` |"
+    assert f"{row} 1.5 (0.5) | 1.5 (0.5) | 600 (900) | 2.0 |" in page
+    assert f"{row} 1.2 / 1.2 | 1.0 / 100 | 9.0 / 9.0 |" in page
+    losing = "**3 + 1 of 190**; 10 x `WatchError`"
+    assert f"{row} 0 + 0 of 200 | {losing} |" in page
+    assert "(peers-redis.svg)" in page
+
+
+def test_the_page_says_why_a_library_has_no_figures() -> None:
+    page = report.page(some_results(), {})
+    assert "- LangGraph `AsyncShallowRedisSaver`: `ImportError`: no module." in page
+    assert "| LangGraph `AsyncShallowRedisSaver` | - | - | - |" in page
+
+
+def test_the_chart_leaves_out_what_was_not_measured() -> None:
+    chart = report.chart(some_results(), "redis")
+    assert chart is not None
+    assert ">OpenAI Agents<" in chart
+    assert "LangGraph" not in chart
+    assert report.chart(some_results(), "mongo") is None
+
+
+def test_figures_survive_being_written_and_read() -> None:
+    written = json.dumps([one.as_json() for one in some_results()])
+    assert [Measured.of(each) for each in json.loads(written)] == some_results()
+
+
+def test_the_readme_has_one_place_for_the_short_table() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    written = report.in_readme(readme, some_results())
+    assert "| 1.5 / 1.5 | 2.2 / 101 | 3 |" in written
+    assert report.in_readme(written, some_results()) == written
+    with pytest.raises(ValueError, match="no place"):
+        report.in_readme("nothing", some_results())
+
+
+def test_every_library_can_be_named_in_the_page() -> None:
+    page = report.page([Measured(name, problems=["not tried"]) for name in PEERS], {})
+    assert all(f"[{peer.label}]({peer.link})" in page for peer in PEERS.values())
