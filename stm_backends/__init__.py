@@ -35,6 +35,8 @@ from stm_backends.protocols import (
 )
 from stm_backends.records.codec import Transform
 from stm_backends.records.state_store import StateStore
+from stm_backends.sealing.data_keys import EnvelopeKeys
+from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.types import (
     ConversationTurn,
     MemoryBudget,
@@ -58,6 +60,7 @@ __all__ = [
     "DefaultShortTermMemory",
     "Denied",
     "DistributedShortTermMemory",
+    "EnvelopeKeys",
     "ExtractiveSummarizer",
     "InvalidKey",
     "InvalidState",
@@ -72,6 +75,7 @@ __all__ = [
     "OnConflict",
     "OutcomeUnknown",
     "OverflowPolicy",
+    "Sealing",
     "SessionExists",
     "SessionNotFound",
     "Sessions",
@@ -81,6 +85,7 @@ __all__ = [
     "ShortTermMemoryPersistence",
     "ShortTermMemorySerializable",
     "StateStore",
+    "StaticKeys",
     "StmError",
     "StorageError",
     "Strategy",

@@ -27,6 +27,7 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.state_store import StateStore
+from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey, as_config
 
@@ -42,6 +43,7 @@ def open_backend(
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
+    sealing: Sealing | None = None,
     max_summaries: int = MAX_SUMMARIES,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -50,15 +52,17 @@ def open_backend(
     """Return a backend by its entry-point name or its URL; use it with `async with`.
 
     `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data in
-    order, for example compression and encryption. `max_summaries` limits the summarizer calls in flight; a
-    quarter of them is reserved for tenants without a call in flight. `close_timeout_s` is how long closing
-    waits for running summaries. `observer` receives events, for example `telemetry.Telemetry()`. `options`
-    are passed to the driver. Raises `ConfigurationError` for an invalid name, URL or option.
+    order, for example compression. `sealing` encrypts everything that is stored. `max_summaries` limits the
+    summarizer calls in flight; a quarter of them is reserved for tenants without a call in flight.
+    `close_timeout_s` is how long closing waits for running summaries. `observer` receives events, for example
+    `telemetry.Telemetry()`. `options` are passed to the driver. Raises `ConfigurationError` for an invalid
+    name, URL or option.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
         driver,
         transforms=transforms,
+        sealing=sealing,
         max_summaries=max_summaries,
         close_timeout_s=close_timeout_s,
         observer=observer,
@@ -77,6 +81,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         driver: Driver,
         *,
         transforms: Sequence[Transform] = (),
+        sealing: Sealing | None = None,
         max_summaries: int = MAX_SUMMARIES,
         close_timeout_s: float = 10.0,
         observer: Observer = SILENT,
@@ -85,12 +90,17 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
-        self.driver = driver = LargeEntries(observer.driver(driver))
+        self.driver = driver = LargeEntries(_sealed(observer.driver(driver), sealing, observer))
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
         self.state_store = StateStore(driver, self._codec, self._directory)
-        self.sessions = Sessions(driver, self._codec, self._directory)
+        self.sessions = Sessions(
+            driver,
+            self._codec,
+            self._directory,
+            erase_keys=None if sealing is None else partial(_erase_keys, sealing),
+        )
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s
         self._open = False
@@ -199,6 +209,21 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> None:
+    await sealing.keys.erase(Owner(tenant, user))
+
+
+def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> Driver:
+    """Return the driver, or one around it that seals. Raises `MissingExtra` without `encryption`."""
+    if sealing is None:
+        return driver
+    if not isinstance(sealing, Sealing):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
+        raise ConfigurationError(f"sealing is a Sealing, not {type(sealing).__name__}")
+    from stm_backends.sealing.driver import SealedDriver  # noqa: PLC0415 -- needs the extra
+
+    return SealedDriver(driver, sealing, clear_met=observer.clear_text_met)
 
 
 def _require_key(key: object) -> None:

@@ -16,7 +16,7 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
@@ -49,10 +49,18 @@ OnConflict: TypeAlias = Literal["refuse", "merge", "replace"]
 class Sessions:
     """The conversations of every tenant and user on one backend."""
 
-    def __init__(self, driver: Driver, codec: Codec, directory: Directory) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        *,
+        erase_keys: Callable[[str, str], Awaitable[None]] | None = None,
+    ) -> None:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._erase_keys = erase_keys or _no_keys
 
     def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant for whom anything was stored."""
@@ -204,7 +212,7 @@ class Sessions:
         return erased
 
     async def erase_user(self, tenant: str, user: str) -> int:
-        """Erase all records of a user, of every kind; returns how many."""
+        """Erase all records of a user, of every kind, and the user's data keys; returns how many records."""
         erased = parts = 0
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
@@ -216,6 +224,7 @@ class Sessions:
                     parts += deleted
                 else:
                     erased += deleted
+        await self._erase_keys(tenant, user)
         await self._directory.forget(tenant, user)
         # A process that creates a conversation lists its user again after the append, which covers creations
         # from here on. An earlier creation may have listed the user just before `forget`.
@@ -230,11 +239,17 @@ class Sessions:
         return erased
 
     async def erase_tenant(self, tenant: str) -> int:
-        """Erase all records of all users of a tenant; returns how many."""
+        """Erase all records and data keys of all users of a tenant; returns how many records."""
         erased = 0
         async for user in self._directory.users(tenant):
             erased += await self.erase_user(tenant, user)
+        await self._erase_keys(tenant, "")
         return erased
+
+
+async def _no_keys(tenant: str, user: str) -> None:
+    """Erase no data keys: nothing is sealed."""
+    del tenant, user
 
 
 def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ABSENT, Driver, new_version
@@ -17,7 +17,9 @@ from stm_backends.errors import ConfigurationError, Corrupt, Denied, StorageErro
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
-from stm_backends.sealing.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from stm_backends.sealing.wrapping import Wrapping
 
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Transform
+from stm_backends.sealing.keys import Sealing
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
@@ -33,6 +34,7 @@ def open_backend(
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
+    sealing: Sealing | None = None,
     max_summaries: int = 8,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -48,6 +50,7 @@ def open_backend(
             url=url,
             create=create,
             transforms=transforms,
+            sealing=sealing,
             max_summaries=max_summaries,
             close_timeout_s=close_timeout_s,
             observer=observer,

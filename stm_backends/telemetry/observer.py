@@ -72,6 +72,9 @@ class Observer:
     def context_shown(self, tokens: Callable[[], int]) -> None:
         """Receive that a context is shown to the model; `tokens` estimates its number of tokens."""
 
+    def clear_text_met(self) -> None:
+        """Receive that a value was read which is not sealed, as `Sealing(accept_clear=True)` allows."""
+
     def key_unresolved(self, part: KeyPart) -> None:
         """Receive that a call has no memory because its context lacks a usable tenant, user or session."""
 

@@ -85,6 +85,9 @@ class Telemetry(Observer):
             "{failure}",
             "Calls without a memory, because an id was missing or unusable.",
         )
+        self._clear_text = meter.create_counter(
+            "stm.sealing.clear_text", "{value}", "Values that were read without being sealed."
+        )
         self._tokens = meter.create_gauge(
             "stm.context.tokens", "{token}", "Estimated tokens of the context that was shown last."
         )
@@ -121,6 +124,9 @@ class Telemetry(Observer):
 
     def race_lost(self) -> None:
         self._lost_races.add(1)
+
+    def clear_text_met(self) -> None:
+        self._clear_text.add(1)
 
     def summarizer_failed(self, error: Exception) -> None:
         self._summarizer_errors.add(1, {"error.type": _kind(error)})

@@ -12,11 +12,13 @@ PUBLIC = {
     for name, names in {
         "stm_backends": """
         AmbiguousBackend Backend ConfigurationError ConversationTurn Corrupt DefaultShortTermMemory Denied
-        DistributedShortTermMemory ExtractiveSummarizer InvalidKey InvalidState ItemLog MemoryBudget
+        DistributedShortTermMemory EnvelopeKeys ExtractiveSummarizer InvalidKey InvalidState ItemLog
+        MemoryBudget
         MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MissingExtra OnConflict
-        OutcomeUnknown OverflowPolicy SessionExists SessionNotFound Sessions ShortTermMemory
+        OutcomeUnknown OverflowPolicy Sealing SessionExists SessionNotFound Sessions ShortTermMemory
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
-        StateStore StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator TooLarge
+        StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator
+        TooLarge
         TrajectoryDigest Transform Unavailable UnknownBackend __version__ default_token_estimator open_backend
     """,
         "stm_backends.drivers": """

@@ -412,6 +412,7 @@ def test_the_page_has_every_instrument_with_its_kind_unit_and_attributes(ear: Ea
     for event in ("appended", "folded", "dropped"):
         telemetry.turns(event, 1)
     telemetry.race_lost()
+    telemetry.clear_text_met()
     telemetry.summarizer_failed(LookupError())
     telemetry.health_changed(MemoryHealth.HEALTHY, MemoryHealth.RETRY)
     telemetry.context_shown(lambda: 1)
