@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, TooLarge
 from stm_backends.records.body import Body, Forgotten, Lease
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
@@ -27,35 +27,43 @@ from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, Traje
 FORMAT: Final = 1
 """The major version that this library writes, and the only one that it reads."""
 
+LARGEST_CONTENT: Final = 256 * 1024 * 1024
+"""The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
+
 EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "user", "items", "log", "keys"]
 
 
 class Transform(Protocol):
-    """A reversible change of the bytes before they are stored: compression, encryption."""
+    """A compression of the bytes before they are stored.
+
+    A transform sees neither the key nor the kind of what it changes, so it cannot encrypt safely. To encrypt,
+    use `Sealing`.
+    """
 
     @property
     def name(self) -> str:
         """A word of ASCII letters, digits and `-`, stored with the bytes; its meaning must never change."""
         ...
 
-    def encode(self, data: bytes, /) -> bytes: ...
+    def encode(self, data: bytes, /) -> bytes | None:
+        """Return the bytes to store, or `None` to store `data` as it is."""
+        ...
 
-    def decode(self, data: bytes, /) -> bytes: ...
+    def decode(self, data: bytes, limit: int, /) -> bytes:
+        """Return what `encode` received. Raises any exception, early, if that is more than `limit` bytes."""
+        ...
 
 
 class Codec:
     """Writes JSON objects as envelopes and reads them.
 
-    Writing applies the `transforms` in order; reading undoes those that the envelope names.
+    Writing applies the `transforms` in order; reading undoes those that the envelope names. An envelope names
+    each at most once, in the order of the list.
     """
 
     def __init__(self, transforms: Sequence[Transform] = ()) -> None:
         self._transforms = _by_name(transforms)
-        self._names = list(self._transforms)
-        suffix = "".join(f" {name}" for name in self._names)
-        self._headers = {
-            kind: f"stm/{FORMAT} {kind}{suffix}\n".encode("ascii") for kind in get_args(EnvelopeKind)
-        }
+        self._headers = {kind: f"stm/{FORMAT} {kind}\n".encode("ascii") for kind in get_args(EnvelopeKind)}
 
     def seal(self, kind: EnvelopeKind, content: Mapping[str, Any]) -> bytes:
         """Return the envelope of one JSON object whose values `require_json` has accepted."""
@@ -66,42 +74,48 @@ class Codec:
         return self._sealed(kind, (yield from _encode_steps(content, kind)))
 
     def _sealed(self, kind: EnvelopeKind, data: bytes) -> bytes:
-        for transform in self._transforms.values():
-            data = transform.encode(data)
-        return self._headers[kind] + data
+        if not self._transforms:
+            return self._headers[kind] + data
+        if len(data) > LARGEST_CONTENT:
+            raise TooLarge("entry", size=len(data), limit=LARGEST_CONTENT)
+        header = self._headers[kind][:-1]
+        for name, transform in self._transforms.items():
+            encoded = transform.encode(data)
+            if encoded is not None:
+                data, header = encoded, header + b" " + name.encode("ascii")
+        return header + b"\n" + data
 
     def open(self, kind: EnvelopeKind, envelope: bytes) -> dict[str, Any]:
         """Return the JSON object in an envelope. Raises `Corrupt` if it cannot be read."""
         data = self._opened(kind, envelope)
         try:
             content = decode_json(data)
-        except (ValueError, RecursionError) as error:
-            raise Corrupt(f"the stored {kind} is not JSON") from error
-        return _as_object(kind, content)
+        except (ValueError, RecursionError):
+            raise Corrupt(f"the stored {kind} is not JSON") from None
+        return _as_object(kind, content, data)
 
     def open_steps(self, kind: EnvelopeKind, envelope: bytes) -> Steps[dict[str, Any]]:
         """Do what `open` does, in steps."""
         data = self._opened(kind, envelope)
         try:
             content = yield from _decode_steps(data)
-        except (ValueError, RecursionError) as error:
-            raise Corrupt(f"the stored {kind} is not JSON") from error
-        return _as_object(kind, content)
+        except (ValueError, RecursionError):
+            raise Corrupt(f"the stored {kind} is not JSON") from None
+        return _as_object(kind, content, data)
 
     def _opened(self, kind: EnvelopeKind, envelope: bytes) -> bytes:
         """Return the JSON in an envelope."""
-        header, transforms = self._headers[kind], self._names
+        header = self._headers[kind]
         if envelope.startswith(header):
-            data = envelope[len(header) :]
-            if not transforms:
-                return data
-        else:
-            data, transforms = self._read_header(kind, envelope)
+            return envelope[len(header) :]
+        data, transforms = self._read_header(kind, envelope)
         for name in reversed(transforms):
             try:
-                data = self._transforms[name].decode(data)
-            except Exception as error:
-                raise Corrupt(f"the transform {name!r} could not read the stored bytes") from error
+                data = self._transforms[name].decode(data, LARGEST_CONTENT)
+            except Exception:  # noqa: BLE001 -- a transform may raise anything
+                data = None
+            if data is None or len(data) > LARGEST_CONTENT:
+                raise Corrupt(f"the transform {name!r} could not read the stored bytes")
         return data
 
     def _read_header(self, kind: EnvelopeKind, envelope: bytes) -> tuple[bytes, list[str]]:
@@ -120,6 +134,8 @@ class Codec:
         for name in words[2:]:
             if name not in self._transforms:
                 raise Corrupt(f"stored through the transform {name!r}, which this process does not have")
+        if words[2:] != [name for name in self._transforms if name in words[2:]]:
+            raise Corrupt("stored through transforms in another order than this process applies them")
         return data, words[2:]
 
     def seal_turn(self, stored: StoredTurn) -> bytes:
@@ -134,8 +150,8 @@ class Codec:
             raise Corrupt("the stored turn has no id")
         try:
             return StoredTurn(turn_id, load_turn(content))
-        except ValueError as error:
-            raise Corrupt("the stored turn lacks a required field") from error
+        except ValueError:
+            raise Corrupt("the stored turn lacks a required field") from None
 
     def seal_body(self, body: Body) -> bytes:
         """Return the bytes of a conversation's body, including fields of a newer version."""
@@ -147,14 +163,34 @@ class Codec:
             return Body()
         try:
             return load_body(self.open("body", data))
-        except ValueError as error:
-            raise Corrupt("the stored body has a field of another type") from error
+        except ValueError:
+            raise Corrupt("the stored body has a field of another type") from None
 
 
-def _as_object(kind: EnvelopeKind, content: object) -> dict[str, Any]:
+def _as_object(kind: EnvelopeKind, content: object, data: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Corrupt(f"the stored {kind} is not a JSON object")
+    deepest = DEEPEST_IN_TURN + 1 if kind == "turn" else DEEPEST
+    # Counting is fast; only data with so many brackets are looked at.
+    if data.count(b"{") + data.count(b"[") > deepest and _is_deeper(cast("object", content), deepest):
+        raise Corrupt(f"the stored {kind} is nested more deeply than this version writes it")
     return cast("dict[str, Any]", content)
+
+
+def _is_deeper(value: object, deepest: int) -> bool:
+    """Return whether lists and objects are nested more than `deepest` levels deep, without recursion."""
+    level = [value]
+    for _ in range(deepest):
+        below: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += cast("dict[str, object]", one).values()
+            elif isinstance(one, list):
+                below += cast("list[object]", one)
+        if not below:
+            return False
+        level = below
+    return any(isinstance(one, (dict, list)) for one in level)
 
 
 def _by_name(transforms: object) -> dict[str, Transform]:

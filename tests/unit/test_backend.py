@@ -242,7 +242,8 @@ async def test_transforms_reach_everything_that_is_stored(driver: Driver) -> Non
         def encode(self, data: bytes) -> bytes:
             return bytes(byte ^ 0x55 for byte in data)
 
-        decode = encode
+        def decode(self, data: bytes, limit: int) -> bytes:
+            return self.encode(data)
 
     async with Backend(driver, transforms=[Rot()]) as backend:
         memory = backend.memory(KEY, ROLLING, summarizer=LedgerSummarizer())

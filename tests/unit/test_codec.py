@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import os
+import sys
+import traceback
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidState
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, TooLarge
+from stm_backends.records import codec as codec_module
 from stm_backends.records.body import Body, Forgotten
 from stm_backends.records.codec import (
     Codec,
+    EnvelopeKind,
     Transform,
     dump_body,
     dump_turn,
@@ -24,6 +31,7 @@ from stm_backends.records.codec import (
     load_turn,
     require_json,
 )
+from stm_backends.records.compression import Zlib, Zstd
 from stm_backends.records.steps import STEP, run_now
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
@@ -74,27 +82,22 @@ def _forgotten(folds: list[list[str]]) -> Forgotten:
     return forgotten
 
 
-class Deflate:
-    name = "zlib"
-
-    def encode(self, data: bytes) -> bytes:
-        return zlib.compress(data)
-
-    def decode(self, data: bytes) -> bytes:
-        return zlib.decompress(data)
-
-
 class Rot:
     name = "rot-13"
 
     def encode(self, data: bytes) -> bytes:
         return bytes((byte + 13) % 256 for byte in data)
 
-    def decode(self, data: bytes) -> bytes:
+    def decode(self, data: bytes, limit: int = 0) -> bytes:
         return bytes((byte - 13) % 256 for byte in data)
 
 
-CODECS = [Codec(), Codec([Deflate()]), Codec([Deflate(), Rot()]), Codec([Rot(), Deflate()])]
+CODECS = [
+    Codec(),
+    Codec([Zlib(threshold=1)]),
+    Codec([Zlib(threshold=1), Rot()]),
+    Codec([Rot(), Zlib(threshold=1)]),
+]
 
 
 @given(turn=turns, turn_id=text, codec=st.sampled_from(CODECS))
@@ -251,7 +254,7 @@ def test_an_invalid_turn_raises(content: dict[str, Any]) -> None:
 
 
 def test_transforms_are_applied_in_order_and_undone_in_reverse() -> None:
-    sealed = Codec([Deflate(), Rot()]).seal("state", {"a": "x" * 1000})
+    sealed = Codec([Zlib(threshold=1), Rot()]).seal("state", {"a": "x" * 1000})
     line, _, data = sealed.partition(b"\n")
     assert line == b"stm/1 state zlib rot-13"
     assert zlib.decompress(Rot().decode(data)) == b'{"a":"%s"}' % (b"x" * 1000)
@@ -259,24 +262,121 @@ def test_transforms_are_applied_in_order_and_undone_in_reverse() -> None:
 
 def test_what_was_stored_before_a_transform_came_is_still_read() -> None:
     sealed = CODEC.seal("state", {"a": 1})
-    assert Codec([Deflate()]).open("state", sealed) == {"a": 1}
-    assert Codec([Rot(), Deflate()]).open("state", Codec([Deflate()]).seal("state", {"a": 1})) == {"a": 1}
+    assert Codec([Zlib(threshold=1)]).open("state", sealed) == {"a": 1}
+    longer = {"a": "x" * 1000}
+    compressed = Codec([Zlib(threshold=1)]).seal("state", longer)
+    assert Codec([Rot(), Zlib(threshold=1)]).open("state", compressed) == longer
 
 
 def test_a_transform_that_is_not_here_is_named() -> None:
     with pytest.raises(Corrupt, match="'zlib'"):
-        CODEC.open("state", Codec([Deflate()]).seal("state", {}))
+        CODEC.open("state", Codec([Zlib(threshold=1)]).seal("state", {"a": "x" * 1000}))
 
 
-def test_bytes_that_a_transform_cannot_read_raise_with_its_reason() -> None:
-    with pytest.raises(Corrupt, match="'zlib'") as caught:
-        Codec([Deflate()]).open("state", b"stm/1 state zlib\nnot compressed")
-    assert isinstance(caught.value.__cause__, zlib.error)
+@pytest.mark.parametrize(
+    "data", [b"not compressed", zlib.compress(b"{}")[:-1], zlib.compress(b"{}") + b"x", b""]
+)
+def test_bytes_that_a_transform_cannot_read_are_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt, match="'zlib'"):
+        Codec([Zlib()]).open("state", b"stm/1 state zlib\n" + data)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [b"zlib zlib", b"zlib zlib zlib", b"rot-13 zlib rot-13", b"rot-13 zlib", b"zlib ", b"zlib  rot-13"],
+)
+def test_an_envelope_cannot_choose_its_transforms(names: bytes) -> None:
+    data = b"{}"
+    for name in names.split():
+        data = zlib.compress(data) if name == b"zlib" else Rot().encode(data)
+    with pytest.raises(Corrupt, match="transform"):
+        Codec([Zlib(), Rot()]).open("state", b"stm/1 state " + names + b"\n" + data)
+
+
+def test_a_bomb_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_module, "LARGEST_CONTENT", 100_000)
+    bomb = b"stm/1 state zlib\n" + zlib.compress(b'{"a":"' + b"x" * 50_000_000 + b'"}')
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="'zlib'"):
+            Codec([Zlib()]).open("state", bomb)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(TooLarge):
+        Codec([Zlib()]).seal("state", {"a": "x" * 100_000})
+
+
+def test_a_transform_that_ignores_its_limit_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_module, "LARGEST_CONTENT", 10)
+    with pytest.raises(Corrupt, match="rot-13"):
+        Codec([Rot()]).open("state", b"stm/1 state rot-13\n" + Rot().encode(b'{"a": "longer"}'))
+
+
+def test_small_and_incompressible_values_are_stored_as_they_are() -> None:
+    codec = Codec([Zlib(threshold=100)])
+    for content in ({"a": "x" * 10}, {"a": base64.b64encode(bytes(os.urandom(90))).decode()}):
+        assert codec.seal("state", content) == CODEC.seal("state", content)
+    assert codec.seal("state", {"a": "x" * 200}).startswith(b"stm/1 state zlib\n")
+
+
+@pytest.mark.parametrize("options", [{"level": 0}, {"level": 10}, {"threshold": -1}, {"threshold": "1"}])
+def test_settings_of_compression_that_cannot_work_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Zlib(**options)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="has the module")
+def test_zstandard_says_which_python_it_needs() -> None:
+    with pytest.raises(ConfigurationError, match=r"3\.14"):
+        Zstd()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Zstandard is in the standard library from 3.14 on")
+def test_zstandard_compresses_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Codec([Zstd()])
+    content = {"a": "x" * 100_000}
+    sealed = codec.seal("state", content)
+    assert len(sealed) < 1_000
+    assert codec.open("state", sealed) == content
+    monkeypatch.setattr(codec_module, "LARGEST_CONTENT", 1_000)
+    with pytest.raises(Corrupt, match="'zstd'"):
+        codec.open("state", sealed)
+
+
+# Depth, and what errors show
+
+
+@pytest.mark.parametrize("kind", ["turn", "state"])
+def test_what_is_nested_too_deeply_to_be_written_again_is_corrupt(kind: EnvelopeKind) -> None:
+    for depth in (100, 120, 130, 900):
+        value = b"[" * depth + b"]" * depth
+        envelope = b"stm/1 " + kind.encode() + b'\n{"artifacts_shown":' + value + b"}"
+        if depth > (100 if kind == "turn" else 119):
+            with pytest.raises(Corrupt):
+                CODEC.open(kind, envelope)
+        else:
+            assert CODEC.open(kind, envelope)
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        b'stm/1 body\n{"next_attempt_at": "my HIV test"}',
+        b'stm/1 body\n{"health": "my HIV test"}',
+        b'stm/1 body\n{"attempts": "my HIV test"}',
+        b'stm/1 body\n{"summary": "my HIV test"',
+    ],
+)
+def test_no_error_shows_stored_text_in_its_traceback(envelope: bytes) -> None:
+    with pytest.raises(Corrupt) as found:
+        CODEC.open_body(envelope)
+    assert "HIV" not in "".join(traceback.format_exception(found.value))
 
 
 @pytest.mark.parametrize("name", ["", "two words", "new\nline", "é", "-", "a/b"])
 def test_a_transforms_name_must_fit_on_the_first_line(name: str) -> None:
-    transform: Transform = Deflate()
+    transform: Transform = Zlib(threshold=1)
     transform.name = name  # type: ignore[misc]
     with pytest.raises(ConfigurationError):
         Codec([transform])

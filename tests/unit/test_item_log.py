@@ -181,7 +181,8 @@ async def test_a_transform_holds_for_items_too(driver: Driver) -> None:
         def encode(self, data: bytes, /) -> bytes:
             return data[::-1]
 
-        decode = encode
+        def decode(self, data: bytes, limit: int, /) -> bytes:
+            return self.encode(data)
 
     log = Backend(driver, transforms=[Reverse()]).item_log(KEY, "langchain")
     await log.add([{"text": "secret"}, {}])

@@ -64,8 +64,8 @@ class Reversed:
     def encode(self, data: bytes) -> bytes:
         return data[::-1]
 
-    def decode(self, data: bytes) -> bytes:
-        return data[::-1]
+    def decode(self, data: bytes, limit: int) -> bytes:
+        return data[:limit][::-1]
 
 
 async def test_a_backend_has_typed_parts() -> None:
