@@ -242,9 +242,7 @@ async def test_a_check_that_never_ends_costs_no_connection():
     await settle()
     servers.checked.clear()
     first.cancel()
-    async with asyncio.timeout(30):
-        while not servers.wires[0].is_gone:
-            await asyncio.sleep(0.01)
+    await until(lambda: asyncio.sleep(0, servers.wires[0].is_gone))
     (second,) = servers.start("2")
     await settle()
     servers.wires[1].answers.put_nowait("2")
