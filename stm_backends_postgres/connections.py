@@ -155,8 +155,11 @@ class Connections:
         is_clean = False
         try:
             with contextlib.suppress(Exception):
-                # A cancel request that arrives late stops this statement, and never that of an operation.
-                await connection.execute("SELECT", timeout=2 * self._patience_s)
+                # Around the call, because asyncpg 0.30 first waits for the cancelled statement to end,
+                # without a limit.
+                async with asyncio.timeout(2 * self._patience_s):
+                    # A cancel request that arrives late stops this statement, and never that of an operation.
+                    await connection.execute("SELECT")
                 is_clean = True
         finally:
             if not is_clean:

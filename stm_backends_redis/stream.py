@@ -62,7 +62,8 @@ class Stream:
 
     If the connection is lost, each command that was written fails with the client library's
     `ConnectionError`, because its outcome is unknown. Commands that were not written go out on the next
-    connection. A connection on which no command is answered for `silence_s` seconds is closed.
+    connection. A connection on which no command is answered for `silence_s` seconds is closed, and so is one
+    that takes longer to open.
     """
 
     def __init__(self, pool: Connections, *, silence_s: float) -> None:
@@ -151,6 +152,7 @@ class Stream:
             if not answer.done()
         ]:
             await asyncio.wait(pending)
+        self._clear()  # what is left was cancelled, and needs no further connection
         if self._connecting is not None:
             self._connecting.cancel()
         for line in list(self._lines):
@@ -164,12 +166,14 @@ class Stream:
 
     async def _take_connection(self) -> None:
         try:
-            connection = await self._pool.get_connection()
-            try:
-                transport = await _transport(connection)
-            except BaseException:
-                await self._pool.release(connection)
-                raise
+            # All callers wait for this one attempt, so none of their deadlines ends it.
+            async with asyncio.timeout(self._silence_s):
+                connection = await self._pool.get_connection()
+                try:
+                    transport = await _transport(connection)
+                except BaseException:
+                    await self._pool.release(connection)
+                    raise
             self._line = Line(self, connection, transport, self._silence_s)
             self._lines.add(self._line)
         except Exception as error:  # noqa: BLE001 -- nothing was sent, whatever the error is

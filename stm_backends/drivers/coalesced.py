@@ -34,7 +34,8 @@ class Coalesced(Generic[A]):
     A load never joins a request that was already sent: its answer would miss writes that were acknowledged
     before the load began. A load that finds none in progress calls `fetch` itself, without a task. At most
     `in_flight` requests are in progress; further loads wait, and share the next one. A request has at most
-    `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`.
+    `max_keys` keys, or fewer if their answers would, by the average so far, exceed `max_bytes`. After
+    a request that was not answered, the next ones have at most half as many.
 
     Cancelling a load that waits takes its key out of the request. A request is cancelled when no caller is
     left, so the deadline of the callers is its deadline too.
@@ -115,7 +116,13 @@ class Coalesced(Generic[A]):
             batch.task.add_done_callback(lambda task, batch=batch: self._done(batch, task))
 
     async def _fetch_all(self, keys: Sequence[Key]) -> Mapping[Key, A]:
-        found = await self._fetch(keys)
+        try:
+            found = await self._fetch(keys)
+        except BaseException:
+            if len(keys) > 1:
+                # Perhaps more than a deadline allows, so the same loads must not meet again in one request.
+                self._average = max(self._average, 2 * self._max_bytes / len(keys))
+            raise
         if found:
             size = sum(map(self._size, found.values())) / len(found)
             self._average += (max(size, 1.0) - self._average) * _WEIGHT

@@ -115,6 +115,25 @@ async def test_large_answers_make_the_requests_smaller() -> None:
     assert await asyncio.gather(*loads) == [bytes(1_000)] * 4
 
 
+async def test_loads_that_end_unanswered_share_smaller_requests_next() -> None:
+    store = Datastore(in_flight=1)
+    (first,) = store.start(D)
+    await store.sent(1)
+    late = store.start(A, B, C, D)
+    await settle()
+    store.answer(0)
+    await store.sent(2)
+    for load in late:
+        load.cancel()
+    await settle()
+    again = store.start(A, A, B, C, D)
+    for request in range(2, 5):
+        await store.sent(request + 1)
+        store.answer(request)
+    assert store.requests[1:] == [(A, B, C, D), (A,), (A, B), (C, D)]
+    assert await asyncio.gather(first, *again) == [None, b"a", b"a", b"b", b"c", None]
+
+
 async def test_a_cancelled_load_that_waits_is_never_sent() -> None:
     store = Datastore(in_flight=1)
     first, second, third = store.start(A, B, C)

@@ -40,7 +40,7 @@ class Wire:
         finally:
             self.users -= 1
 
-    async def execute(self, query, *, timeout):
+    async def execute(self, query):
         await self.server.checked.wait()
         while not self.answers.empty():
             self.answers.get_nowait()
@@ -230,6 +230,19 @@ async def test_a_connection_that_does_not_answer_its_check_is_replaced():
         first.cancel()
         await settle()
     assert servers.wires[0].is_gone
+    (second,) = servers.start("2")
+    await settle()
+    servers.wires[1].answers.put_nowait("2")
+    assert await second == "2"
+
+
+async def test_a_check_that_never_ends_costs_no_connection():
+    servers = Servers(size=1, patience_s=0.05)
+    (first,) = servers.start("1")
+    await settle()
+    servers.checked.clear()
+    first.cancel()
+    await until(lambda: asyncio.sleep(0, servers.wires[0].is_gone))
     (second,) = servers.start("2")
     await settle()
     servers.wires[1].answers.put_nowait("2")

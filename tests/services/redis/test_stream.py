@@ -269,6 +269,17 @@ async def test_closing_waits_for_answers_and_leaves_nothing(server, pool):
     await pool.release(connection)
 
 
+async def test_closing_with_a_cancelled_command_leaves_nothing(server, pool):
+    stream = Stream(pool, silence_s=30)
+    await warm(stream, server)
+    send(stream, b"CANCELLED").cancel()
+    await stream.close()
+    await server.until(lambda: server.sessions[0].is_lost)
+    connection = await pool.get_connection()
+    assert len(server.sessions) == 2, "the connection came back, disconnected, and there is no other"
+    await pool.release(connection)
+
+
 async def test_closing_the_client_ends_the_stream_too(server):
     client = Redis(host="127.0.0.1", port=server.port, protocol=2)
     stream = Stream(client.connection_pool, silence_s=30)
@@ -400,6 +411,20 @@ async def test_without_a_connection_nothing_was_sent(unused_port):
     for answer in [send(stream, b"ONE"), send(stream, b"TWO")]:
         with pytest.raises(NotConnected):
             await answer
+    await stream.close()
+
+
+async def test_a_connection_that_cannot_be_opened_in_time_is_given_up(monkeypatch, server, pool):
+    stream = Stream(pool, silence_s=0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "get_connection", asyncio.Event().wait)
+        async with asyncio.timeout(5):
+            with pytest.raises(NotConnected):
+                await send(stream, b"ONE")
+    monkeypatch.setattr(stream, "_silence_s", 30)
+    again = send(stream, b"AGAIN")
+    (await server.has_received(1)).answer(b"again")
+    assert await again == b"again"
     await stream.close()
 
 
