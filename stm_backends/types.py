@@ -281,6 +281,8 @@ def _as_digest(source: object) -> TrajectoryDigest:
     if digest.reasoning_summary is not None:
         _require_text(digest.reasoning_summary, "turn.trajectory_digest.reasoning_summary")
     _require_texts(digest.artifacts_refs, "turn.trajectory_digest.artifacts_refs")
+    # Their own lists: this process shows the turn again without reading what was stored.
+    digest.tools_invoked, digest.artifacts_refs = [*digest.tools_invoked], [*digest.artifacts_refs]
     return digest
 
 

@@ -25,9 +25,6 @@ SHORTEST_DELAY_S: Final = 0.05
 
 LONGEST_BACKOFF_S: Final = 3_600.0
 
-CLOCKS_APART_S: Final = 600.0
-"""How far apart the clocks of two processes may be, in seconds, without one ending a lease of the other."""
-
 
 @dataclass(frozen=True, slots=True)
 class Fold:
@@ -175,16 +172,16 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
     return min(max(backoff, SHORTEST_DELAY_S), LONGEST_BACKOFF_S)
 
 
-def lease_left(lease: Lease | None, *, now: float, known_for: float) -> float:
+def lease_left(lease: Lease | None, *, now: float, known_for: float, clocks_apart: float) -> float:
     """Return for how many more seconds a lease is in force; 0 or less if it has expired or there is none.
 
     `known_for` is how many seconds ago this process first saw it: a clock that is wrong neither ends a lease
     nor prolongs it. By its time alone, which a process needs that does not run as long as a lease, it
-    expires `CLOCKS_APART_S` later.
+    expires `clocks_apart` seconds later.
     """
     if lease is None:
         return 0.0
-    return min(lease.ttl - known_for, lease.at + lease.ttl + CLOCKS_APART_S - now)
+    return min(lease.ttl - known_for, lease.at + lease.ttl + clocks_apart - now)
 
 
 def patience(config: ShortTermMemoryConfig) -> float:
@@ -199,6 +196,7 @@ def after_failure(config: ShortTermMemoryConfig, body: Body, *, now: float) -> B
     attempts = body.attempts + 1
     return replace(
         body,
+        lease=None,
         attempts=attempts,
         health=MemoryHealth.RETRY if attempts <= config.retry_attempts else MemoryHealth.DEGRADED,
         next_attempt_at=now + delay_after(config, attempts),

@@ -9,7 +9,8 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 
@@ -70,6 +71,10 @@ async def opened(count: int, **limits: int) -> AsyncIterator[list[Backend]]:
     finally:
         for pod in pods:
             await pod.close()
+
+
+async def nothing(_: Key | str) -> None:
+    """A hook for an operation that nothing happens before."""
 
 
 class LateLoads(MemoryDriver):
@@ -677,6 +682,59 @@ async def test_a_lease_of_a_dead_pod_ends_after_its_time_by_any_clock(wrong: flo
         await memory.get_llm_context()
         await asyncio.sleep(100)
         assert 75 <= model.calls[0] - start < 82
+
+
+@pytest.mark.parametrize(("reach", "calls"), [("network", 0), ("host", 1)])
+@clock.virtually
+async def test_a_clock_that_is_hours_ahead_ends_no_lease_on_a_network(
+    monkeypatch: pytest.MonkeyPatch, reach: Literal["network", "host"], calls: int
+) -> None:
+    async with opened(1) as (backend,):
+        monkeypatch.setattr(backend.driver, "traits", replace(backend.driver.traits, reach=reach))
+        backend._backgrounds = Backgrounds(  # noqa: SLF001 -- no setting
+            backend.driver, Codec(), clock=lambda: clock.now() + 3 * 3_600
+        )
+        model = Model(down=-1, works_in=0.0)
+        await added(backend.memory(KEY, config("truncation", zone=50), summarizer=model), *range(3))
+        await leases.take(backend.driver, RECORD, at=clock.now(), ttl=75.0)
+        await backend.memory(KEY, config(zone=1), summarizer=model).get_llm_context()
+        await asyncio.sleep(60)
+        assert len(model.calls) == calls
+
+
+@clock.virtually
+async def test_a_lease_ends_that_older_processes_keep_in_every_body() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=-1, works_in=0.0)
+        await added(backend.memory(KEY, config("truncation", zone=50), summarizer=model), *range(3))
+        await leases.take(backend.driver, RECORD, at=clock.now(), ttl=75.0)
+        memory = backend.memory(KEY, config(zone=1), summarizer=model)
+        start = clock.now()
+        for _ in range(10):
+            await memory.get_llm_context()
+            await asyncio.sleep(10)
+            await leases.rewrite(backend.driver, RECORD)
+        assert 75 <= model.calls[0] - start < 82
+
+
+@clock.virtually
+async def test_a_failure_takes_over_no_lease_of_another_pod() -> None:
+    driver = SpyDriver(MemoryDriver(clock=clock.now))
+    async with Backend(driver, close_timeout_s=0) as backend:
+
+        async def down(_: Key | str) -> None:
+            raise Unavailable("no answer")
+
+        async def other_takes_it(_: Key | str) -> None:
+            await leases.take(driver.inner, RECORD)
+
+        memory = backend.memory(KEY, config(zone=1, retry_backoff_base_s=1e6), summarizer=Model(down=1e9))
+        # The failure is stored neither at once nor when the lease is released, but at the next attempt.
+        driver.before["replace"] = [nothing, down, nothing, other_takes_it]
+        await added(memory, *range(2))
+        await asyncio.sleep(30)
+        body = await leases.stored_body(driver.inner, RECORD)
+        assert (body.attempts, body.lease) == (1, None)
 
 
 @clock.virtually

@@ -25,7 +25,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
-from stm_backends.types import MemoryHealth, MemoryKey
+from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, TrajectoryDigest
 from tests.support import leases
 from tests.support.default_memory import added
 
@@ -735,3 +735,69 @@ async def test_the_cost_of_a_turn_does_not_grow_with_the_conversation(pods: Pods
             forgotten = Codec().open_body(record.body).forgotten
             assert forgotten.digests.count(",") <= 402
     assert largest <= 30
+
+
+async def test_an_answer_that_comes_late_to_a_fold_costs_no_turn_of_another_pod(pods: Pods) -> None:
+    memory, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
+    other, _ = await pods.pod(config("truncation", zone=50))
+    answer = asyncio.Event()
+
+    async def late(_: Key | str) -> None:
+        await answer.wait()
+
+    await added(memory, *range(2))
+    await memory.get_llm_context()
+    driver.after["replace"] = [nothing, late]
+    await memory.add_turn(turn(2))
+    await until(lambda: driver.after["replace"] == [])
+    # The fold is stored, so the record is as long as before when the turns of this pod come.
+    await added(other, "theirs")
+    await added(memory, *range(3, 6))
+    answer.set()
+    await until(lambda: not memory.busy)
+    await memory.flush()
+    said = [item["user"] for request in summarizer.requests for item in request["turns"]]
+    standing = [one.user_message for one in await memory.turns()]
+    assert said + standing == ["u0", "u1", "u2", "utheirs", "u3", "u4", "u5"]
+
+
+async def test_a_load_that_is_overtaken_by_a_turn_does_not_hide_it(pods: Pods) -> None:
+    memory, driver = await pods.pod()
+    answer = asyncio.Event()
+
+    async def late(_: Key | str) -> None:
+        await answer.wait()
+
+    async def both_answers_come(_: Key | str) -> None:
+        answer.set()
+
+    await added(memory, *range(2))
+    await memory.get_llm_context()
+    await until(lambda: not memory.busy)
+    driver.after["load"], driver.after["append"] = [late], [both_answers_come]
+    reading = asyncio.create_task(memory.get_llm_context())
+    await until(lambda: driver.after["load"] == [])
+    await memory.add_turn(turn(2))
+    await reading
+    await until(lambda: memory.stats.summaries == 1)
+
+
+async def test_what_was_erased_elsewhere_is_estimated_no_longer(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+    empty = memory.estimate_tokens()
+    await added(memory, *range(2))
+    await driver.inner.delete(RECORD)
+    assert await memory.get_llm_context() == {"conversation_memory": {"recent_turns": []}}
+    assert memory.estimate_tokens() == empty
+
+
+async def test_a_list_that_the_caller_changes_later_is_shown_as_it_was_stored(pods: Pods) -> None:
+    memory, _ = await pods.pod(config("truncation"))
+    await memory.add_turn(turn(0))
+    await memory.get_llm_context()
+    tools = ["search"]
+    digest = TrajectoryDigest(tools_invoked=tools, observations_summary="found")
+    await memory.add_turn(ConversationTurn("u1", "a1", trajectory_digest=digest))
+    tools.append("never stored")
+    shown_turns = (await memory.get_llm_context())["conversation_memory"]["recent_turns"]
+    assert shown_turns[1]["trajectory_digest"]["tools_invoked"] == ["search"]

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.memory.policy import (
-    CLOCKS_APART_S,
     SHORTEST_DELAY_S,
     BadSummary,
     Fold,
@@ -300,17 +299,18 @@ def test_nothing_is_remembered_of_nothing() -> None:
 
 def test_a_lease_ends_after_its_time_on_the_clock_of_the_process_that_saw_it() -> None:
     lease = Lease(at=NOW, ttl=60.0)
-    assert lease_left(None, now=NOW, known_for=0.0) == 0
-    assert lease_left(lease, now=NOW, known_for=10.0) == 50
+    assert lease_left(None, now=NOW, known_for=0.0, clocks_apart=600.0) == 0
+    assert lease_left(lease, now=NOW, known_for=10.0, clocks_apart=600.0) == 50
     for wrong in (-FIVE_MINUTES, FIVE_MINUTES, 1e9):
-        assert lease_left(lease, now=NOW + wrong, known_for=60.0) <= 0
+        assert lease_left(lease, now=NOW + wrong, known_for=60.0, clocks_apart=600.0) <= 0
     for wrong in (-1e9, -FIVE_MINUTES, FIVE_MINUTES):
-        assert lease_left(lease, now=NOW + wrong, known_for=0.0) == 60
+        assert lease_left(lease, now=NOW + wrong, known_for=0.0, clocks_apart=600.0) == 60
 
 
 def test_a_lease_that_is_old_by_any_clock_has_ended() -> None:
     lease = Lease(at=NOW, ttl=60.0)
-    assert lease_left(lease, now=NOW + 60 + CLOCKS_APART_S, known_for=0.0) == 0
+    assert lease_left(lease, now=NOW + 60 + 600, known_for=0.0, clocks_apart=600.0) == 0
+    assert lease_left(lease, now=NOW + 60 + 600, known_for=0.0, clocks_apart=86_400.0) == 60
 
 
 def test_a_union_has_the_ids_of_both_once_each() -> None:

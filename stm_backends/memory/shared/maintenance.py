@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from typing import Final
 from weakref import WeakSet
 
@@ -33,6 +33,10 @@ logger = logging.getLogger("stm_backends")
 FIRST_POLL_S: Final = 0.2
 LONGEST_POLL_S: Final = 5.0
 """How long to wait before the next look while another process holds the lease: doubling, with jitter."""
+
+CLOCKS_APART_S: Final[Mapping[str, float]] = {"process": 600.0, "host": 600.0, "network": 86_400.0}
+"""How far apart the clocks of two processes may be, in seconds, without one ending a lease of the other: by
+the reach of the datastore. The processes of one host share a clock."""
 
 FAULTS_BEFORE_REST: Final = 3
 """How many storage errors in a row are retried. One more ends the background; the next call that sees work
@@ -112,8 +116,10 @@ class Maintenance(Writes):
         lease, ours = body.lease, shared.leased
         if lease is None or (ours is not None and ours.version == snapshot.version):
             return step
-        known_for = self._lease.ago(snapshot.version)
-        return due.unless_held(step, policy.lease_left(lease, now=time, known_for=known_for))
+        # Not by the version: an older version of this library keeps the lease when it replaces the body.
+        known_for, apart = self._lease.ago(lease), CLOCKS_APART_S[shared.driver.traits.reach]
+        left = policy.lease_left(lease, now=time, known_for=known_for, clocks_apart=apart)
+        return due.unless_held(step, left)
 
     # When it is done
 

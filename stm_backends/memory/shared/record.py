@@ -36,6 +36,7 @@ class SharedConversation:
     """
 
     __slots__ = (
+        "_positions",
         "_used",
         "added",
         "clock",
@@ -65,6 +66,8 @@ class SharedConversation:
         self.outcome_unknown: dict[str, None] = {}
         self.leased: Snapshot | None = None
         self._used = used
+        # Another object whenever entries may be at other positions; `None` while a write removes some.
+        self._positions: object | None = object()
         self.forget()
 
     def forget(self) -> None:
@@ -96,6 +99,7 @@ class SharedConversation:
 
     async def load(self, operation: str) -> Snapshot:
         """Return the conversation as it is now. Raises `Corrupt` with the name of the `operation`."""
+        before = {*self.added}
         record = await self.driver.load(self.key)
         last = self.seen
         try:
@@ -103,12 +107,17 @@ class SharedConversation:
         except Corrupt:
             with located(self.driver.name, operation):
                 raise
-        self.seen, self.current = snapshot, True
+        self.seen = snapshot
+        if snapshot.version != last.version and self._positions is not None:
+            self._positions = object()
         if snapshot is not last:
             self._used(self)
         if self.added:
-            # A turn that was acknowledged during this load may not be in it.
-            self.added = {i: stored for i, stored in self.added.items() if not snapshot.holds(i)}
+            # A turn that was acknowledged during this load may not be in it; any other has left the record.
+            self.added = {
+                i: stored for i, stored in self.added.items() if i not in before and not snapshot.holds(i)
+            }
+        self.current = not self.added
         return snapshot
 
     async def load_copy(self, operation: str) -> Snapshot:
@@ -125,9 +134,16 @@ class SharedConversation:
 
     async def append(self, stored: StoredTurn, entry: bytes, *, ttl: float | None) -> Appended:
         """Add an entry; see `operations.append`."""
+        positions = self._positions
         appended = await operations.append(self.driver, self.key, entry, ttl=ttl)
         seen = self.seen
-        if appended.length == len(seen.tail) + 1 and not appended.created:
+        if (
+            # The length says where the entry is only if none were removed since the append was sent.
+            positions is not None
+            and positions is self._positions
+            and appended.length == len(seen.tail) + 1
+            and not appended.created
+        ):
             self.seen = seen.plus_entries((entry,), (stored,))
             self._used(self)
         else:
@@ -150,10 +166,18 @@ class SharedConversation:
         if body.lease is not None:
             # Set before the first await: a write that is cancelled may have taken the lease.
             self.leased = snapshot.after(version, body, 0)
-        # A retry with the same version returns whether the body is stored.
-        stored = await operations.retried(
-            lambda: self.driver.replace(self.key, data, version=version, expect=expect, drop=drop, ttl=KEEP)
-        )
+        if drop:
+            self._positions = None
+        try:
+            # A retry with the same version returns whether the body is stored.
+            stored = await operations.retried(
+                lambda: self.driver.replace(
+                    self.key, data, version=version, expect=expect, drop=drop, ttl=KEEP
+                )
+            )
+        finally:
+            if drop:
+                self._positions = object()
         if self.leased is not None and self.leased.version in ((expect,) if stored else (expect, version)):
             self.leased = None
         if not stored:
