@@ -22,7 +22,7 @@ from stm_backends.cli import datastores, render, transfer
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
-from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, Url, UrlOfName
+from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
 from stm_backends.cli.outcome import (
     FAILED,
     counted,
@@ -42,6 +42,7 @@ from stm_backends.cli.replay.run import Replay, RunReport
 from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError
 from stm_backends.records.keys import memory_key
+from stm_backends.sealing.naming import load_sealing
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 
 app = typer.Typer(
@@ -82,6 +83,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
     ],
     backend: BackendName = None,
     url: Url = None,
+    sealing: SealingName = None,
     pods: Annotated[int, typer.Option(help="How many pods (processes) share the conversations.", min=1)] = 4,
     strategy: Annotated[
         Literal["rolling_summary", "truncation"], typer.Option(help="The strategy of the memory.")
@@ -157,6 +159,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
                 summarizer_timeout_s=2.0,
                 fold_batch_turns=fold_batch_turns,
             ),
+            sealing=sealing,
         )
         for conversation in conversations:
             memory_key(setup.key(conversation.session))
@@ -263,6 +266,7 @@ def show(
     key: Annotated[str, typer.Argument(help="The conversation, as tenant:user:session.", metavar="KEY")],
     backend: BackendName = None,
     url: Url = None,
+    sealing: SealingName = None,
     full_zone_turns: Annotated[
         int | None,
         typer.Option(
@@ -279,7 +283,7 @@ def show(
 
     async def work() -> dict[str, Any]:
         parsed = transfer.conversation_key(key)
-        async with _existing(backend, url) as opened:
+        async with _existing(backend, url, sealing=sealing) as opened:
             with told_as("show"):
                 return await opened.sessions.export(parsed)
 
@@ -293,6 +297,7 @@ def list_(
     whose: Annotated[str, typer.Argument(help="A tenant, or one of its users.", metavar="TENANT[:USER]")],
     backend: BackendName = None,
     url: Url = None,
+    sealing: SealingName = None,
 ) -> None:
     """List the users of a tenant, or the conversations of a user, one per line.
 
@@ -304,7 +309,7 @@ def list_(
     async def work() -> None:
         nonlocal found, logs
         tenant, user = transfer.owner(whose)
-        async with _existing(backend, url) as opened:
+        async with _existing(backend, url, sealing=sealing) as opened:
             if user is None:
                 async for one in opened.sessions.users(tenant):
                     found += 1
@@ -344,6 +349,7 @@ def export_(
     ] = None,
     backend: BackendName = None,
     url: Url = None,
+    sealing: SealingName = None,
 ) -> None:
     """Export conversations as JSON Lines, one per line.
 
@@ -366,7 +372,7 @@ def export_(
 
     async def work(out: TextIO) -> None:
         nonlocal logs
-        async with _existing(backend, url) as opened:
+        async with _existing(backend, url, sealing=sealing) as opened:
             if whose and whose[1]:
                 logs = await transfer.count_logs(opened, whose[0], whose[1])
             await transfer.write_export(
@@ -419,6 +425,7 @@ def import_(
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
+    sealing: SealingName = None,
 ) -> None:
     """Import exported conversations. Fails if one exists already, unless --merge or --replace is given.
 
@@ -429,7 +436,9 @@ def import_(
 
     async def work(lines: list[transfer.Line]) -> None:
         where = backend or datastores.given(url)
-        async with open_backend(where, url=url if backend else None, create=create) as opened:
+        async with open_backend(
+            where, url=url if backend else None, create=create, sealing=load_sealing(sealing)
+        ) as opened:
             await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported)
 
     with reported(), interruptible(lambda: imported.so_far(on_conflict)):
@@ -467,6 +476,7 @@ def erase(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     backend: BackendName = None,
     url: Url = None,
+    sealing: SealingName = None,
 ) -> None:
     """Erase a conversation, a user or a tenant, permanently.
 
@@ -482,7 +492,7 @@ def erase(
         )
 
     async def work() -> int:
-        async with _existing(backend, url) as opened:
+        async with _existing(backend, url, sealing=sealing) as opened:
             return await transfer.erase(opened, what)
 
     with interruptible(lambda: "Some records were erased; run the command again to erase the rest."):
@@ -503,10 +513,13 @@ def _mention(logs: int, done: str) -> None:
         )
 
 
-def _existing(backend: str | None, url: str | None, *, create: bool = False) -> Backend:
+def _existing(
+    backend: str | None, url: str | None, *, create: bool = False, sealing: str | None = None
+) -> Backend:
+    seal = load_sealing(sealing)
     if backend:
-        return datastores.existing(backend, url=url, create=create)
-    return datastores.existing(datastores.given(url), create=create)
+        return datastores.existing(backend, url=url, create=create, sealing=seal)
+    return datastores.existing(datastores.given(url), create=create, sealing=seal)
 
 
 async def _selected(

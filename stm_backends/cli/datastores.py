@@ -7,6 +7,7 @@ from typing import Final
 
 from stm_backends.backend import Backend, open_backend
 from stm_backends.errors import ConfigurationError
+from stm_backends.sealing.keys import Sealing
 
 _URL: Final = re.compile(
     r"([a-z][a-z0-9+.\-]*)://(?:[^/?#@]*@)?([^/?#@:]*(?::\d+)?(?:/[^?#@]*)?)(?:\?([^#@]*))?(?:#[^@]*)?",
@@ -26,15 +27,17 @@ def given(url: str | None) -> str:
     return url
 
 
-def existing(name_or_url: str, *, url: str | None = None, create: bool = False) -> Backend:
+def existing(
+    name_or_url: str, *, url: str | None = None, create: bool = False, sealing: Sealing | None = None
+) -> Backend:
     """Return a backend that does not create its datastore on opening, unless `create=True`."""
     if create:
-        return open_backend(name_or_url, url=url, create=True)
+        return open_backend(name_or_url, url=url, create=True, sealing=sealing)
     try:
-        return open_backend(name_or_url, url=url, must_exist=True)
+        return open_backend(name_or_url, url=url, must_exist=True, sealing=sealing)
     except ConfigurationError:
         # This backend has no such option, because it never creates anything; or there is another error.
-        return open_backend(name_or_url, url=url)
+        return open_backend(name_or_url, url=url, sealing=sealing)
 
 
 def shown(name_or_url: str, url: str | None = None) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from stm_backends.sealing.naming import KEYS_VARIABLE, SEALING_VARIABLE
+
 URL_VARIABLE: Final = "STM_BACKENDS_URL"
 
 BackendName: TypeAlias = Annotated[
@@ -31,4 +33,14 @@ UrlOfName: TypeAlias = Annotated[
 
 Create: TypeAlias = Annotated[
     bool, typer.Option("--create", help="First create tables and indexes if needed; `schema` prints them.")
+]
+
+SealingName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--sealing",
+        envvar=SEALING_VARIABLE,
+        help=f"The Sealing of your program, to read encrypted data. {KEYS_VARIABLE} may name a file of keys.",
+        metavar="MODULE:OBJECT",
+    ),
 ]

@@ -124,6 +124,8 @@ class Codec:
         words = line.decode("ascii", "replace").split(" ")
         if not newline or not words[0].startswith("stm/"):
             raise Corrupt("the stored bytes are not an envelope of this library")
+        if words[:2] == ["stm/2", "sealed"]:
+            raise Corrupt("the stored bytes are sealed; open the backend with the sealing that wrote them")
         if words[0] != f"stm/{FORMAT}":
             raise Corrupt(
                 f"stored in format {words[0].removeprefix('stm/')!r} by another version of this library; "

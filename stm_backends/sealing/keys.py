@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol, cast
 
 from stm_backends.errors import ConfigurationError, Corrupt
@@ -77,6 +80,24 @@ class StaticKeys:
         if primary not in self._keys:
             raise ConfigurationError("primary is not the id of one of the keys")
         self._primary = self._keys[primary]
+
+    @classmethod
+    def from_file(cls, path: Path) -> StaticKeys:
+        """Return the keys of a JSON file, `{"primary": "k1", "keys": {"k1": "<32 bytes in Base64>"}}`.
+
+        Raises `ConfigurationError` for a file that cannot be read. No message shows its content.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+            keys = {name: base64.b64decode(key, validate=True) for name, key in content["keys"].items()}
+            primary = content["primary"]
+        except OSError as error:
+            raise ConfigurationError(f"the file of keys {path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigurationError(
+                f'the file of keys {path} must be {{"primary": ID, "keys": {{ID: BASE64}}}}'
+            ) from None
+        return cls(keys, primary=primary)
 
     def __repr__(self) -> str:
         return f"StaticKeys({sorted(self._keys)}, primary={self._primary.id!r})"

@@ -23,6 +23,7 @@ from stm_backends.cli.replay.verify import Findings, compare
 from stm_backends.errors import OutcomeUnknown, StmError, Unavailable
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.summarizers import ExtractiveSummarizer
+from stm_backends.sealing.naming import load_sealing
 from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
 
 _MEMORIES_HELD: Final = 256
@@ -45,10 +46,11 @@ class Setup:
     tenant: str
     user: str
     config: ShortTermMemoryConfig
+    sealing: str | None = None
 
     def open(self, *, create: bool = False) -> Backend:
         """Return the backend, not opened yet."""
-        return open_backend(self.backend, url=self.url, create=create)
+        return open_backend(self.backend, url=self.url, create=create, sealing=load_sealing(self.sealing))
 
     def key(self, session: str) -> MemoryKey:
         return MemoryKey(self.tenant, self.user, session)

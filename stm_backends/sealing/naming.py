@@ -1,0 +1,43 @@
+"""The sealing that a process is told by name: an object of a program, or a file of keys."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from stm_backends.errors import ConfigurationError
+from stm_backends.sealing.keys import Sealing, StaticKeys
+
+SEALING_VARIABLE: Final = "STM_BACKENDS_SEALING"
+KEYS_VARIABLE: Final = "STM_BACKENDS_KEYS"
+
+
+def load_sealing(name: str | None) -> Sealing | None:
+    """Return the object `MODULE:OBJECT`, or the keys of the file that `STM_BACKENDS_KEYS` names, if any.
+
+    Raises `ConfigurationError` if there is no such object or file, or it is of another type.
+    """
+    if name:
+        return _named(name)
+    file = os.environ.get(KEYS_VARIABLE)
+    return Sealing(StaticKeys.from_file(Path(file))) if file else None
+
+
+def _named(name: str) -> Sealing:
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigurationError("--sealing is written MODULE:OBJECT, as in myservice.storage:sealing")
+    # As `python -m` does, so that a module in the current directory is found.
+    sys.path.insert(0, "")
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"--sealing: there is no {attribute!r} in {module!r}") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(found, Sealing):
+        raise ConfigurationError(f"--sealing: {name} is a {type(found).__name__}, not a Sealing")
+    return found

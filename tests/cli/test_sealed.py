@@ -1,0 +1,108 @@
+"""Commands on sealed data: by a program's own `Sealing`, or by a file of keys."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stm_backends.cli.app import app
+from stm_backends.sealing.naming import KEYS_VARIABLE
+
+SECRET = base64.b64encode(bytes(range(32))).decode()
+LINES = '{"session": "trip", "turns": [{"user": "To Zanzibar!", "assistant": "Booked."}]}\n'
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"primary": "k1", "keys": {"k1": SECRET}}))
+    monkeypatch.delenv("STM_BACKENDS_URL", raising=False)
+    monkeypatch.setenv(KEYS_VARIABLE, str(file))
+    return file
+
+
+@pytest.fixture
+def url(tmp_path: Path, keys: Path) -> str:
+    """A sealed database, filled by a replay with processes that are killed."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    conversations = tmp_path / "conversations.jsonl"
+    conversations.write_text(LINES)
+    url = f"sqlite:///{folder}/stm.db"
+    result = cli("replay", str(conversations), "--url", url, "--tenant", "acme", "--user", "ada")
+    assert result.exit_code == 0, result.output
+    assert b"Zanzibar" not in b"".join(file.read_bytes() for file in folder.iterdir())
+    return url
+
+
+def test_commands_read_and_erase_sealed_data_with_a_file_of_keys(url: str, tmp_path: Path) -> None:
+    assert cli("ls", "acme:ada", "--url", url).stdout.splitlines() == ["acme:ada:trip"]
+    assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
+    exported = tmp_path / "out.jsonl"
+    assert cli("export", "acme:ada:trip", "--url", url, "-o", str(exported)).exit_code == 0
+    assert "Zanzibar" in exported.read_text()
+    assert cli("erase", "acme:ada", "--url", url, "-y").exit_code == 0
+    assert cli("import", str(exported), "--url", url).exit_code == 0
+    assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
+
+
+def test_commands_take_the_sealing_of_a_program(
+    url: str, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE)
+    (tmp_path / "myservice.py").write_text(
+        "from pathlib import Path\n"
+        "from stm_backends import Sealing, StaticKeys\n"
+        f"sealing = Sealing(StaticKeys.from_file(Path({str(keys)!r})))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url, "--sealing", "myservice:sealing").stdout
+    monkeypatch.delitem(sys.modules, "myservice")
+    for wrong, said in (
+        ("myservice", "written MODULE:OBJECT"),
+        ("myservice:nothing", "there is no 'nothing'"),
+        ("nowhere:sealing", "there is no 'sealing'"),
+        ("myservice:Path", "not a Sealing"),
+    ):
+        result = cli("show", "acme:ada:trip", "--url", url, "--sealing", wrong)
+        assert result.exit_code == 2
+        assert said in result.stderr
+    monkeypatch.delitem(sys.modules, "myservice")
+
+
+def test_without_the_keys_sealed_data_is_one_clear_message(
+    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.write_text(json.dumps({"primary": "k2", "keys": {"k2": SECRET}}))
+    result = cli("show", "acme:ada:trip", "--url", url)
+    assert result.exit_code == 1
+    assert "'k1', which this process does not have" in result.stderr
+    monkeypatch.delenv(KEYS_VARIABLE)
+    result = cli("show", "acme:ada:trip", "--url", url)
+    assert result.exit_code == 1
+    assert "sealed" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"primary": "k1", "keys": {"k1": "c2VjcmV0"}}', "\0"])
+def test_a_file_of_keys_of_another_form_is_refused_without_showing_it(keys: Path, content: str) -> None:
+    keys.write_text(content)
+    result = cli("ls", "acme", "--url", "sqlite:///none.db")
+    assert result.exit_code == 2
+    assert "c2VjcmV0" not in result.output
+    assert "secret" not in result.output
+
+
+def test_a_missing_file_of_keys_is_refused(keys: Path) -> None:
+    keys.unlink()
+    result = cli("ls", "acme", "--url", "sqlite:///none.db")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
