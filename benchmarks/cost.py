@@ -44,6 +44,10 @@ def cores(day: Day, cell: Cell, side: str) -> tuple[float, float]:
     return clients, day.rate * cell.cost(side, "server") / 1e6
 
 
+_CORES = "## Cores at the peak\n"
+_BYTES = "## Bytes stored\n"
+
+
 def markdown(day: Day, bench: Results | None, scale: Scale) -> str:
     """Return the page."""
     parts = [
@@ -64,19 +68,8 @@ gives cores, bytes and request units, and no prices: multiply by yours.
 
 A turn is one `add_turn` and one `get_llm_context`. Measured on {scale.machine}.
 """,
-        "## Cores at the peak\n",
-        f"""\
-- Client cores = peak turns a second / turns a second of one process at {TOGETHER} conversations, which uses
-  one core.
-- DynamoDB: client cores = peak turns a second x the client's processor time of a turn, because DynamoDB Local
-  limits the turns a second here.
-- Server cores = peak turns a second x the server's processor time of a turn. SQLite has no server; its cores
-  are those of the processes, each with a file of its own.
-- Machines = all cores / {os.cpu_count()}, the processors of the machine that was measured, rounded up.
-- A single Redis uses about one core for commands: more than that means a cluster.
-""",
-        _cores(day, bench) if bench else "There are no figures of `nox -s bench` yet.\n",
-        "## Bytes stored\n",
+        cores_section(day, bench),
+        _BYTES,
         f"""\
 - A folded conversation of {day.turns_each} turns has a body with the summary and the turns that are kept in
   full: {scale.folded_bytes:,} bytes. The table has what the datastore takes for one, indexes included,
@@ -89,6 +82,29 @@ A turn is one `add_turn` and one `get_llm_context`. Measured on {scale.machine}.
         _units(day, scale),
     ]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def cores_section(day: Day, bench: Results | None) -> str:
+    """Return the section about cores, the only one with figures of `nox -s bench`."""
+    text = f"""\
+{_CORES}
+- Client cores = peak turns a second / turns a second of one process at {TOGETHER} conversations, which uses
+  one core.
+- DynamoDB: client cores = peak turns a second x the client's processor time of a turn, because DynamoDB Local
+  limits the turns a second here.
+- Server cores = peak turns a second x the server's processor time of a turn. SQLite has no server; its cores
+  are those of the processes, each with a file of its own.
+- Machines = all cores / {os.cpu_count()}, the processors of the machine that was measured, rounded up.
+- A single Redis uses about one core for commands: more than that means a cluster.
+"""
+    table_of_cores = _cores(day, bench) if bench else "There are no figures of `nox -s bench` yet.\n"
+    return f"{text}\n{table_of_cores}"
+
+
+def with_cores(page: str, day: Day, bench: Results) -> str:
+    """Return a page whose section about cores has the figures of a later `nox -s bench`."""
+    before, _, rest = page.partition(_CORES)
+    return f"{before}{cores_section(day, bench)}\n{_BYTES}{rest.partition(_BYTES)[2]}"
 
 
 def _small(bench: Results | None, scale: Scale) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import cost, report
 from benchmarks.datastores import ALL, TOGETHER, Datastore, folder_for_all
 from benchmarks.measuring import EXTRA_ROUNDS, Bench, Cell, fill, note, tight_loop
 from benchmarks.pages import machine
@@ -180,6 +180,8 @@ def main() -> None:
             results.save(output.with_name("results.json"))
             output.with_name("results.svg").write_text(report.chart(results), encoding="utf-8")
             output.write_text(report.markdown(results, picture="results.svg"), encoding="utf-8")
+            if (page := output.with_name("COST.md")).exists():
+                page.write_text(cost.with_cores(page.read_text("utf-8"), cost.Day(), results), "utf-8")
 
     results = asyncio.run(measure(arguments.datastores, plan, quick=plan != Plan(), save=save))
     print(report.markdown(results))

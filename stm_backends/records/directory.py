@@ -46,13 +46,17 @@ class Directory:
         if not fresh and self.knows(owner):
             return
         now = self._clock()
-        # Removed first, so that only a write that was acknowledged is remembered.
-        self.doubt(owner)
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
-        await operations.retried(
-            lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
-        )
+        try:
+            await operations.retried(
+                lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
+            )
+        except BaseException:
+            # An earlier listing counts until then, so that no write of the user waits for this one.
+            self.doubt(owner)
+            raise
         self._noted[owner] = now
+        self._noted.move_to_end(owner)
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
 

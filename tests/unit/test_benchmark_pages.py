@@ -220,6 +220,13 @@ def test_a_days_cost_follows_from_the_figures_by_its_formulas() -> None:
     ]
 
 
+def test_later_figures_replace_the_cores_and_nothing_else() -> None:
+    day = cost.Day(turns=86_400_000, peak=2.0, turns_each=10)
+    assert cost.with_cores(cost.markdown(day, None, SCALE), day, FIGURES) == cost.markdown(
+        day, FIGURES, SCALE
+    )
+
+
 def test_a_cost_without_figures_says_what_is_missing() -> None:
     page = cost.markdown(
         cost.Day(), None, Scale("a machine", 1, [10], 1, 1, units={"on": Units(missing="no java")})

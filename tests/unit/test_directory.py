@@ -215,6 +215,28 @@ async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(
     assert await users(directory, "acme") == ["u"]
 
 
+async def test_no_write_waits_for_a_fresh_note_of_its_user(
+    driver: Driver, directory: Directory, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await directory.note("acme", "u")
+    replace, reached, go = driver.replace, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **options: Any) -> bool:
+        reached.set()
+        await go.wait()
+        return await replace(*args, **options)
+
+    monkeypatch.setattr(driver, "replace", slow)
+    noting = asyncio.create_task(directory.note("acme", "u", fresh=True))
+    await reached.wait()
+    calls.clear()
+    await directory.note("acme", "u")
+    assert calls == []
+    go.set()
+    await noting
+    assert calls == ["replace"]
+
+
 async def test_a_note_answered_during_a_forget_is_not_remembered(
     driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
