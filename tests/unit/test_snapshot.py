@@ -100,7 +100,7 @@ async def _change(changes: list[tuple[str, str, int]]) -> None:
     ours, theirs = (
         SharedConversation(driver, KEY, CODEC, lambda: 1.0, Recent(most=2).note) for _ in range(2)
     )
-    for change, name, count in changes:
+    for number, (change, name, count) in enumerate(changes):
         who = theirs if change.startswith("their") else ours
         match change.removeprefix("their "):
             case "load":
@@ -126,7 +126,12 @@ async def _change(changes: list[tuple[str, str, int]]) -> None:
                     await who.replace(who.seen, replace(who.seen.body, lease=Lease(1.0, 9.0)), drop=0)
             case "clear":
                 await driver.replace(
-                    KEY, CODEC.seal_body(Body(name)), version=f"v{name}{count}", expect=ANY, ttl=KEEP
+                    # No version is ever used twice, as the driver contract demands.
+                    KEY,
+                    CODEC.seal_body(Body(name)),
+                    version=f"v{number}",
+                    expect=ANY,
+                    ttl=KEEP,
                 )
             case "erase":
                 await driver.delete(KEY)
