@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.protocols import SupportsMemoryState
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
+from stm_backends.records.compression import Zlib
 from stm_backends.records.directory import Directory
 from stm_backends.records.operations import ATTEMPTS
 from stm_backends.records.state_store import StateStore
@@ -559,22 +559,12 @@ async def test_entries_where_a_state_should_be_are_not_a_state(driver: Driver, s
         await store.load_memory_state("k")
 
 
-class Deflate:
-    name = "zlib"
-
-    def encode(self, data: bytes) -> bytes:
-        return zlib.compress(data)
-
-    def decode(self, data: bytes) -> bytes:
-        return zlib.decompress(data)
-
-
 async def test_a_transform_is_applied_to_what_is_stored(driver: Driver, store: StateStore) -> None:
-    await store_on(driver, Deflate()).save_memory_state("k", {"text": "x" * 10_000})
+    await store_on(driver, Zlib()).save_memory_state("k", {"text": "x" * 10_000})
     record = await driver.load(keys.blob_key("k"))
     assert record is not None
     assert len(record.body or b"") < 200
-    assert await store_on(driver, Deflate()).load_memory_state("k") == {"text": "x" * 10_000}
+    assert await store_on(driver, Zlib()).load_memory_state("k") == {"text": "x" * 10_000}
     with pytest.raises(Corrupt, match="zlib"):
         await store.load_memory_state("k")
 
