@@ -399,7 +399,9 @@ class BareMongo:
         return await self._bare.find_one({"_id": f"kept {place}"})
 
     async def _set(self, name: str, value: bytes) -> object:
-        return await self._bare.update_one({"_id": name}, {"$set": {"entry": value}}, upsert=True)
+        # Counted, because MongoDB writes nothing where an update changes nothing.
+        update = {"$set": {"entry": value}, "$inc": {"writes": 1}}
+        return await self._bare.update_one({"_id": name}, update, upsert=True)
 
 
 @asynccontextmanager

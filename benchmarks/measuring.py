@@ -27,7 +27,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
 )
 from stm_backends.backend import Backend
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, new_version
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import StorageError
 from stm_backends.memory.shared.backgrounds import Backgrounds
@@ -147,14 +147,26 @@ class Alone:
 
 
 @dataclass
+class Call:
+    """One call at a time: its latency and the processor time of this process, medians in microseconds."""
+
+    wall: float
+    client: float
+
+
+@dataclass
 class Cost:
-    """The processor time of a turn at `TOGETHER` conversations in microseconds, by whose code it is."""
+    """The processor time of a turn at `TOGETHER` conversations in microseconds, by whose code it is.
+
+    `operations` are how many of each operation of the driver a turn takes.
+    """
 
     memory: float
     driver: float
     library: float
     total: float
     busy: bool
+    operations: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def own(self) -> float:
@@ -316,7 +328,36 @@ class Bench:
             block = await self.block("off", TOGETHER, seconds)
         spent = {owner: ns / 1e3 / block.turns for owner, ns in steps.spent.items()}
         total = 1e6 * block.client - steps.overhead_ns / 1e3
-        return Cost(**spent, total=total / block.turns, busy=block.busy)
+        operations = {name: count / block.turns for name, count in steps.calls.items()}
+        return Cost(**spent, total=total / block.turns, busy=block.busy, operations=operations)
+
+    async def calls(self, rounds: int) -> dict[str, Call]:
+        """Measure single calls of the bare client, of the driver and of the memory, in short dialogues."""
+        bare, driver, talk = self.datastore.bare, self.datastore.driver, self.talk("calls", "off", DIALOGUE)
+        (value, entry), key = sample(), memory_key(MemoryKey("acme", "u2", f"{self._name} calls"))
+        await bare.keep(0, value)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "bare write": lambda: bare.write(0, entry),
+            "bare read": lambda: bare.read(0),
+            "driver append": lambda: driver.append(key, entry, initial_version=new_version(), ttl=None),
+            "driver load": lambda: driver.load(key),
+            "memory add": talk.add,
+            "memory read": talk.read,
+        }
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        for number in range(rounds):
+            if number % DIALOGUE == 0:
+                await driver.delete(key)
+            for who in random.sample(["bare", "driver", "memory"], 3):
+                for name in (name for name in calls if name.startswith(who)):
+                    await talk.settled()
+                    wall, client = time.perf_counter(), time.process_time()
+                    await calls[name]()
+                    times[name].append((time.perf_counter() - wall, time.process_time() - client))
+        return {
+            name: Call(*(1e6 * statistics.median(values) for values in zip(*each, strict=True)))
+            for name, each in times.items()
+        }
 
     async def alone(
         self,

@@ -99,6 +99,7 @@ def markdown(results: Results, picture: str | None = None) -> str:
         "## One conversation\n",
         "The latency of a turn in microseconds. The background settles before each turn.\n",
         _alone(results),
+        _calls(results.datastores),
         "## Our own code\n",
         _own(results),
         "## Other numbers of conversations, and of processes\n",
@@ -154,6 +155,9 @@ def _reasons(datastores: Iterable[Measured]) -> str:
                 f"The client process is at work {at_work[0]:.0%} of the time, "
                 f"with the bare client {at_work[1]:.0%}."
             )
+            if side == "off" and measured.cost is not None and measured.cost.operations:
+                each = ", ".join(f"{n:.2f} {name}" for name, n in measured.cost.operations.items())
+                lines[-1] += f" A turn takes these operations of the driver: {each}."
             if not (measured.external or measured.name == "SQLite"):
                 server, bare = cell.cost(side, "server"), cell.cost("bare", "server")
                 lines[-1] += f" The server takes {server:,.0f} µs, for a bare turn {bare:,.0f}."
@@ -180,6 +184,21 @@ def _alone(results: Results) -> str:
             )
             name = ""
     return table(["", "folding", "after turns", "bare, µs", "ours, µs", "of bare", "goal", ""], rows)
+
+
+def _calls(datastores: Iterable[Measured]) -> str:
+    """Say which call of a turn takes how long, in this process's processor time and elsewhere."""
+    names = ["bare write", "driver append", "memory add", "bare read", "driver load", "memory read"]
+    rows = [
+        [one.name, *(f"{one.calls[name].wall:,.0f} ({one.calls[name].client:,.0f})" for name in names)]
+        for one in datastores
+        if one.calls
+    ]
+    text = f"""\
+Where a turn's latency comes from, in a dialogue of {DIALOGUE} turns without folding: the latency of each call
+alone, and in parentheses the processor time of this process. A call of the memory includes the driver's.
+"""
+    return f"{text}\n{table(['', *names], rows)}"
 
 
 def _own(results: Results) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Alone, Block, Cell, Cost
+from benchmarks.measuring import Alone, Block, Call, Cell, Cost
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Measured:
     alone: list[Alone] = field(default_factory=list[Alone])
     cells: list[Cell] = field(default_factory=list[Cell])
     cost: Cost | None = None
+    calls: dict[str, Call] = field(default_factory=dict[str, Call])
     external: bool = False
     failed: list[str] = field(default_factory=list[str])
 
@@ -70,6 +71,7 @@ def _measured(data: dict[str, Any]) -> Measured:
     data["alone"] = [Alone(**one) for one in data["alone"]]
     data["cells"] = [_cell(one) for one in data["cells"]]
     data["cost"] = data["cost"] and Cost(**data["cost"])
+    data["calls"] = {name: Call(**one) for name, one in data.get("calls", {}).items()}
     return Measured(**data)
 
 

@@ -98,6 +98,7 @@ async def _measure_one(datastore: Datastore, plan: Plan, into: Measured) -> None
                 into.alone.append(
                     await bench.alone(mode, length, blocks=plan.alone, rounds=plan.turns, extra=plan.extra)
                 )
+        into.calls = await bench.calls(plan.alone * plan.turns)
 
     async def together(count: int) -> None:
         await bench.prepare(count)

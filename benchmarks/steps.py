@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +27,10 @@ _OPERATIONS = ("load", "append", "replace", "delete", "scan")
 
 @dataclass
 class Steps:
-    """The processor time of the steps of each owner, in nanoseconds."""
+    """The processor time of the steps of each owner in nanoseconds, and the calls of each operation."""
 
     spent: dict[str, int] = field(default_factory=lambda: {"memory": 0, "driver": 0, "library": 0})
+    calls: Counter[str] = field(default_factory=Counter[str])
     charges: int = 0
     _owners: list[str] = field(default_factory=list[str])
     _since: int = 0
@@ -64,6 +66,7 @@ class Steps:
             self.leave()
         self._clock_ns = (time.thread_time_ns() - start) // (2 * _PAIRS)
         self.spent = dict.fromkeys(self.spent, 0)
+        self.calls.clear()
         self.charges = 0
 
     @contextlib.contextmanager
@@ -93,6 +96,8 @@ class Steps:
 
         @functools.wraps(original)
         async def timed(*arguments: Any, **named: Any) -> Any:
+            if account == "driver":
+                self.calls[name] += 1
             return await _Timed(self, account, original(*arguments, **named))
 
         stack.enter_context(mock.patch.object(owner, name, timed))

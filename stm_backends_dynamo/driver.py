@@ -66,6 +66,7 @@ from stm_backends_dynamo.items import (
     owner_of,
     weight_of,
 )
+from stm_backends_dynamo.parts import Parts
 from stm_backends_dynamo.settings import DynamoSettings
 from stm_backends_dynamo.stored import ROUNDS, Stored
 
@@ -105,6 +106,7 @@ class DynamoDriver:
         self._create = create
         self._clock = clock
         self._sizes = sizes
+        self._parts = Parts()
         self._littered: set[Key] = set()
         self._with_parts: set[Key] = set()
         # The owner of a client that is handed in decides how many operations it runs at once.
@@ -490,7 +492,7 @@ class DynamoDriver:
         """Run an operation on one record."""
 
         async def on(requests: Requests, now: float) -> T:
-            stored = Stored(requests, key, now=now, sizes=self._sizes)
+            stored = Stored(requests, key, now=now, sizes=self._sizes, parts=self._parts)
             try:
                 return await work(stored)
             except ClientError as error:

@@ -38,6 +38,7 @@ from stm_backends_dynamo.items import (
     text,
     values_of,
 )
+from stm_backends_dynamo.parts import Parts
 
 T = TypeVar("T")
 
@@ -54,11 +55,12 @@ _AT_ONCE: Final = 16
 class Stored:
     """The requests of one operation on one record, with expiry decided at one point in time."""
 
-    def __init__(self, requests: Requests, key: Key, *, now: float, sizes: Sizes) -> None:
+    def __init__(self, requests: Requests, key: Key, *, now: float, sizes: Sizes, parts: Parts) -> None:
         self.requests = requests
         self.key = key
         self.now = now
         self._sizes = sizes
+        self._parts = parts
         self.littered = False
         """Whether there may be parts that the head does not name."""
         self.has_parts = False
@@ -80,18 +82,22 @@ class Stored:
         A missing part was folded away, in which case the head no longer names it. Or a transaction has just
         put it between the two reads, in which case it is visible a moment later.
         """
-        parts: dict[str, Item] = {}
+        listed: set[str] = set()
         missed: set[str] = set()
         head = await self.look(item) if item else None
         for _ in range(ROUNDS):
             if head is None:
                 return None
+            parts = self._parts.of(self.key, head.parts)
             if head.parts - parts.keys():
-                parts |= {item["sk"]["S"]: item for item in await self._pages(names_only=False)}
+                items = {item["sk"]["S"]: item for item in await self._pages(names_only=False)}
+                listed |= items.keys()
+                parts |= {name: values_of(items[name]) for name in head.parts & items.keys()}
+                self._parts.keep(self.key, parts)
             missing = head.parts - parts.keys()
             if not missing:
-                self.littered = bool(parts.keys() - head.parts)
-                return record_of(head, {name: values_of(parts[name]) for name in head.parts})
+                self.littered = bool(listed - head.parts)
+                return record_of(head, parts)
             if missing & missed:
                 raise Corrupt("the record is incomplete: a part is missing")
             head = await self.look()
@@ -152,10 +158,13 @@ class Stored:
         """Put a part, and write the head that names it; in one transaction if the record has no parts yet."""
         putting = statements.put_part(self.key, part, values, kept=kept)
         if head is None or not head.life:
-            return await self.requests.attempt(statements.together(putting, statement))
-        await self.requests.send(putting)
-        answer = await self.requests.attempt(statement)
-        if not answer.done:
+            answer = await self.requests.attempt(statements.together(putting, statement))
+        else:
+            await self.requests.send(putting)
+            answer = await self.requests.attempt(statement)
+        if answer.done:
+            self._parts.keep(self.key, {part: tuple(values)})
+        elif head is not None and head.life:
             # A client may have sent it twice, so that the head names the part already.
             self.littered = True
             found = await self.item()
@@ -275,8 +284,8 @@ class Stored:
 
     async def _some_parts(self, names: set[str]) -> dict[str, Sequence[bytes]] | None:
         """Return the named parts; `None` if one is missing."""
-        parts: dict[str, Sequence[bytes]] = {}
-        for some in _batches(names, _AT_ONCE):
+        parts = self._parts.of(self.key, names)
+        for some in _batches(names - parts.keys(), _AT_ONCE):
             loading = (self.requests.send(statements.load_part(self.key, name)) for name in some)
             for name, found in zip(some, await asyncio.gather(*loading), strict=True):
                 if "Item" not in found:

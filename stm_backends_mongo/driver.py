@@ -16,6 +16,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 from pymongo.results import DeleteResult
@@ -37,7 +38,7 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
-from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable
+from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable, located
 from stm_backends_mongo import statements
 from stm_backends_mongo.client import make_client, require_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
@@ -125,8 +126,8 @@ class MongoDriver:
                 self._client = make_client(self._settings) if self._given is None else self._given
             records = self._collection_of(self._client)
             try:
-                with pymongo.timeout(self._patience_s):
-                    await self._edge.run("open", lambda: self._prepare(records))
+                with located(self.name, "open"):
+                    await self._prepare(records)
             except BaseException:
                 await self.close()
                 raise
@@ -256,33 +257,27 @@ class MongoDriver:
         return {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
 
     async def _prepare(self, records: Collection) -> None:
-        """Set the collection up if `create` is set, and check it.
+        """Set the collection up if `create` is set, and check it; each command has a deadline of its own.
 
         Plain commands are the same with PyMongo and with Motor.
         """
-        database = records.database
+
+        async def send(command: Document) -> Document:
+            with pymongo.timeout(self._patience_s):
+                return await self._edge.run("open", lambda: _carry_out(command, records.database))
+
         ours = statements.LAYOUT
-        noted = await database.command({"find": records.name, "filter": statements.layout(), "limit": 1})
+        noted = await send({"find": records.name, "filter": statements.layout(), "limit": 1})
         found = _layout_in(noted["cursor"]["firstBatch"])
         if not self._create:
             # The first version of this driver stored no layout in the collection.
             found = found or _FIRST_LAYOUT
             is_outdated(found, ours)
             require_usable(found, ours, oldest=_FIRST_LAYOUT.version)
-        try:
-            if self._create and (found is None or is_outdated(found, ours)):
-                for command in statements.setup(records.name, since=found.version if found else 0):
-                    await database.command(command)
-            answer = await database.command({"listIndexes": records.name})
-        except OperationFailure as error:
-            if error.code in NOT_SET_UP:
-                raise _not_set_up("it does not exist") from None
-            if error.code in OF_ANOTHER_KIND:
-                raise ConfigurationError(
-                    "the collection is of another kind (a view, capped, a time series), or has an index of "
-                    "that name already; it was not changed: choose another collection"
-                ) from error
-            raise
+        if self._create and (found is None or is_outdated(found, ours)):
+            for command in statements.setup(records.name, since=found.version if found else 0):
+                await send(command)
+        answer = await send({"listIndexes": records.name})
         indexes = answer["cursor"]["firstBatch"]
         if any("collation" in index for index in indexes if index["key"] == {"_id": 1}):
             raise ConfigurationError(
@@ -359,6 +354,21 @@ class MongoDriver:
     def _require_fits(self, operation: str, value: bytes) -> None:
         for what in ("entry", "record"):
             self._edge.require_fits(operation, what, len(value))
+
+
+async def _carry_out(command: Document, database: AsyncDatabase[Document]) -> Document:
+    """Run a command of the setup or of its check."""
+    try:
+        return await database.command(command)
+    except OperationFailure as error:
+        if error.code in NOT_SET_UP:
+            raise _not_set_up("it does not exist") from None
+        if error.code in OF_ANOTHER_KIND:
+            raise ConfigurationError(
+                "the collection is of another kind (a view, capped, a time series), or has an index of that "
+                "name already; it was not changed: choose another collection"
+            ) from error
+        raise
 
 
 def _milliseconds(ttl: float | None) -> int | None:

@@ -47,10 +47,14 @@ class Directory:
             return
         now = self._clock()
         key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
+
+        async def ensure() -> None:
+            # A read: conversations of one user that begin at once do not wait for each other's writes.
+            if not (fresh and await self._driver.load(key)):
+                await self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
+
         try:
-            await operations.retried(
-                lambda: self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
-            )
+            await operations.retried(ensure)
         except BaseException:
             # An earlier listing counts until then, so that no write of the user waits for this one.
             self.doubt(owner)

@@ -42,7 +42,7 @@ class Postgres(Server):
             "port": self.port,
             "unix_socket_directories": directory,
             "fsync": "on" if durable else "off",
-            "max_connections": 200,
+            "max_connections": 400,
             "shared_buffers": "32MB",
         }
         command = [binaries / "postgres", "-D", directory / "data"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.contract import Driver, Record
 from stm_backends.errors import InvalidKey, OutcomeUnknown
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
@@ -188,7 +188,7 @@ async def test_a_write_succeeds_though_its_user_could_not_be_listed_again(
     directory: Directory, lose: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with directory.listed(("acme", "u")) as listing:
-        lose("replace", done=False, times=ATTEMPTS)
+        lose("load", done=False, times=ATTEMPTS)
         listing.created = True
     assert "could not refresh" in caplog.text
 
@@ -219,14 +219,14 @@ async def test_no_write_waits_for_a_fresh_note_of_its_user(
     driver: Driver, directory: Directory, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await directory.note("acme", "u")
-    replace, reached, go = driver.replace, asyncio.Event(), asyncio.Event()
+    load, reached, go = driver.load, asyncio.Event(), asyncio.Event()
 
-    async def slow(*args: Any, **options: Any) -> bool:
+    async def slow(*args: Any, **options: Any) -> Record | None:
         reached.set()
         await go.wait()
-        return await replace(*args, **options)
+        return await load(*args, **options)
 
-    monkeypatch.setattr(driver, "replace", slow)
+    monkeypatch.setattr(driver, "load", slow)
     noting = asyncio.create_task(directory.note("acme", "u", fresh=True))
     await reached.wait()
     calls.clear()
@@ -234,7 +234,8 @@ async def test_no_write_waits_for_a_fresh_note_of_its_user(
     assert calls == []
     go.set()
     await noting
-    assert calls == ["replace"]
+    # A user who is listed already costs a read, which waits for no other write.
+    assert calls == ["load"]
 
 
 async def test_a_note_answered_during_a_forget_is_not_remembered(

@@ -18,6 +18,7 @@ from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import Corrupt, OutcomeUnknown, TooLarge
 from stm_backends.testing import FakeClock
 from stm_backends_dynamo.items import Sizes
+from stm_backends_dynamo.parts import Parts
 from tests.services.dynamo.support import assert_erased, items_of
 
 Work = Callable[[Driver, Key], Awaitable[object]]
@@ -217,9 +218,11 @@ async def test_parts_of_a_killed_writer_are_removed_by_the_next_fold(place, clie
         # The head is read, and the part put.
         await driver_on(Stepping(client, kill_at=2)).append(key, b"large 3", initial_version="v1", ttl=None)
     assert len(items_of(client, place, key)[1]) == 4
-    record = await plain.load(key)
+    # A process that does not know the parts lists them all.
+    other = driver_on(client)
+    record = await other.load(key)
     assert len(record.tail) == 3
-    assert await plain.replace(key, b"", version="v2", expect="v1", drop=1, ttl=KEEP)
+    assert await other.replace(key, b"", version="v2", expect="v1", drop=1, ttl=KEEP)
     assert len(items_of(client, place, key)[1]) == 2
     assert await plain.load(key) == Record("v2", b"", (b"large 1", b"large 2"))
 
@@ -443,9 +446,38 @@ async def test_a_part_that_is_missing_or_damaged_is_corrupt(place, client, drive
             names = {"#values": "values"}
             client.update_item(**at, UpdateExpression=damage, ExpressionAttributeNames=names, **values)
         with pytest.raises(Corrupt, match=r"dynamo\.load: the record is incomplete: a part"):
-            await driver.load(key)
+            await driver_on(client).load(key)
         assert await driver.delete(key) is True
         assert items_of(client, place, key) == (None, [])
+
+
+async def test_a_part_is_read_once_by_a_process_and_not_by_its_writer(place, client, driver_on, key):
+    writer, reader = driver_on(client), driver_on(client)
+    await writer.append(key, b"large 1", initial_version="v1", ttl=None)
+    record = await reader.load(key)
+    assert record == await writer.load(key) == Record("v1", None, (b"large 1",))
+    (part,) = items_of(client, place, key)[1]
+    client.delete_item(TableName=place.table, Key={"pk": part["pk"], "sk": part["sk"]})
+    assert await writer.load(key) == await reader.load(key) == record
+    assert await writer.delete(key) is True
+    await writer.append(key, b"large 2", initial_version="v2", ttl=None)
+    assert await reader.load(key) == Record("v2", None, (b"large 2",))
+
+
+async def test_remembered_parts_take_a_bounded_number_of_bytes(key):
+    parts, value = Parts(10_000), (b"x" * 2_000,)
+    for number in range(9):
+        parts.keep(key, {f"part {number}": value, "part 0": value})
+        assert parts.of(key, ["part 0"]) == {"part 0": value}
+    assert [*parts.of(key, [f"part {number}" for number in range(9)])] == [
+        "part 0",
+        "part 6",
+        "part 7",
+        "part 8",
+    ]
+    assert parts.of(key._replace(name="other"), ["part 8"]) == {}
+    parts.keep(key, {"too large": (b"x" * 20_000,)})
+    assert parts.of(key, ["too large", "part 8"]) == {}
 
 
 # units ---------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ async def count_all(url, lost):
 async def test_records_with_parts_take_the_requests_that_the_page_says(server, met, request):
     """`met` is the look at what refused a write, where the server does not say."""
     large, url = b"x" * 3_000, request.getfixturevalue(server)
-    async with noted(url) as requests, opened_on(requests) as driver:
+    async with noted(url) as requests, opened_on(requests) as driver, opened_on(requests) as other:
 
         async def asked(work):
             requests.asked.clear()
@@ -119,7 +119,9 @@ async def test_records_with_parts_take_the_requests_that_the_page_says(server, m
         assert await asked(append(large)) == ["GetItem", "TransactWriteItems"], "the first"
         assert await asked(append(large)) == ["GetItem", *put]
         assert await asked(append(b"small")) == ["UpdateItem"]
-        assert await asked(driver.load(KEY)) == ["GetItem", "Query"]
+        assert await asked(driver.load(KEY)) == ["GetItem"], "it knows the parts that it put"
+        assert await asked(other.load(KEY)) == ["GetItem", "Query"]
+        assert await asked(other.load(KEY)) == ["GetItem"], "it has read them"
         fold = driver.replace(KEY, b"", version="v2", expect="v1", drop=1, ttl=KEEP)
         assert await asked(fold) == ["GetItem", "UpdateItem", "BatchWriteItem"]
         fold = driver.replace(KEY, large, version="v3", expect="v2", ttl=KEEP)
@@ -217,14 +219,14 @@ async def test_our_client_does_not_retry_a_write_whose_outcome_is_unknown(old):
     ("status", "code"), [(500, "InternalServerError"), (503, "ServiceUnavailable"), (500, DROPPED)]
 )
 async def test_a_read_that_failed_at_once_is_retried(old, status, code):
-    async with opened_on(old) as driver:
-        await driver.append(KEY, b"a", initial_version="v1", ttl=None)
+    async with opened_on(old) as driver, opened_on(old) as other:
+        await other.append(KEY, b"a", initial_version="v1", ttl=None)
         old.asked.clear()
         old.script = [(status, code)]
         assert await driver.load(KEY) == Record("v1", None, (b"a",))
         assert old.asked == ["GetItem", "GetItem"]
         # Also the second request of a load.
-        await driver.append(KEY, b"x" * 3_000, initial_version="v1", ttl=None)
+        await other.append(KEY, b"x" * 3_000, initial_version="v1", ttl=None)
         old.asked.clear()
         old.meanwhile = {"Query": functools.partial(fail_next, old, status, code)}
         assert (await driver.load(KEY)).tail == (b"a", b"x" * 3_000)
