@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -62,11 +62,15 @@ class SealedDriver(WrapperDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body, sealed and bound to its version, if the record is what the caller expects."""
         sealed = await self._seal(key, body_slot(version), body, "replace")
-        return await self.inner.replace(key, sealed, version=version, expect=expect, drop=drop, ttl=ttl)
+        entries = [await self._seal(key, ENTRY, entry, "replace") for entry in rewrite]
+        return await self.inner.replace(
+            key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
+        )
 
     async def _seal(self, key: Key, slot: bytes, value: bytes, operation: str) -> bytes:
         require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
