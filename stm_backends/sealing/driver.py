@@ -101,11 +101,15 @@ class SealedDriver(WrapperDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body, sealed and bound to its version, if the record is what the caller expects."""
         sealed = await self._seal(key, body_slot(version), body, "replace")
-        return await self.inner.replace(key, sealed, version=version, expect=expect, drop=drop, ttl=ttl)
+        entries = [await self._seal(key, ENTRY, entry, "replace") for entry in rewrite]
+        return await self.inner.replace(
+            key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
+        )
 
     async def reseal(self, key: Key) -> Resealed:
         """Seal the values of a record with the primary key, unless all of them are. No value changes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, AnyType, KeepType, Key, Record, Ttl
@@ -20,9 +21,10 @@ class Replacing(MemoryDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        call = _Replace(key, body, version, expect, drop, ttl)
+        call = _Replace(key, body, version, expect, drop, rewrite, ttl)
         return await self.change(call, await self.load(key))
 
     async def change(self, call: _Replace, found: _Found) -> bool:
@@ -32,8 +34,10 @@ class Replacing(MemoryDriver):
 
     async def proper(self, call: _Replace) -> bool:
         """Do the call as the contract says."""
-        key, body, version, expect, drop, ttl = call
-        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+        key, body, version, expect, drop, rewrite, ttl = call
+        return await super().replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )
 
     def set_tail(self, key: Key, tail: list[bytes]) -> None:
         """Overwrite the tail of a record that is there."""
@@ -47,6 +51,7 @@ class _Replace(NamedTuple):
     version: str
     expect: str | AbsentType | AnyType
     drop: int
+    rewrite: Sequence[bytes]
     ttl: float | None | KeepType
 
 
