@@ -88,12 +88,12 @@ def absent_slot(version: str) -> bytes:
 
 
 def absent_body(sealed: bytes) -> bytes:
-    """Return what is stored as the body that a record does not have, from what is sealed for `absent_slot`."""
+    """Return what is stored for an absent body, from the value that was sealed for `absent_slot`."""
     return _ABSENT + sealed[len(MAGIC) :]
 
 
 def slot_and_value(version: str, body: bytes) -> tuple[bytes, bytes]:
-    """Return the slot of a stored body, which may stand for an absent one, and its value as `open` takes it."""
+    """Return the slot of a stored body, present or absent, and its value as `open` takes it."""
     if body.startswith(_ABSENT):
         return absent_slot(version), MAGIC + body[len(_ABSENT) :]
     return body_slot(version), body

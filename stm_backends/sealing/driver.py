@@ -115,10 +115,11 @@ class SealedDriver(WrapperDriver):
         """Seal the values of a record with the primary key, unless all of them are. No value changes.
 
         Takes one load, and one conditional write that keeps the time to live. The version changes, so a
-        concurrent `replace` of the record loses a race. Values in clear text are sealed, if they are accepted.
-        Only the oldest `traits.max_drop` entries are reached. Raises `Corrupt`, before anything is written,
-        if a value cannot be opened.
+        concurrent `replace` of the record loses a race. Seals accepted values in clear text, too.
+        Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
+        value cannot be opened.
         """
+        stale: list[int] = []
         for lost in range(_ROUNDS):
             record = await self.inner.load(key)
             if record is None:
@@ -138,11 +139,16 @@ class SealedDriver(WrapperDriver):
             await asyncio.sleep(random.uniform(0, 0.01 * lost))
         return Resealed(left=len(stale), lost_races=_ROUNDS)
 
+    async def rewrap(self, tenant: str, user: str) -> int:
+        """Read the data keys of an owner again, and wrap those that an older key wraps; see `KeySource`."""
+        with located(self.name, "reseal"):
+            return await self._sealing.keys.rewrap(Owner(tenant, user))
+
     async def _stale(self, key: Key, record: Record) -> list[int]:
         """Return the positions of values that are not sealed with the primary key; the body is at -1."""
         ids = [None if record.body is None else key_id_of(slot_and_value("", record.body)[1])]
         ids += [key_id_of(entry) for entry in record.tail]
-        for key_id in {*ids} - {None}:
+        for key_id in {one for one in ids if one is not None}:
             # Asked for first: if the owner's keys were erased, none must be created.
             await self._sealing.keys.key(_owner(key), key_id)
         primary = (await self._sealing.keys.primary(_owner(key))).id
