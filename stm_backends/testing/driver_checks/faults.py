@@ -117,8 +117,11 @@ class Faults(Contract):
             "append": lambda: driver.append(key, b"b", initial_version="initial", ttl=60),
             "load": lambda: driver.load(key),
             "replace": lambda: driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP),
-            "a lost replace": lambda: driver.replace(key, b"a", version="v3", expect="no", drop=1, ttl=KEEP),
-            "save": lambda: driver.replace(key, b"a", version="v4", expect=ANY, ttl=None),
+            "rewrite": lambda: driver.replace(
+                key, b"b", version="v3", expect="v2", rewrite=(b"B",), ttl=KEEP
+            ),
+            "a lost replace": lambda: driver.replace(key, b"a", version="v4", expect="no", drop=1, ttl=KEEP),
+            "save": lambda: driver.replace(key, b"a", version="v5", expect=ANY, ttl=None),
             "scan": lambda: driver.scan(key.scope, limit=10),
             "delete": lambda: driver.delete(key),
         }
