@@ -18,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, TypeVar
 
 from stm_backends.drivers.checks import require_drop, require_fits, require_rewrite, require_ttl
