@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.sealing.driver import SealedDriver
 from tests.mutants.appends import (
     AppendChangesTheVersion,
     AppendIgnoresRepeats,
@@ -117,6 +118,17 @@ from tests.mutants.replaces import (
     RefusalRenewsTheTtl,
     ReplaceAppliesItsTokenTwice,
     ReplaceForgetsItsToken,
+)
+from tests.mutants.sealing import (
+    AcceptsClearText,
+    ForgetsTheAssociatedData,
+    IgnoresTheCommitment,
+    OneKeyForAllRecords,
+    ResealDropsEntries,
+    ResealInventsABody,
+    ResealMakesPermanent,
+    ResealsWithoutTheVersion,
+    ReusesItsNonce,
 )
 from tests.mutants.stores import (
     AnythingIsText,
@@ -287,3 +299,18 @@ PODS: Final[dict[type[Pod], Caught]] = {
     ClearsWhatIsPending: Caught("test_turns_that_another_pod_adds_during_a_summary_survive_it"),
 }
 """Memories that pods share."""
+
+SEALS: Final[dict[type[SealedDriver], Caught]] = {
+    ForgetsTheAssociatedData: Caught("test_an_older_body_under_a_newer_version_is_corrupt"),
+    OneKeyForAllRecords: Caught("test_values_of_another_record_or_another_slot_are_corrupt"),
+    ReusesItsNonce: Caught("test_no_two_values_of_a_record_have_the_same_nonce"),
+    IgnoresTheCommitment: Caught("test_every_altered_bit_of_a_stored_record_is_found"),
+    AcceptsClearText: Caught("test_clear_values_are_corrupt_unless_accepted"),
+    ResealsWithoutTheVersion: Caught("test_a_fold_during_resealing_wins_and_the_rest_is_resealed"),
+    ResealDropsEntries: Caught(
+        "test_resealing_changes_the_key_of_all_values_and_no_value", {"body": b"summary"}
+    ),
+    ResealMakesPermanent: Caught("test_resealing_keeps_the_time_to_live"),
+    ResealInventsABody: Caught("test_resealing_changes_the_key_of_all_values_and_no_value", {"body": None}),
+}
+"""Drivers that seal, each rejected by a test of `tests/unit/test_sealing.py` or `test_resealing.py`."""

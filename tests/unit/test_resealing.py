@@ -18,6 +18,7 @@ from stm_backends.sealing.driver import Resealed, SealedDriver
 from stm_backends.sealing.keys import DataKey, Owner, Sealing, StaticKeys
 from stm_backends.sealing.wrapping import LocalWrapping
 from stm_backends.testing import FakeClock
+from tests.support.sealed import sealed
 
 KEY = Key("acme:ada:memory", "trip")
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
@@ -54,7 +55,7 @@ class World:
         self.raw = Interrupted(MemoryStore(), clock=self.clock, **options)
 
     def process(self, keys: Any, *, accept_clear: bool = False) -> SealedDriver:
-        return SealedDriver(self.raw, Sealing(keys, accept_clear=accept_clear), clear_met=lambda: None)
+        return sealed(self.raw, Sealing(keys, accept_clear=accept_clear))
 
     async def key_ids(self) -> set[str | None]:
         """Return the ids of the keys that the stored values need."""
@@ -64,11 +65,15 @@ class World:
         return {key_id_of(value) for value in ([body] if body else []) + [*record.tail]}
 
 
-@pytest.fixture
-async def world() -> World:
+async def new_world() -> World:
     made = World()
     await made.raw.open()
     return made
+
+
+@pytest.fixture
+async def world() -> World:
+    return await new_world()
 
 
 async def fill(driver: SealedDriver, *entries: bytes, body: bytes | None = b"summary") -> Record:
