@@ -271,7 +271,9 @@ class Sessions:
     ) -> Reseal:
         """Return the work of `reseal` for some owners, which counts and reports its progress."""
         if self._sealed is None:
-            raise ConfigurationError("nothing is sealed here: the backend was opened without sealing=...")
+            raise ConfigurationError(
+                "nothing is sealed here: open the backend with sealing=..., or the command with --sealing"
+            )
         return Reseal(self._sealed, owners, fold_log=self._fold_log, on_problem=on_problem)
 
     async def _fold_log(self, where: keys.Key) -> bool:
