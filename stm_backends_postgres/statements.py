@@ -198,9 +198,8 @@ REWRITE: Final = """
         SELECT id, alive.version, alive.first,
             rest - going.size + octet_length($9::bytea) + octet_length($4::bytea) AS size,
             CASE WHEN $7 THEN expires ELSE now + make_interval(secs => $5) END AS expires,
-            alive.version = $8 AND going.entries = $6 AND EXISTS (
-                SELECT FROM {schema}.stm_record AS seen WHERE seen.id = alive.id AND seen.version = $8
-            ) AS may
+            alive.version = $8 AND going.entries = $6
+                AND (SELECT version FROM {schema}.stm_record AS seen WHERE seen.id = alive.id) = $8 AS may
         FROM alive, going
     ), written AS (
         UPDATE {schema}.stm_record AS r

@@ -119,6 +119,17 @@ from tests.mutants.replaces import (
     ReplaceAppliesItsTokenTwice,
     ReplaceForgetsItsToken,
 )
+from tests.mutants.rewrites import (
+    RewriteAppendsTheRest,
+    RewriteCountsWhatItReplaces,
+    RewriteForgetsItsToken,
+    RewriteIgnoresTheSize,
+    RewriteIgnoresTheVersion,
+    RewriteInTwoSteps,
+    RewriteOverwritesAppends,
+    RewriteShiftsAppends,
+    RewritesTheNewest,
+)
 from tests.mutants.sealing import (
     AcceptsClearText,
     ForgetsTheAssociatedData,
@@ -181,6 +192,15 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     DropIsClamped: Caught("test_a_drop_larger_than_the_tail_is_a_lost_race_and_changes_nothing"),
     ReplaceForgetsItsToken: Caught("test_a_retried_replace_returns_true_and_is_applied_once"),
     ReplaceAppliesItsTokenTwice: Caught("test_a_retried_save_keeps_entries_appended_since"),
+    RewriteIgnoresTheVersion: Caught("test_a_rewrite_over_another_version_changes_nothing"),
+    RewritesTheNewest: Caught("test_a_rewrite_replaces_exactly_the_oldest_entries"),
+    RewriteShiftsAppends: Caught("test_a_rewrite_keeps_entries_appended_since_it_read"),
+    RewriteOverwritesAppends: Caught("test_rewrites_never_lose_an_entry_and_are_never_seen_in_part"),
+    RewriteInTwoSteps: Caught("test_a_cancelled_rewrite_is_applied_completely_or_not_at_all"),
+    RewriteAppendsTheRest: Caught("test_a_rewrite_longer_than_the_tail_changes_nothing"),
+    RewriteIgnoresTheSize: Caught("test_a_rewrite_that_makes_a_record_too_large_is_refused"),
+    RewriteCountsWhatItReplaces: Caught("test_rewritten_entries_may_be_of_any_size"),
+    RewriteForgetsItsToken: Caught("test_a_retried_rewrite_returns_true_and_is_applied_once"),
     CounterVersions: Caught("test_a_new_record_is_not_mistaken_for_the_expired_one"),
     KeepIsForEver: Caught("test_keep_leaves_the_time_to_live_unchanged"),
     RefusalRenewsTheTtl: Caught("test_a_refused_write_does_not_change_the_time_to_live"),

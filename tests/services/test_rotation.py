@@ -14,13 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from stm_backends import Corrupt, MemoryKey, Sealing, StaticKeys, open_backend
+from stm_backends import (
+    ConversationTurn,
+    Corrupt,
+    MemoryKey,
+    Sealing,
+    ShortTermMemoryConfig,
+    StaticKeys,
+    open_backend,
+)
 from stm_backends.sealing.naming import KEYS_VARIABLE
 from stm_backends.testing.workbench.summarizers import covered
-from tests.support.places import Place, quick_on
+from tests.support.places import EACH, Place, quick_on
 from tests.support.rotating_pod import LOG, LOG_KEY, SESSIONS, memory_of
 
 SECRETS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
+
+
+def sealing(keys: dict[str, bytes], primary: str) -> Sealing:
+    return Sealing(StaticKeys(keys, primary=primary))
 
 
 class Process:
@@ -129,15 +141,38 @@ async def test_a_key_is_rotated_under_pods_that_write_and_then_removed(
         assert {*counts.values()} == {1}, "a turn is stored twice"
         # A pod that was killed may have added one more.
         assert len(counts) <= len(tags) + 2
-    async with open_backend(url, sealing=Sealing(StaticKeys({"k1": SECRETS["k1"]}, primary="k1"))) as old:
+    async with open_backend(url, sealing=sealing({"k1": SECRETS["k1"]}, "k1")) as old:
         with pytest.raises(Corrupt, match="'k2', which this process does not have"):
             await memory_of(old, SESSIONS[0]).get_llm_context()
+
+
+@pytest.mark.parametrize("datastore", EACH)
+async def test_after_resealing_the_old_key_is_not_needed_on_any_datastore(
+    datastore: str, place_on: Callable[[str], Place]
+) -> None:
+    url, large = place_on(datastore).url, "Zanzibar " * 100_000
+    both, new = dict(SECRETS), {"k2": SECRETS["k2"]}
+    ada = MemoryKey("acme", "ada", "trip")
+    async with open_backend(url, create=True, sealing=sealing(both, "k1")) as backend:
+        for text in ("small", large):
+            turn = ConversationTurn(text, "noted")
+            await backend.memory(ada, ShortTermMemoryConfig("truncation")).add_turn(turn)
+        await backend.state_store.save_memory_state("acme:ada:trip", {"text": large})
+    async with open_backend(url, sealing=sealing(both, "k2")) as backend:
+        report = await backend.sessions.reseal("acme")
+        assert report.ok
+        assert report.records >= 3
+        assert (await backend.sessions.reseal("acme")).current == report.records
+    async with open_backend(url, sealing=sealing(new, "k2")) as backend:
+        turns = (await backend.sessions.export(ada))["turns"]
+        assert [turn["user_message"] for turn in turns] == ["small", large]
+        assert await backend.state_store.load_memory_state("acme:ada:trip") == {"text": large}
 
 
 async def read_back(url: str) -> dict[str, list[str]]:
     """Return the tags of each conversation and of the log, with the new key alone."""
     found: dict[str, list[str]] = {}
-    async with open_backend(url, sealing=Sealing(StaticKeys({"k2": SECRETS["k2"]}, primary="k2"))) as backend:
+    async with open_backend(url, sealing=sealing({"k2": SECRETS["k2"]}, "k2")) as backend:
         for session in SESSIONS:
             document = await backend.sessions.export(MemoryKey("acme", "ada", session))
             turns = [turn["user_message"] for turn in document["turns"]]
