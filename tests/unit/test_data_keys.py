@@ -137,7 +137,12 @@ async def test_damaged_stored_keys_are_corrupt() -> None:
     keys = await world.process()
     driver = MemoryDriver(world.store)
     await driver.open()
-    for content in ({"primary": "a", "keys": {"a": "é"}}, {"primary": "a", "keys": []}, {"keys": {}}):
+    damaged: tuple[dict[str, Any], ...] = (
+        {"primary": "a", "keys": {"a": "é"}},
+        {"primary": "a", "keys": []},
+        {"keys": {}},
+    )
+    for content in damaged:
         body = Codec().seal("keys", content)
         await driver.replace(data_keys_key(*ADA), body, version=new_version(), expect=ANY, ttl=None)
         with pytest.raises(Corrupt, match="data keys"):

@@ -26,7 +26,7 @@ from stm_backends import (
     open_backend,
 )
 from stm_backends.admin.copying import UNOWNED, Owner
-from stm_backends.admin.resealing import ResealReport
+from stm_backends.admin.resealing import OnProblem, Problem, ResealReport
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.keys import KINDS, LOG_KINDS, PAUSED_RUNS, log_key, memory_key, scope
@@ -113,6 +113,11 @@ async def read(backend: Backend, tenant: str = "acme") -> list[Any]:
         composite = MemoryKey(tenant, user, "one").composite()
         found.append(await backend.state_store.load_memory_state(composite))
     return found
+
+
+def noting(problems: list[tuple[Key, Problem, Any]]) -> OnProblem:
+    """Return a function that notes the problems it is called with."""
+    return lambda key, problem, error: problems.append((key, problem, error))
 
 
 @pytest.fixture
@@ -202,8 +207,8 @@ async def test_clear_parts_that_have_no_room_for_a_seal_are_reported(world: Worl
         await fill(backend)
         everything = await read(backend)
     async with world.backend(Sealing(AFTER.keys, accept_clear=True)) as backend:
-        problems: list[tuple[Key, str, Any]] = []
-        await backend.sessions.resealing([Owner("acme")], on_problem=lambda *one: problems.append(one)).run()
+        problems: list[tuple[Key, Problem, Any]] = []
+        await backend.sessions.resealing([Owner("acme")], on_problem=noting(problems)).run()
         assert problems
         assert all(key.scope.endswith(":part") for key, _, _ in problems)
         assert all(isinstance(error, TooLarge) for _, _, error in problems)
@@ -242,9 +247,9 @@ async def test_a_record_that_cannot_be_opened_is_reported_and_the_rest_resealed(
     async with world.backend(None) as backend:
         damaged = memory_key(MemoryKey("acme", "ada", "one"))
         await backend.driver.append(damaged, MAGIC + b"k1\n" + bytes(60), initial_version="v", ttl=None)
-    problems: list[tuple[Key, str, Any]] = []
+    problems: list[tuple[Key, Problem, Any]] = []
     async with world.backend(ROTATED) as backend:
-        work = backend.sessions.resealing([Owner("acme")], on_problem=lambda *one: problems.append(one))
+        work = backend.sessions.resealing([Owner("acme")], on_problem=noting(problems))
         report = await work.run()
     assert not report.ok
     assert (report.failed, report.left) == (1, 0)
