@@ -800,3 +800,27 @@ async def test_a_turn_of_4_mib_and_ten_of_300_kb_fit_where_an_entry_has_64_kb(wo
         for turn in turns:
             await memory.add_turn(turn)
         assert await memory.turns() == turns
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+async def test_a_part_that_changes_while_it_is_renewed_is_renewed_after_all(world: World, part: int) -> None:
+    driver, raw = await world.process(), await world.raw()
+    await driver.append(KEY, LARGE, initial_version="v", ttl=60.0)
+    where = Key(PARTS, (await world.parts())[part])
+
+    async def change(operation: str, key: Any) -> None:
+        if (operation, key) == ("replace", where):
+            world.before = None
+            found = await raw.load(where)
+            assert found is not None
+            assert found.body is not None
+            # As resealing does: the same content under another version, with the same time to live.
+            assert await raw.replace(where, found.body, version="x", expect=found.version, ttl=KEEP)
+
+    world.before = change
+    await driver.append(KEY, b"small", initial_version="v", ttl=None)
+    assert world.before is None
+    await world.clock.pass_time(10_000.0)
+    record = await (await world.process()).load(KEY)
+    assert record is not None
+    assert record.tail == (LARGE, b"small")
