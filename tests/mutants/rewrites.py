@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stm_backends.drivers.contract import Record
-from tests.mutants.replaces import Replacing, Replace
+from tests.mutants.replaces import Replace, Replacing
 
 
 class Rewriting(Replacing):
