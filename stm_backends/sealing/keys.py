@@ -67,7 +67,7 @@ class Sealing:
     """What `open_backend(..., sealing=)` takes: seal everything with keys of `keys`.
 
     `accept_clear=True` also reads values that were stored without sealing, while a datastore is migrated.
-    Anybody who can write to the datastore can have written these. Otherwise they are `Corrupt`.
+    Anyone with write access to the datastore can have written these. Otherwise they are `Corrupt`.
     """
 
     keys: KeySource

@@ -116,7 +116,7 @@ def test_records_that_cannot_be_opened_are_named_and_the_command_fails(url: str,
         (("--user", "acme"), "--user is written TENANT:USER"),
     ],
 )
-def test_options_that_name_nobody_are_refused(
+def test_options_that_name_no_tenant_or_no_user_are_refused(
     url: str, keys: Keys, arguments: tuple[str, ...], said: str
 ) -> None:
     result = cli("reseal", *arguments, "--url", url)

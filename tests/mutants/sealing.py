@@ -99,7 +99,7 @@ class _WithoutVersion(WrapperDriver):
 
 
 class ResealsWithoutTheVersion(_OtherWrite):
-    """Writes over whatever the record has become since it was read."""
+    """Writes again after a lost race, over what another process has stored since."""
 
     write = _WithoutVersion
 

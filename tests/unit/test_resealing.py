@@ -32,14 +32,14 @@ class Interrupted(MemoryDriver):
 
     def __init__(self, store: MemoryStore, **options: Any) -> None:
         super().__init__(store, **options)
-        self.meanwhile: list[Callable[[], Awaitable[object]]] = []
+        self.between: list[Callable[[], Awaitable[object]]] = []
         self.lost_answers = 0
         self.writes = 0
 
     async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
         self.writes += 1
-        if self.meanwhile:
-            await self.meanwhile.pop(0)()
+        if self.between:
+            await self.between.pop(0)()
         done = await super().replace(key, body, **options)
         if self.lost_answers:
             self.lost_answers -= 1
@@ -167,7 +167,7 @@ async def test_resealing_keeps_the_time_to_live(world: World) -> None:
 async def test_turns_added_while_a_record_is_resealed_are_kept(world: World) -> None:
     await fill(world.process(BEFORE), b"one")
     older, driver = world.process(BEFORE), world.process(ROTATED)
-    world.raw.meanwhile = [lambda: older.append(KEY, b"two", initial_version="v0", ttl=60)]
+    world.raw.between = [lambda: older.append(KEY, b"two", initial_version="v0", ttl=60)]
     assert await driver.reseal(KEY) == Resealed(values=2)
     assert await world.key_ids() == {"k1", "k2"}
     assert await driver.reseal(KEY) == Resealed(values=1)
@@ -179,7 +179,7 @@ async def test_turns_added_while_a_record_is_resealed_are_kept(world: World) -> 
 async def test_a_fold_during_resealing_wins_and_the_rest_is_resealed(world: World) -> None:
     before = await fill(world.process(BEFORE), b"one", b"two", b"three")
     older, driver = world.process(BEFORE), world.process(ROTATED)
-    world.raw.meanwhile = [
+    world.raw.between = [
         lambda: older.replace(KEY, b"folded", version="v2", expect=before.version, drop=2, ttl=60)
     ]
     assert await driver.reseal(KEY) == Resealed(values=2, lost_races=1)
@@ -191,7 +191,7 @@ async def test_a_fold_during_resealing_wins_and_the_rest_is_resealed(world: Worl
 async def test_a_record_erased_during_resealing_stays_erased(world: World) -> None:
     await fill(world.process(BEFORE), b"one")
     driver = world.process(ROTATED)
-    world.raw.meanwhile = [lambda: world.raw.delete(KEY)]
+    world.raw.between = [lambda: world.raw.delete(KEY)]
     assert await driver.reseal(KEY) == Resealed(lost_races=1, exists=False)
     assert await world.raw.load(KEY) is None
 
@@ -199,14 +199,14 @@ async def test_a_record_erased_during_resealing_stays_erased(world: World) -> No
 async def test_a_record_that_expires_during_resealing_stays_expired(world: World) -> None:
     await fill(world.process(BEFORE), b"one")
     driver = world.process(ROTATED)
-    world.raw.meanwhile = [lambda: world.clock.pass_time(61)]
+    world.raw.between = [lambda: world.clock.pass_time(61)]
     assert (await driver.reseal(KEY)).exists is False
 
 
 async def test_a_record_replaced_by_another_during_resealing_is_kept(world: World) -> None:
     await fill(world.process(BEFORE), b"one", b"two")
     older, driver = world.process(BEFORE), world.process(ROTATED)
-    world.raw.meanwhile = [lambda: older.replace(KEY, b"new", version="v9", expect=ANY, ttl=60)]
+    world.raw.between = [lambda: older.replace(KEY, b"new", version="v9", expect=ANY, ttl=60)]
     assert await driver.reseal(KEY) == Resealed(values=1, lost_races=1)
     after = await world.process(AFTER).load(KEY)
     assert after is not None
@@ -228,11 +228,11 @@ async def test_resealing_gives_up_a_record_that_changes_each_time(world: World) 
         await older.replace(KEY, b"busy", version=f"b{world.raw.writes}", expect=ANY, ttl=60)
 
     async def change_again() -> None:
-        world.raw.meanwhile = []
+        world.raw.between = []
         await change()
-        world.raw.meanwhile = [change_again]
+        world.raw.between = [change_again]
 
-    world.raw.meanwhile = [change_again]
+    world.raw.between = [change_again]
     assert await driver.reseal(KEY) == Resealed(left=1, lost_races=20)
     assert await world.process(BEFORE).load(KEY) is not None
 

@@ -170,9 +170,7 @@ class Parts:
                     await run_concurrently([partial(renew, other) for other in range(1, pointer.parts)])
                 data, expect, version = pointers.seal_part(chunk, life), record.version, new_version()
                 if await operations.retried(
-                    partial(
-                        self._driver.replace, where, data, version=version, expect=expect, ttl=life.given
-                    )
+                    partial(self._driver.replace, where, data, version=version, expect=expect, ttl=life.given)
                 ):
                     return
             raise Unavailable("a part of a large value changed each time that it was renewed")
