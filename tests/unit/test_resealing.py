@@ -319,3 +319,14 @@ async def test_a_record_that_would_be_too_large_is_left_as_it_is() -> None:
         await world.process(ROTATED, accept_clear=True).reseal(KEY)
     assert found.value.operation == "reseal"
     assert await world.raw.load(KEY) == before
+
+
+async def test_a_full_record_without_room_for_a_longer_key_id_is_left_as_it_is() -> None:
+    world = World(max_entry_bytes=1_000, max_record_bytes=1_000)
+    await world.raw.open()
+    await fill(world.process(BEFORE), b"x" * 880, body=None)
+    before = await world.raw.load(KEY)
+    longer = StaticKeys({"k1": OLD, "k" * 32: NEW}, primary="k" * 32)
+    with pytest.raises(TooLarge):
+        await world.process(longer).reseal(KEY)
+    assert await world.raw.load(KEY) == before
