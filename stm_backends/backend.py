@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.admin.sessions import Sessions
 from stm_backends.drivers import plugins
@@ -30,6 +30,9 @@ from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey, as_config
+
+if TYPE_CHECKING:
+    from stm_backends.sealing.driver import SealedDriver
 
 logger = logging.getLogger("stm_backends")
 
@@ -90,7 +93,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
-        self.driver = driver = LargeEntries(_sealed(observer.driver(driver), sealing, observer))
+        observed = observer.driver(driver)
+        sealed = _sealed(observed, sealing, observer)
+        self.driver = driver = LargeEntries(sealed or observed)
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
@@ -100,6 +105,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             self._codec,
             self._directory,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
+            sealed=sealed,
         )
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s
@@ -215,10 +221,10 @@ async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> None:
     await sealing.keys.erase(Owner(tenant, user))
 
 
-def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> Driver:
-    """Return the driver, or one around it that seals. Raises `MissingExtra` without `encryption`."""
+def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> SealedDriver | None:
+    """Return a driver around this one that seals, if asked to. Raises `MissingExtra` without `encryption`."""
     if sealing is None:
-        return driver
+        return None
     if not isinstance(sealing, Sealing):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise ConfigurationError(f"sealing is a Sealing, not {type(sealing).__name__}")
     from stm_backends.sealing.driver import SealedDriver  # noqa: PLC0415 -- needs the extra

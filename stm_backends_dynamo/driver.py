@@ -17,6 +17,9 @@ Because a value in a part is another item (`statements.py` says why the operatio
 - An entry or a body of more than 2 KB takes three: a look at the head, the part, and the head. The first
   part of a record takes a transaction, after a look and, to an entry, a mark in the head.
 - A fold of a record with parts takes a look first, perhaps at a part, and a request that deletes parts.
+- A rewrite of entries in parts, or of more than 4 KB or 100 entries, takes a look, the new parts, the head,
+  and a request that deletes parts. If the new entries need more places than the old ones, an append at the
+  same time makes it start again. A part that has other entries, too, is kept, with the old entries in it.
 - An append that fills the head moves its entries into a part: a look, two writes, a look.
 - Erasing a record with parts takes six or more.
 - An operation that conflicts with another writer reads again and retries.
@@ -33,7 +36,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.checks import require_clock, require_drop, require_limit, require_ttl
+from stm_backends.drivers.checks import (
+    require_clock,
+    require_drop,
+    require_limit,
+    require_rewrite,
+    require_ttl,
+)
 from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ABSENT,
@@ -59,6 +68,7 @@ from stm_backends_dynamo.items import (
     Item,
     Reference,
     Sizes,
+    elements_of,
     head_of,
     is_alive,
     item_of,
@@ -218,7 +228,7 @@ class DynamoDriver:
                 continue
             else:
                 statement = statements.append_part(key, reference, head=head, ttl=ttl, now=now, most=most)
-            added = await stored.write(reference.part, [entry], statement, head=head, kept=kept)
+            added = await stored.write({reference.part: [entry]}, statement, head=head, kept=kept)
             if added.done:
                 if head is None:
                     await stored.replaced(before)
@@ -236,6 +246,7 @@ class DynamoDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
@@ -243,11 +254,13 @@ class DynamoDriver:
         require_drop(drop, expect)
         if drop > self.traits.max_drop:
             raise ValueError(f"one replace drops at most {self.traits.max_drop} entries, not {drop}")
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
         self._edge.require_fits("replace", "entry", len(body))
 
         async def work(stored: Stored) -> bool:
             if isinstance(expect, str):
-                done = await self._fold(stored, body, version, expect, drop, ttl)
+                done = await self._fold(stored, body, version, expect, drop, rewrite, ttl)
             else:
                 done = await self._save(stored, body, version, expect, ttl)
             if done and (stored.littered or key in self._littered):
@@ -259,47 +272,69 @@ class DynamoDriver:
         return await self._on(key, "replace", work)
 
     async def _fold(
-        self, stored: Stored, body: bytes, version: str, expect: str, drop: int, ttl: float | None | KeepType
+        self,
+        stored: Stored,
+        body: bytes,
+        version: str,
+        expect: str,
+        drop: int,
+        rewrite: Sequence[bytes],
+        ttl: float | None | KeepType,
     ) -> bool:
-        key, now = stored.key, stored.now
-        element = Reference(new_part(), 0, 1, len(body)) if len(body) > self._sizes.large else body
+        """Store a body and drop the oldest entries, or rewrite them."""
+        key, now, going = stored.key, stored.now, drop or len(rewrite)
         head: Head | None = None
         for _ in range(ROUNDS):
             found: Item = {}
+            # New names in each round, because parts that were not named may be deleted at any time.
+            element: Element = body
+            front, parts = elements_of(rewrite, self._sizes) if rewrite else ((), {})
+            if len(body) > self._sizes.large:
+                element = Reference(new_part(), 0, 1, len(body))
+                parts[element.part] = [body]
             # A refused write is billed too, so it is not tried if parts were seen before.
             has_parts = head.life if head else key in self._with_parts
-            if not (isinstance(element, Reference) or has_parts):
-                folded = await stored.requests.attempt(
-                    statements.fold(key, body, version=version, expect=expect, drop=drop, ttl=ttl, now=now)
+            if not (parts or has_parts):
+                direct = (
+                    statements.rewrite(key, body, rewrite, version=version, expect=expect, ttl=ttl, now=now)
+                    if rewrite
+                    else statements.fold(
+                        key, body, version=version, expect=expect, drop=drop, ttl=ttl, now=now
+                    )
                 )
+                folded = await stored.requests.attempt(direct)
                 if folded.done:
                     return True
                 found = folded.content
             head = await stored.look(found)
-            if head is None or head.version != expect or head.entries < drop:
+            if head is None or head.version != expect or head.entries < going:
                 return head is not None and head.version == version
-            if not (head.life or isinstance(element, Reference)):
+            if not (head.life or parts):
                 continue
-            cut = await stored.cut(head, drop)
+            cut = await stored.cut(head, going)
             if cut is None:
                 continue
-            if isinstance(element, Reference):
-                element = element._replace(part=new_part())
-            after = replace(head, version=version, body=element, tail=cut.left, entries=head.entries - drop)
+            entries = head.entries - drop
+            after = replace(head, version=version, body=element, tail=(*front, *cut.left), entries=entries)
             if not await stored.admit(head, after.size - head.size, ttl):
+                continue
+            if len(parts) > 1 and not head.life:
+                # A transaction has a limit on its items and its bytes.
+                await stored.mark(head)
                 continue
             kept = stored.kept_of(head, ttl)
             folding = statements.fold_parts(
                 key,
                 after,
                 head=head,
+                front=front,
                 cut=cut,
                 of_parts=stored.of_parts(new_version(), after.in_parts, kept),
                 ttl=ttl,
                 now=now,
             )
-            if isinstance(element, Reference):
-                folded = await stored.write(element.part, [body], folding, head=head, kept=kept)
+            if parts:
+                folded = await stored.write(parts, folding, head=head, kept=kept)
             else:
                 folded = await stored.requests.attempt(folding)
             if folded.done:
@@ -370,7 +405,7 @@ class DynamoDriver:
             fresh = item_of(version, element, (), ttl=None if ttl is KEEP else ttl, now=now)
             statement = statements.create(key, fresh | (marks if after.parts else {}), now=now)
         if isinstance(element, Reference):
-            saved = await stored.write(element.part, [body], statement, head=head, kept=kept)
+            saved = await stored.write({element.part: [body]}, statement, head=head, kept=kept)
         else:
             saved = await stored.requests.attempt(statement)
         if saved.done and head is None:

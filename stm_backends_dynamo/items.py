@@ -28,6 +28,9 @@ LAYOUT: Final = 2
 `readable_since` in a head is the oldest layout whose code can still use the record, as in `layouts.py`.
 """
 
+MAX_PLACES: Final = 100
+"""The most places that a rewrite sets: each is named in an expression of at most 4,096 bytes."""
+
 _NOTHING: Final = {"NULL": True}
 _EMPTY: Final[dict[str, Any]] = {"L": []}
 """Represents empty bytes: servers older than May 2020 refuse an empty binary."""
@@ -265,6 +268,29 @@ def entries_of(elements: Iterable[Element], parts: Mapping[str, Sequence[bytes]]
         else:
             entries.append(element)
     return entries
+
+
+def elements_of(
+    entries: Sequence[bytes], sizes: Sizes
+) -> tuple[tuple[Element, ...], dict[str, Sequence[bytes]]]:
+    """Return what stands for rewritten entries in a head, and the new parts that it refers to.
+
+    A few small entries are in the head; else all of them are in parts.
+    """
+    weights = [weight_of(entry) for entry in entries]
+    few = len(entries) <= MAX_PLACES and sum(weights) <= sizes.loose
+    if few and all(len(entry) <= sizes.large for entry in entries):
+        return tuple(entries), {}
+    groups: list[list[bytes]] = []
+    room = 0
+    for entry, weight in zip(entries, weights, strict=True):
+        if weight > room or len(groups[-1]) == sizes.places:
+            groups.append([])
+            room = sizes.part
+        groups[-1].append(entry)
+        room -= weight
+    parts: dict[str, Sequence[bytes]] = {new_part(): group for group in groups}
+    return tuple(Reference(name, 0, len(of), sum(map(len, of))) for name, of in parts.items()), parts
 
 
 def cut_of(head: Head, drop: int) -> Cut:

@@ -28,7 +28,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from stm_backends.drivers.contract import KEEP, KeepType, Key
 from stm_backends_dynamo.items import (
     LAYOUT,
+    MAX_PLACES,
     Cut,
+    Element,
     Head,
     Item,
     Reference,
@@ -284,37 +286,81 @@ def fold(
     )
 
 
+def rewrite(
+    key: Key,
+    body: bytes,
+    entries: Sequence[bytes],
+    *,
+    version: str,
+    expect: str,
+    ttl: float | None | KeepType,
+    now: Seconds,
+) -> Statement:
+    """Store a body and set the oldest entries by their places; refused as `fold` is."""
+    sets, removes, values = _lifetime(ttl, now)
+    return _update(
+        key,
+        sets=[
+            "version = :version",
+            "body = :body",
+            *(f"tail[{place}] = :t{place}" for place in range(len(entries))),
+            *sets,
+        ],
+        removes=removes,
+        condition=f"version = :expect AND entries >= :count AND {_WHOLE} AND {_ALIVE}",
+        values={
+            ":version": text(version),
+            ":expect": text(expect),
+            ":body": attribute(body),
+            ":count": number(len(entries)),
+            ":now": number(now),
+            **{f":t{place}": attribute(entry) for place, entry in enumerate(entries)},
+            **values,
+        },
+    )
+
+
 def fold_parts(
     key: Key,
     after: Head,
     *,
     head: Head,
+    front: Sequence[Element],
     cut: Cut,
     of_parts: Item,
     ttl: float | None | KeepType,
     now: Seconds,
 ) -> Statement:
-    """Make of a record with parts what is to be after a fold; no fold and no seal came between.
+    """Make of a record with parts what is to be after a fold or a rewrite; no fold and no seal came between.
 
-    Places that are set precede those that are removed, so the order of the two does not matter.
+    `front` replaces what is cut. Places that are set precede those that are removed, so the order of the two
+    does not matter. If more places are needed than the cut has, the whole tail is set, and an append since
+    refuses the write.
     """
     sets, removes, values = _lifetime(ttl, now)
     same, setting, removing, of_head = _as_seen(head, after, of_parts)
+    if cut.rest:
+        front = (*front, cut.rest)
+    if len(front) <= min(cut.places, MAX_PLACES):
+        placing = [f"tail[{place}] = :t{place}" for place in range(len(front))]
+        cutting = [f"tail[{place}]" for place in range(len(front), cut.places)]
+        placed = {f":t{place}": attribute(element) for place, element in enumerate(front)}
+    else:
+        same += " AND entries = :entries"
+        placing, cutting = ["tail = :tail"], []
+        tail = {"L": [attribute(element) for element in after.tail]}
+        placed = {":tail": tail, ":entries": number(head.entries)}
     return _update(
         key,
         sets=[
             "version = :version",
             "body = :body",
             "entries = entries - :drop",
-            *(["tail[0] = :rest"] if cut.rest else []),
+            *placing,
             *setting,
             *sets,
         ],
-        removes=[
-            *(f"tail[{place}]" for place in range(1 if cut.rest else 0, cut.places)),
-            *removing,
-            *removes,
-        ],
+        removes=[*cutting, *removing, *removes],
         condition=f"version = :expect AND {same} AND {_ALIVE}{_in_time(of_head, ttl)}",
         values={
             ":version": text(after.version),
@@ -322,7 +368,7 @@ def fold_parts(
             ":body": attribute(after.body),
             ":drop": number(head.entries - after.entries),
             ":now": number(now),
-            **({":rest": attribute(cut.rest)} if cut.rest else {}),
+            **placed,
             **of_head,
             **values,
         },

@@ -7,7 +7,7 @@ record, and may be interrupted: that leaves only parts that no head names.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
@@ -148,28 +148,29 @@ class Stored:
 
     async def write(
         self,
-        part: str,
-        values: Sequence[bytes],
+        parts: Mapping[str, Sequence[bytes]],
         statement: statements.Statement,
         *,
         head: Head | None,
         kept: float | None,
     ) -> Answer:
-        """Put a part, and write the head that names it; in one transaction if the record has no parts yet."""
-        putting = statements.put_part(self.key, part, values, kept=kept)
+        """Put parts, and write the head that names them; for a first part, in one transaction."""
+        puts = [statements.put_part(self.key, part, values, kept=kept) for part, values in parts.items()]
         if head is None or not head.life:
-            answer = await self.requests.attempt(statements.together(putting, statement))
+            answer = await self.requests.attempt(statements.together(*puts, statement))
         else:
-            await self.requests.send(putting)
+            for some in _batches(puts, _AT_ONCE):
+                await asyncio.gather(*map(self.requests.send, some))
             answer = await self.requests.attempt(statement)
         if answer.done:
-            self._parts.keep(self.key, {part: tuple(values)})
+            self._parts.keep(self.key, {part: tuple(values) for part, values in parts.items()})
         elif head is not None and head.life:
-            # A client may have sent it twice, so that the head names the part already.
+            # A client may have sent it twice, so that the head names the parts already.
             self.littered = True
             found = await self.item()
-            if found.get("life") != text(head.life) and not (found and part in head_of(found).parts):
-                await self.aside(self._delete([part]))
+            if found.get("life") != text(head.life):
+                named = head_of(found).parts if found else set[str]()
+                await self.aside(self._delete(parts.keys() - named))
         return answer
 
     async def mark(self, head: Head) -> None:
@@ -231,7 +232,7 @@ class Stored:
                 emptied=sorted(emptied),
                 of_parts=self.of_parts(new_version(), after.in_parts, kept),
             )
-            if (await self.write(part, values, sealing, head=head, kept=kept)).done:
+            if (await self.write({part: values}, sealing, head=head, kept=kept)).done:
                 await self.discard(head, after)
 
     async def finish_erasing(self, found: Item) -> None:

@@ -22,7 +22,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ABSENT,
@@ -66,6 +66,7 @@ _APPEND: Final = _encoded(statements.APPEND)
 _CREATE: Final = _encoded(statements.CREATE)
 _SAVE: Final = _encoded(statements.SAVE)
 _FOLD: Final = _encoded(statements.FOLD)
+_REWRITE: Final = _encoded(statements.REWRITE)
 
 
 class MongoDriver:
@@ -184,12 +185,16 @@ class MongoDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
         self._require_fits("replace", body)
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+            self._edge.require_fits("replace", "record", sum(map(len, rewrite), len(body)))
         keep = ttl is KEEP
         given = values(body=body, version=version, keep=keep, ttl=None if ttl is KEEP else _milliseconds(ttl))
         if not isinstance(expect, str):
@@ -202,12 +207,13 @@ class MongoDriver:
                 upsert=True,
             )
             return after is not None and after["version"] == version
+        given |= values(expect=expect, drop=drop or len(rewrite), limit=self.traits.max_record)
         after = await self._write(
             "replace",
             key,
-            _FOLD,
-            {**given, **values(expect=expect, drop=drop, limit=self.traits.max_record)},
-            answer=statements.AFTER_FOLD,
+            _REWRITE if rewrite else _FOLD,
+            given | values(rewrite=list(rewrite)) if rewrite else given,
+            answer=statements.AFTER_REWRITE if rewrite else statements.AFTER_FOLD,
             condition=statements.FOLDABLE,
         )
         if after is None:

@@ -42,7 +42,7 @@ _GOING: Final[Document] = {"$slice": ["$tail", "$$drop"]}
 _STAYING: Final[Document] = {"$slice": ["$tail", "$$drop", {"$max": [1, {"$size": "$tail"}]}]}
 
 
-def _bytes_of(entries: Document) -> Document:
+def _bytes_of(entries: Document | str) -> Document:
     return {"$sum": {"$map": {"input": entries, "in": {"$binarySize": "$$this"}}}}
 
 
@@ -142,30 +142,40 @@ FOLDED_SIZE: Final[Document] = {
         {"$add": [{"$ifNull": [{"$binarySize": "$body"}, 0]}, _bytes_of(_GOING)]},
     ]
 }
-FOLD: Final[list[Document]] = [
-    {
-        "$replaceWith": {
-            "$cond": [
-                {"$or": [{"$eq": ["$version", "$$version"]}, {"$gt": [FOLDED_SIZE, "$$limit"]}]},
-                "$$ROOT",
-                {
-                    "$mergeObjects": [
-                        "$$ROOT",
-                        {
-                            "version": "$$version",
-                            "expires": _ENDS_OR_KEEPS,
-                            "size": FOLDED_SIZE,
-                            "body": "$$body",
-                            "tail": _STAYING,
-                        },
-                    ]
-                },
-            ]
+
+
+def _folding(size: Document, tail: Document) -> list[Document]:
+    return [
+        {
+            "$replaceWith": {
+                "$cond": [
+                    {"$or": [{"$eq": ["$version", "$$version"]}, {"$gt": [size, "$$limit"]}]},
+                    "$$ROOT",
+                    {
+                        "$mergeObjects": [
+                            "$$ROOT",
+                            {
+                                "version": "$$version",
+                                "expires": _ENDS_OR_KEEPS,
+                                "size": size,
+                                "body": "$$body",
+                                "tail": tail,
+                            },
+                        ]
+                    },
+                ]
+            }
         }
-    }
-]
+    ]
+
+
+FOLD: Final[list[Document]] = _folding(FOLDED_SIZE, _STAYING)
+# A rewrite is a fold of as many entries, with the new ones before those that stay.
+REWRITTEN_SIZE: Final[Document] = {"$add": [FOLDED_SIZE, _bytes_of("$$rewrite")]}
+REWRITE: Final[list[Document]] = _folding(REWRITTEN_SIZE, {"$concatArrays": ["$$rewrite", _STAYING]})
 AFTER: Final[Document] = {"_id": 0, "version": 1}
 AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
+AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE}
 
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}

@@ -7,11 +7,12 @@ import functools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.coalesced import Coalesced
 from stm_backends.drivers.contract import (
     ANY,
@@ -189,19 +190,27 @@ class PostgresDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
         self._edge.require_fits("replace", "entry", len(body))
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
         what = (*key, version, body, _seconds(ttl))
         if isinstance(expect, Expect):
             (row,) = await self._ask("replace", self._statements.store, *what, expect is ANY, ttl is KEEP)
             self._clean_after(row)
             return row["stored"]
         limit = self.traits.max_record
-        rows = await self._ask("replace", self._statements.fold, *what, drop, ttl is KEEP, expect, limit)
+        if rewrite:
+            statement, given = self._statements.rewrite, _joined(rewrite)
+        else:
+            statement, given = self._statements.fold, ()
+        count = drop or len(rewrite)
+        rows = await self._ask("replace", statement, *what, count, ttl is KEEP, expect, *given, limit)
         for row in rows:
             if row["may"] and not row["stored"]:
                 self._edge.require_fits("replace", "record", row["size"])
@@ -371,6 +380,13 @@ def _by_key(keys: Sequence[Key], rows: Iterable[Row]) -> dict[Key, _Found]:
         if entry is not None:
             tail.append(entry)
     return found
+
+
+def _joined(entries: Sequence[bytes]) -> tuple[bytes, list[str], list[str]]:
+    """Return all entries together, the places where they begin, from 1, and their lengths, both as text."""
+    lengths = [len(entry) for entry in entries]
+    starts = accumulate(lengths[:-1], initial=1)
+    return b"".join(entries), [*map(str, starts)], [*map(str, lengths)]
 
 
 def _seconds(ttl: float | None | KeepType) -> float | None:

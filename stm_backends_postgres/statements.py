@@ -177,6 +177,44 @@ FOLD: Final = """
     ), {swept}
     SELECT version = $3 OR EXISTS (SELECT FROM written) AS stored, may, size, {unswept} FROM plan"""
 
+# `replace` that rewrites $6 entries. $9 has all of them, each from the byte in $10 on and as long as in $11,
+# because asyncpg has to look up an array of `bytea` on each connection. A rewrite that committed after the
+# snapshot has changed sizes. So the version in the snapshot must be the expected one, too; else the record
+# had another version when this began, which is a lost race. `FOLD` relies on its caller, who has read the
+# version and so has a later snapshot.
+REWRITE: Final = """
+    WITH found AS (
+        SELECT id, version, body, expires, first, size
+        FROM {schema}.stm_record WHERE scope = $1 AND name = $2 FOR UPDATE
+    ), judged AS MATERIALIZED (
+        SELECT *, clock_timestamp() AS now FROM found
+    ), alive AS (
+        SELECT id, version, expires, now, first, size - coalesce(octet_length(body), 0) AS rest
+        FROM judged WHERE expires IS NULL OR expires > now
+    ), going AS (
+        SELECT count(*) AS entries, coalesce(sum(octet_length(entry)), 0) AS size
+        FROM {schema}.stm_entry JOIN judged ON record = id AND seq >= first AND seq < first + $6
+    ), plan AS MATERIALIZED (
+        SELECT id, alive.version, alive.first,
+            rest - going.size + octet_length($9::bytea) + octet_length($4::bytea) AS size,
+            CASE WHEN $7 THEN expires ELSE now + make_interval(secs => $5) END AS expires,
+            alive.version = $8 AND going.entries = $6
+                AND (SELECT version FROM {schema}.stm_record AS seen WHERE seen.id = alive.id) = $8 AS may
+        FROM alive, going
+    ), written AS (
+        UPDATE {schema}.stm_record AS r
+        SET version = $3, body = $4, size = plan.size, expires = plan.expires
+        FROM plan WHERE r.id = plan.id AND plan.version <> $3 AND plan.may AND plan.size <= $12
+        RETURNING r.id, r.first
+    ), rewritten AS (
+        UPDATE {schema}.stm_entry
+        SET entry = substring($9 FROM given.start::integer FOR given.length::integer)
+        FROM unnest($10::text[], $11::text[]) WITH ORDINALITY AS given (start, length, place)
+        WHERE record = (SELECT id FROM written) AND seq = (SELECT first FROM written) + given.place - 1
+    )
+    SELECT version = $3 OR EXISTS (SELECT FROM written) AS stored, may, size, NULL::bigint AS unswept
+    FROM plan"""
+
 # The entries go with the record: by a foreign key, whose own query sees what the snapshot may miss. A record
 # of more than one step is ended instead, and its rows are left to `PURGE`.
 DELETE: Final = """
@@ -419,6 +457,7 @@ class Statements:
         self.append = here(APPEND, "record WHERE length = 1", "seq FROM record")
         self.store = here(STORE, "record", "first FROM record")
         self.fold = here(FOLD, "written", "first FROM written")
+        self.rewrite = here(REWRITE)
         self.delete = here(DELETE)
         self.scan = here(SCAN)
         self.purge = here(PURGE, due="due")

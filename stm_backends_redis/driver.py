@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_ttl
+from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends.errors import Corrupt
@@ -111,6 +112,7 @@ class RedisDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
@@ -118,6 +120,21 @@ class RedisDriver:
         require_drop(drop, expect)
         self._edge.require_fits("replace", "entry", len(body))
         condition, expected = ("is", expect) if isinstance(expect, str) else (expect.value, "")
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+            rewritten: int = await self._write(
+                "replace",
+                statements.REWRITE,
+                key,
+                version.encode(),
+                expected.encode(),
+                _milliseconds(ttl),
+                self.traits.max_record,
+                body,
+                int(self._safeguard.is_asked),
+                *rewrite,
+            )
+            return self._fitting("replace", rewritten) == 1
         stored: int = await self._write(
             "replace",
             statements.REPLACE,

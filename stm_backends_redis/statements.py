@@ -136,6 +136,19 @@ return length
 """
 )
 
+# Adds up the bytes of elements of a record, some at a time.
+_BYTES: Final = """\
+local function bytes(first, last, step)
+  local sum = 0
+  for from = first, last, step do
+    for _, entry in ipairs(redis.call('LRANGE', KEYS[1], from, math.min(from + step - 1, last))) do
+      sum = sum + #entry
+    end
+  end
+  return sum
+end
+"""
+
 # KEYS: record, index. ARGV: name, version, 'any' or 'absent' or 'is', the version that it is, drop, ttl in ms
 # or '' or 'keep', the most bytes of a record, body, whether WAIT follows. Returns 1, or 0 for a lost race, or
 # minus the size of a record that would be too large.
@@ -164,16 +177,7 @@ if head[1] == version then
 end
 if condition == 'absent' and head[1] then return 0 end
 if condition == 'is' and (head[1] ~= expected or drop > length) then return 0 end
-local function bytes(first, last, step)
-  local sum = 0
-  for from = first, last, step do
-    for _, entry in ipairs(redis.call('LRANGE', KEYS[1], from, math.min(from + step - 1, last))) do
-      sum = sum + #entry
-    end
-  end
-  return sum
-end
-local cut = drop
+{_BYTES}local cut = drop
 if condition == 'any' then
   length, size, cut = 0, 0, 0
 elseif drop > 0 then
@@ -198,6 +202,37 @@ if head[1] then
 else
   redis.call('RPUSH', KEYS[1], version, measured, body)
 end
+if expires then expire(expires) end
+return 1
+"""
+)
+
+# KEYS: record, index. ARGV: name, version, the version that it is, ttl in ms or '' or 'keep', the most bytes
+# of a record, body, whether WAIT follows, and the entries that replace the oldest ones. Returns what REPLACE
+# does.
+REWRITE: Final = _script(
+    f"""{_MEASURE}{_ENTER}
+local name, version, expected, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local limit, body, awaited, before = tonumber(ARGV[5]), ARGV[6], ARGV[7] == '1', 7
+local head = redis.call('LRANGE', KEYS[1], 0, 1)
+if not head[1] then return 0 end
+local length, size = measure(head)
+if not length then return redis.error_reply('{CORRUPT}') end
+if head[1] == version then
+  if awaited then redis.call('LSET', KEYS[1], 0, version) end
+  return 1
+end
+local count = #ARGV - before
+if head[1] ~= expected or count > length then return 0 end
+{_BYTES}size = size - bytes(3, 2 + count, math.max(1, math.floor(65536 * length / (size + 1))))
+for place = 1, count do size = size + #ARGV[before + place] end
+if size + #body > limit then return -(size + #body) end
+local expires = ttl ~= 'keep' and expiry(ttl)
+if expires then enter(name, expires) end
+redis.call('LSET', KEYS[1], 0, version)
+redis.call('LSET', KEYS[1], 1, string.format('%d %d %d', length, size, #body))
+redis.call('LSET', KEYS[1], 2, body)
+for place = 1, count do redis.call('LSET', KEYS[1], 2 + place, ARGV[before + place]) end
 if expires then expire(expires) end
 return 1
 """

@@ -16,11 +16,13 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
+from stm_backends.admin.copying import Owner
+from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, new_version
 from stm_backends.errors import (
     ConfigurationError,
@@ -31,6 +33,7 @@ from stm_backends.errors import (
     SessionNotFound,
     located,
 )
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, operations
 from stm_backends.records.body import REMEMBERED_IDS, Body
@@ -38,6 +41,9 @@ from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, l
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.types import MemoryHealth, MemoryKey
+
+if TYPE_CHECKING:
+    from stm_backends.sealing.driver import SealedDriver
 
 FORMAT: Final = "stm-session"
 FORMAT_VERSION: Final = 1
@@ -56,11 +62,13 @@ class Sessions:
         directory: Directory,
         *,
         erase_keys: Callable[[str, str], Awaitable[None]] | None = None,
+        sealed: SealedDriver | None = None,
     ) -> None:
         self._driver = driver
         self._codec = codec
         self._directory = directory
         self._erase_keys = erase_keys or _no_keys
+        self._sealed = sealed
 
     def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant for whom anything was stored."""
@@ -245,6 +253,37 @@ class Sessions:
             erased += await self.erase_user(tenant, user)
         await self._erase_keys(tenant, "")
         return erased
+
+    async def reseal(self, tenant: str, user: str | None = None) -> ResealReport:
+        """Seal everything of a tenant, or of one of its users, with the primary key.
+
+        Changes no value. May be interrupted and repeated, while other processes use the datastore. Once every
+        process seals with the primary key and the report is `ok`, no value needs an older key any more.
+        Raises `ConfigurationError` if the backend has no `sealing`.
+        """
+        return await self.resealing([Owner(tenant, user)]).run()
+
+    def resealing(
+        self,
+        owners: Iterable[Owner],
+        *,
+        on_problem: OnProblem = lambda key, problem, error: None,
+    ) -> Reseal:
+        """Return the work of `reseal` for some owners, which counts and reports its progress."""
+        if self._sealed is None:
+            raise ConfigurationError(
+                "nothing is sealed here: open the backend with sealing=..., or the command with --sealing"
+            )
+        return Reseal(self._sealed, owners, fold_log=self._fold_log, on_problem=on_problem)
+
+    async def _fold_log(self, where: keys.Key) -> bool:
+        """Move the oldest entries of an item log into its body; `False` for any other record."""
+        for kind in keys.LOG_KINDS:
+            if where.scope.endswith(f":{kind}"):
+                key = MemoryKey(*keys.owner_of(where.scope), keys.unname(where.name))
+                log = ItemLog(self._driver, key, kind, codec=self._codec, directory=self._directory)
+                return await log.fold()
+        return False
 
 
 async def _no_keys(tenant: str, user: str) -> None:

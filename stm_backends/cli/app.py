@@ -39,6 +39,7 @@ from stm_backends.cli.replay.conversations import read_conversations
 from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.replay.report import put_together
 from stm_backends.cli.replay.run import Replay, RunReport
+from stm_backends.cli.resealing import reseal
 from stm_backends.drivers import plugins
 from stm_backends.errors import ConfigurationError, InvalidKey, StmError
 from stm_backends.records.keys import memory_key
@@ -462,6 +463,7 @@ def import_(
 
 
 app.command()(copy)
+app.command()(reseal)
 
 
 @app.command()

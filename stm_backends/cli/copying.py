@@ -74,7 +74,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
     The exit status is 0 only if all data of these tenants and users is at the target, byte for byte.
     """
     with reported():
-        owners = _owners(tenant or (), user or (), other_states=other_states)
+        owners = owners_given("copy", tenant or (), user or (), other_states=other_states)
         if ttl is not None:
             require_seconds("--ttl", ttl)
         if source == target:
@@ -126,7 +126,10 @@ class _Named:
             say_wrong(f"and {counted(more, 'record')} more")
 
 
-def _owners(tenants: Iterable[str], users: Iterable[str], *, other_states: bool) -> list[Owner]:
+def owners_given(
+    doing: str, tenants: Iterable[str], users: Iterable[str], *, other_states: bool
+) -> list[Owner]:
+    """Return the owners that the options of a command name. Raises `ConfigurationError` without any."""
     owners = [Owner(*transfer.owner(text)) for text in tenants]
     if any(owner.user is not None for owner in owners):
         raise ConfigurationError("--tenant is written TENANT, as in acme; for a user give --user acme:u123")
@@ -137,7 +140,9 @@ def _owners(tenants: Iterable[str], users: Iterable[str], *, other_states: bool)
     if other_states:
         owners.append(UNOWNED)
     if not owners:
-        raise ConfigurationError("nothing to copy: give --tenant TENANT or --user TENANT:USER at least once")
+        raise ConfigurationError(
+            f"nothing to {doing}: give --tenant TENANT or --user TENANT:USER at least once"
+        )
     return owners
 
 

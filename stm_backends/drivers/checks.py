@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from stm_backends.drivers.contract import AbsentType, AnyType, Expect, KeepType, Ttl
+from stm_backends.drivers.contract import AbsentType, AnyType, Expect, KeepType, Traits, Ttl
 from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
 
 LONGEST_S: Final = 1e11
@@ -26,6 +26,25 @@ def require_drop(drop: int, expect: str | AbsentType | AnyType) -> None:
         raise ValueError(f"drop must be a number of entries, at least 0, not {drop}")
     if drop and isinstance(expect, Expect):
         raise ValueError("drop needs expect=<version>: only a caller that has read the tail can drop from it")
+
+
+def require_rewrite(
+    rewrite: Sequence[bytes], drop: int, expect: str | AbsentType | AnyType, traits: Traits, *, backend: str
+) -> None:
+    """Raise `ValueError` unless `rewrite` may replace the oldest entries, and `TooLarge` for a large entry.
+
+    Call it only if `rewrite` is not empty.
+    """
+    if isinstance(expect, Expect):
+        raise ValueError(
+            "rewrite needs expect=<version>: only a caller that has read the tail can rewrite it"
+        )
+    if drop:
+        raise ValueError("one replace either drops entries or rewrites them: drop must be 0 with rewrite")
+    if len(rewrite) > traits.max_drop:
+        raise ValueError(f"one replace rewrites at most {traits.max_drop} entries, not {len(rewrite)}")
+    size = max(map(len, rewrite))
+    require_fits("entry", size, traits.max_entry, backend=backend, operation="replace")
 
 
 def require_limit(limit: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -92,8 +93,8 @@ class Traits:
     `reach` is how far apart two users of the same data may be. `clock` names whose clock decides expiry.
     `durability` is one sentence: what an acknowledged write survives. `max_entry` and `max_record` are bytes;
     `overhead` is how many bytes each value takes of `max_record` beside its own, at most.
-    `max_drop` is the number of entries that one `replace` may drop. `min_ttl` and `deadline` are seconds: the
-    shortest time to live that is honoured, and how long one operation may take.
+    `max_drop` is the number of entries that one `replace` may drop or rewrite. `min_ttl` and `deadline` are
+    seconds: the shortest time to live that is honoured, and how long one operation may take.
     """
 
     reach: Literal["process", "host", "network"]
@@ -169,6 +170,7 @@ class Driver(Protocol):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects; the conditional write.
@@ -176,12 +178,14 @@ class Driver(Protocol):
         - `expect=ANY`: in any case; the tail is emptied, and `drop` is 0.
         - `expect=ABSENT`: only if there is no record; `drop` is 0.
         - `expect="<version>"`: only if the record carries that version and has at least `drop` entries;
-          exactly the `drop` oldest are removed, and entries appended since stay.
+          exactly the `drop` oldest are removed, and entries appended since stay. Instead of `drop`,
+          `rewrite` may give entries that take the place of as many of the oldest, one for one. The record
+          must have at least as many entries; their number and order stay as they are.
 
         Returns whether the record now carries `version` through this write. `False` is a lost race and
         changed nothing. For a record that already carries `version`, the answer is `True` and nothing
         changes, so a retry of the same write is harmless. `ttl=KEEP` keeps the time to live (a record that
-        did not exist never expires).
+        did not exist never expires). Raises `TooLarge` before anything is written.
         """
         ...
 

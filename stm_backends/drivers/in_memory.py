@@ -13,7 +13,7 @@ import threading
 import time
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,6 +28,7 @@ from stm_backends.drivers.checks import (
     require_fits,
     require_known,
     require_limit,
+    require_rewrite,
     require_seconds,
     require_ttl,
 )
@@ -198,11 +199,15 @@ class MemoryDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        going = drop or len(rewrite)
         await _others()
         with self._scope(key.scope, "replace") as (scope, now):
             require_fits("entry", len(body), self.traits.max_entry)
@@ -212,13 +217,14 @@ class MemoryDriver:
             if expect is ABSENT and found:
                 return False
             if isinstance(expect, str) and not (
-                found and found.version == expect and drop <= len(found.tail)
+                found and found.version == expect and going <= len(found.tail)
             ):
                 return False
             tail, size = [], len(body)
             if found and isinstance(expect, str):
-                tail = found.tail[drop:]
-                size += found.size - len(found.body or b"") - sum(map(len, found.tail[:drop]))
+                tail = [*rewrite, *found.tail[going:]]
+                size += found.size - len(found.body or b"") - sum(map(len, found.tail[:going]))
+                size += sum(map(len, rewrite))
             if ttl is KEEP:
                 expires = found.expires if found else None
             else:

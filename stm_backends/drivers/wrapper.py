@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 from stm_backends.drivers.contract import (
@@ -72,13 +72,16 @@ class WrapperDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
         return await self.call(
             "replace",
             key,
-            lambda: self.inner.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl),
+            lambda: self.inner.replace(
+                key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+            ),
         )
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:

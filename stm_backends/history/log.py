@@ -116,6 +116,18 @@ class ItemLog:
         """Erase the log; raises `OutcomeUnknown` if it may have been erased."""
         await operations.retried(lambda: operations.erase(self._driver, self._where))
 
+    async def fold(self) -> bool:
+        """Move the oldest entries into the body, which changes no item; returns whether any were moved.
+
+        One call moves as many as one `replace` drops. `False` if the items do not fit into a body.
+        """
+        log = await self._load("fold")
+        while log.length and (done := await self._fold(log)) is not None:
+            if done:
+                return True
+            log = await self._load("fold")
+        return False
+
     def _lost(self, message: str) -> OutcomeUnknown:
         return OutcomeUnknown(message, backend=self._driver.name, operation="pop")
 

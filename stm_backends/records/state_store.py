@@ -139,12 +139,16 @@ class StateStore:
         round trips. Raises `OutcomeUnknown` if it is unknown whether this call removed the run. The run is
         lost then, because resuming it twice would do everything twice.
         """
-        where = keys.planner_key(token)
-        record = await self._driver.load(where)
-        if record is None:
-            return None
-        payload = await self._read(record, "load_planner_state")
-        return payload if await self._claim(where, record.version) else None
+        where, tried = keys.planner_key(token), None
+        while True:
+            record = await self._driver.load(where)
+            if record is None or record.version == tried:
+                return None
+            payload = await self._read(record, "load_planner_state")
+            if await self._claim(where, record.version):
+                return payload
+            # Loaded by another caller; or sealed again, or saved again, under another version.
+            tried = record.version
 
     async def _claim(self, where: Key, version: str) -> bool:
         """Delete the run that was loaded; returns whether this call deleted it."""

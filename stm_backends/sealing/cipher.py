@@ -8,6 +8,9 @@ The key of a record and the commitment to it are derived from a data key by HKDF
 scope and the name of the record as its info. The associated data are the first line, the commitment, the
 scope, the name and the slot: `entry`, or `body` with its version. Each part is preceded by its length, so
 that no two places have the same associated data. A value that was altered or moved is `Corrupt`.
+
+A record without a body gets one when its entries are resealed: empty text, sealed for the slot `absent` with
+its version, whose first word `sealed` is then written as `absent`. It is read as no body.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ except ModuleNotFoundError as error:
 
 MAGIC: Final = b"stm/2 sealed "
 """How every sealed value begins."""
+
+_ABSENT: Final = b"stm/2 absent "
+"""How the sealed form of an absent body begins. It is as long as `MAGIC`."""
 
 ENTRY: Final = b"entry"
 """The slot of an entry. That of a body is `body_slot(version)`."""
@@ -74,6 +80,23 @@ class Cipher:
 def body_slot(version: str) -> bytes:
     """Return the slot of a body: it is bound to its version."""
     return b"body" + joined(version.encode())
+
+
+def absent_slot(version: str) -> bytes:
+    """Return the slot of a body that a record does not have: it is bound to its version, too."""
+    return b"absent" + joined(version.encode())
+
+
+def absent_body(sealed: bytes) -> bytes:
+    """Return what is stored for an absent body, from the value that was sealed for `absent_slot`."""
+    return _ABSENT + sealed[len(MAGIC) :]
+
+
+def slot_and_value(version: str, body: bytes) -> tuple[bytes, bytes]:
+    """Return the slot of a stored body, present or absent, and its value as `open` takes it."""
+    if body.startswith(_ABSENT):
+        return absent_slot(version), MAGIC + body[len(_ABSENT) :]
+    return body_slot(version), body
 
 
 def key_id_of(sealed: bytes) -> str | None:

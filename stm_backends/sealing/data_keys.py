@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
@@ -34,7 +34,7 @@ class _Keys:
     at: float
     version: str
     primary: str
-    wrapped: dict[str, str]
+    wrapped: dict[str, bytes]
     opened: dict[str, DataKey]
 
 
@@ -98,6 +98,27 @@ class EnvelopeKeys:
                 self._known.pop(owner, None)
                 return added
 
+    async def rewrap(self, owner: Owner) -> int:
+        """Wrap the stored keys of an owner again that an older wrapping key wraps; returns how many.
+
+        Also forgets what this process remembers, so that it uses keys that others have added.
+        """
+        owner = self._holder(owner)
+        while True:
+            keys = await self._load(owner)
+            if keys is None:
+                return 0
+            old = [one for one, wrapped in keys.wrapped.items() if not self._wrapping.is_current(wrapped)]
+            if not old:
+                return 0
+            again: dict[str, bytes] = {}
+            for one in old:
+                secret = await self._wrapping.unwrap(keys.wrapped[one], owner, one)
+                again[one] = await self._wrapping.wrap(secret, owner, one)
+            if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}):
+                self._known.pop(owner, None)
+                return len(old)
+
     async def erase(self, owner: Owner) -> None:
         """Delete the keys of a user or, with `Owner(tenant, "")`, of the tenant itself.
 
@@ -124,8 +145,9 @@ class EnvelopeKeys:
         content = cast("Any", self._codec.open("keys", record.body))
         before = self._known.pop(owner, None)
         try:
-            primary, wrapped = str(content["primary"]), {str(k): str(v) for k, v in content["keys"].items()}
-        except (KeyError, AttributeError, TypeError):
+            primary = str(content["primary"])
+            wrapped = {str(one): base64.b64decode(text) for one, text in content["keys"].items()}
+        except (KeyError, AttributeError, TypeError, ValueError):
             raise Corrupt("the stored data keys of an owner cannot be read") from None
         opened = {k: v for k, v in before.opened.items() if k in wrapped} if before else {}
         keys = self._known[owner] = _Keys(at, record.version, primary, wrapped, opened)
@@ -135,21 +157,26 @@ class EnvelopeKeys:
 
     async def _add(self, owner: Owner, before: _Keys | None) -> str | None:
         """Store a new primary key beside those known; `None` if another process has changed them."""
-        key_id, secret = secrets.token_hex(8), os.urandom(KEY_BYTES)
-        wrapped = base64.b64encode(await self._wrapping.wrap(secret, owner, key_id)).decode()
+        key_id = secrets.token_hex(8)
+        wrapped = await self._wrapping.wrap(os.urandom(KEY_BYTES), owner, key_id)
         every = {**(before.wrapped if before else {}), key_id: wrapped}
-        body = self._codec.seal("keys", {"primary": key_id, "keys": every})
+        return key_id if await self._replace(owner, before, key_id, every) else None
+
+    async def _replace(
+        self, owner: Owner, before: _Keys | None, primary: str, wrapped: Mapping[str, bytes]
+    ) -> bool:
+        """Store the keys of an owner, unless another process has changed them."""
+        texts = {one: base64.b64encode(data).decode() for one, data in wrapped.items()}
+        body = self._codec.seal("keys", {"primary": primary, "keys": texts})
         expect = ABSENT if before is None else before.version
-        send = self._store.replace(
-            data_keys_key(*owner), body, version=new_version(), expect=expect, ttl=None
+        return await _stored(
+            self._store.replace(data_keys_key(*owner), body, version=new_version(), expect=expect, ttl=None)
         )
-        return key_id if await _stored(send) else None
 
     async def _open(self, owner: Owner, keys: _Keys, key_id: str) -> DataKey:
         found = keys.opened.get(key_id)
         if found is None:
-            wrapped = base64.b64decode(keys.wrapped[key_id])
-            secret = await self._wrapping.unwrap(wrapped, owner, key_id)
+            secret = await self._wrapping.unwrap(keys.wrapped[key_id], owner, key_id)
             found = keys.opened[key_id] = DataKey(key_id, secret)
         return found
 

@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from stm_backends.drivers.checks import require_fits
-from stm_backends.drivers.contract import AbsentType, AnyType, Driver, KeepType, Key, Record, Traits
+from stm_backends.drivers.contract import (
+    KEEP,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Record,
+    Traits,
+    new_version,
+)
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt, located
+from stm_backends.records import operations
 from stm_backends.records.keys import owner_of
-from stm_backends.sealing.cipher import ENTRY, OVERHEAD, Cipher, body_slot, key_id_of
+from stm_backends.sealing.cipher import (
+    ENTRY,
+    OVERHEAD,
+    Cipher,
+    absent_body,
+    absent_slot,
+    body_slot,
+    key_id_of,
+    slot_and_value,
+)
 from stm_backends.sealing.keys import DataKey, Owner, Sealing
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
+
+_ROUNDS: Final = 20
+"""How many lost races end the resealing of one record."""
+
+
+class Resealed(NamedTuple):
+    """What resealing one record did: how many values were sealed, how many races it lost, and what is left.
+
+    `left` counts values that still need an older key: the record changed each time, or one write does not
+    reach them. `exists` says whether there is a record.
+    """
+
+    values: int = 0
+    left: int = 0
+    lost_races: int = 0
+    exists: bool = True
 
 
 class SealedDriver(WrapperDriver):
@@ -45,9 +83,10 @@ class SealedDriver(WrapperDriver):
         if record is None:
             return None
         with located(self.name, "load"):
-            version, body, tail = record.version, record.body, record.tail
-            opened = None if body is None else await self._open(key, body_slot(version), body)
-            return Record(version, opened, tuple([await self._open(key, ENTRY, entry) for entry in tail]))
+            body = await self._open_body(key, record)
+            return Record(
+                record.version, body, tuple([await self._open(key, ENTRY, entry) for entry in record.tail])
+            )
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end, sealed; returns the new length of the tail."""
@@ -62,11 +101,82 @@ class SealedDriver(WrapperDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body, sealed and bound to its version, if the record is what the caller expects."""
         sealed = await self._seal(key, body_slot(version), body, "replace")
-        return await self.inner.replace(key, sealed, version=version, expect=expect, drop=drop, ttl=ttl)
+        entries = [await self._seal(key, ENTRY, entry, "replace") for entry in rewrite]
+        return await self.inner.replace(
+            key, sealed, version=version, expect=expect, drop=drop, rewrite=entries, ttl=ttl
+        )
+
+    async def reseal(self, key: Key) -> Resealed:
+        """Seal the values of a record with the primary key, unless all of them are. No value changes.
+
+        Takes one load, and one conditional write that keeps the time to live. The version changes, so a
+        concurrent `replace` of the record loses a race. Seals accepted values in clear text, too.
+        Reaches only the oldest `traits.max_drop` entries. Raises `Corrupt`, before anything is written, if a
+        value cannot be opened.
+        """
+        stale: list[int] = []
+        for lost in range(_ROUNDS):
+            record = await self.inner.load(key)
+            if record is None:
+                return Resealed(lost_races=lost, exists=False)
+            with located(self.name, "reseal"):
+                stale = await self._stale(key, record)
+                reached = [index for index in stale if index < self.traits.max_drop]
+                if not reached:
+                    return Resealed(left=len(stale), lost_races=lost)
+                body, rewrite = await self._sealed_again(key, record, version := new_version(), reached)
+            if await operations.retried(
+                lambda body=body, version=version, expect=record.version, rewrite=rewrite: self.inner.replace(
+                    key, body, version=version, expect=expect, rewrite=rewrite, ttl=KEEP
+                )
+            ):
+                return Resealed(len(reached), len(stale) - len(reached), lost)
+            await asyncio.sleep(random.uniform(0, 0.01 * lost))
+        return Resealed(left=len(stale), lost_races=_ROUNDS)
+
+    async def rewrap(self, tenant: str, user: str) -> int:
+        """Read the data keys of an owner again, and wrap those that an older key wraps; see `KeySource`."""
+        with located(self.name, "reseal"):
+            return await self._sealing.keys.rewrap(Owner(tenant, user))
+
+    async def _stale(self, key: Key, record: Record) -> list[int]:
+        """Return the positions of values that are not sealed with the primary key; the body is at -1."""
+        ids = [None if record.body is None else key_id_of(slot_and_value("", record.body)[1])]
+        ids += [key_id_of(entry) for entry in record.tail]
+        for key_id in {one for one in ids if one is not None}:
+            # Asked for first: if the owner's keys were erased, none must be created.
+            await self._sealing.keys.key(_owner(key), key_id)
+        primary = (await self._sealing.keys.primary(_owner(key))).id
+        return [
+            index
+            for index, key_id in enumerate(ids, -1)
+            if key_id != primary and not (index < 0 and record.body is None)
+        ]
+
+    async def _sealed_again(
+        self, key: Key, record: Record, version: str, stale: Sequence[int]
+    ) -> tuple[bytes, list[bytes]]:
+        """Return the body for a new version, and the oldest entries up to the last of these positions."""
+        body, entries = await self._open_body(key, record), [*record.tail[: stale[-1] + 1]]
+        for index in stale:
+            if index >= 0:
+                value = await self._open(key, ENTRY, entries[index])
+                entries[index] = await self._seal(key, ENTRY, value, "reseal")
+        if body is None:
+            return absent_body(await self._seal(key, absent_slot(version), b"", "reseal")), entries
+        return await self._seal(key, body_slot(version), body, "reseal"), entries
+
+    async def _open_body(self, key: Key, record: Record) -> bytes | None:
+        if record.body is None:
+            return None
+        slot, sealed = slot_and_value(record.version, record.body)
+        body = await self._open(key, slot, sealed)
+        return None if slot == absent_slot(record.version) else body
 
     async def _seal(self, key: Key, slot: bytes, value: bytes, operation: str) -> bytes:
         require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)

@@ -50,6 +50,13 @@ class KeySource(Protocol):
         """Return the key of that id, which an older value of `owner` was sealed with."""
         ...
 
+    async def rewrap(self, owner: Owner) -> int:
+        """Read the stored keys of `owner` again, and wrap those again that an older key wraps.
+
+        Returns how many were. The next `primary` is as current as this call.
+        """
+        ...
+
     async def erase(self, owner: Owner) -> None:
         """Delete the keys of `owner` if they are its own, so that nothing sealed with them can be opened."""
         ...
@@ -60,7 +67,7 @@ class Sealing:
     """What `open_backend(..., sealing=)` takes: seal everything with keys of `keys`.
 
     `accept_clear=True` also reads values that were stored without sealing, while a datastore is migrated.
-    Anybody who can write to the datastore can have written these. Otherwise they are `Corrupt`.
+    Anyone with write access to the datastore can have written these. Otherwise they are `Corrupt`.
     """
 
     keys: KeySource
@@ -114,6 +121,11 @@ class StaticKeys:
             return self._keys[key_id]
         except KeyError:
             raise Corrupt(f"sealed with the key {key_id!r}, which this process does not have") from None
+
+    async def rewrap(self, owner: Owner) -> int:
+        """Do nothing: these keys are not stored."""
+        del owner
+        return 0
 
     async def erase(self, owner: Owner) -> None:
         """Do nothing: no key belongs to one owner."""

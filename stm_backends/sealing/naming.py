@@ -1,4 +1,4 @@
-"""The sealing that a process is told by name: an object of a program, or a file of keys."""
+"""Load the sealing that an option or the environment names: an object of a program, or a file of keys."""
 
 from __future__ import annotations
 

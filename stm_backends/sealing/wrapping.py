@@ -26,12 +26,17 @@ class Wrapping(Protocol):
         """Return the data key."""
         ...
 
+    def is_current(self, wrapped: bytes) -> bool:
+        """Say whether `wrap` would use the same key; if not, `EnvelopeKeys.rewrap` wraps it again."""
+        ...
+
 
 class LocalWrapping:
     """Wraps data keys under keys that the process holds, as `StaticKeys` takes them."""
 
     def __init__(self, keys: Mapping[str, bytes], *, primary: str) -> None:
         self._keys = StaticKeys(keys, primary=primary)
+        self._primary = primary
 
     async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
         """Return the data key, sealed under the primary key."""
@@ -42,6 +47,10 @@ class LocalWrapping:
         """Return the data key. Raises `Corrupt` for one of another owner or another id."""
         key = await self._keys.key(owner, key_id_of(wrapped) or "")
         return _cipher(key.secret, key.id, owner, key_id).open(_SLOT, wrapped)
+
+    def is_current(self, wrapped: bytes) -> bool:
+        """Say whether the primary key wraps it."""
+        return key_id_of(wrapped) == self._primary
 
 
 class KmsWrapping:
@@ -65,6 +74,11 @@ class KmsWrapping:
     async def unwrap(self, wrapped: bytes, owner: Owner, key_id: str) -> bytes:
         """Return the data key. Raises `Corrupt` if the service cannot decrypt it for this owner and id."""
         return await self._call("decrypt", "Plaintext", owner, key_id, CiphertextBlob=wrapped)
+
+    def is_current(self, wrapped: bytes) -> bool:
+        """Return `True`: the service rotates a key under the same id, and unwraps older data keys, too."""
+        del wrapped
+        return True
 
     async def _call(self, method: str, answer: str, owner: Owner, key_id: str, **values: bytes) -> bytes:
         context = {"tenant": owner.tenant, "user": owner.user, "data-key": key_id}

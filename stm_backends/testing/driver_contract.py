@@ -16,6 +16,7 @@ from stm_backends.testing.driver_checks.processes import Processes
 from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
 from stm_backends.testing.driver_checks.replacing import Replacing
+from stm_backends.testing.driver_checks.rewriting import Rewriting
 from stm_backends.testing.driver_checks.scanning import Scanning
 from stm_backends.testing.driver_checks.snapshots import Snapshots
 from stm_backends.testing.workbench.drivers import Bench, Datastore
@@ -24,6 +25,7 @@ from stm_backends.testing.workbench.drivers import Bench, Datastore
 class DriverContract(
     Records,
     Replacing,
+    Rewriting,
     Deleting,
     Expiry,
     Keys,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,6 +173,28 @@ def test_an_interrupted_copy_reports_its_progress_and_can_be_resumed(
     assert "run the command again to resume." in said
     assert cli("copy", url, f"sqlite:///{path}", "--tenant", "acme").returncode == 0
     assert exported(f"sqlite:///{path}") == exported(url)
+
+
+def test_an_interrupted_reseal_reports_its_progress_and_can_be_repeated(
+    url: str, tmp_path: Path, python_path: str
+) -> None:
+    (tmp_path / "migrating.py").write_text(
+        "from stm_backends import Sealing, StaticKeys\n"
+        "keys = StaticKeys({'k1': bytes(32)}, primary='k1')\n"
+        "sealing, strict = Sealing(keys, accept_clear=True), Sealing(keys)\n"
+    )
+    path = tmp_path / "full.db"
+    command = ("reseal", "--tenant", "acme", "--sealing", "migrating:sealing")
+    before = exported(url)
+
+    status, _, said = interrupted(path, python_path, *command, "--url", at("replace-3", path))
+
+    assert status == 130
+    assert re.search(r"Interrupted. \d records? had been resealed; run the command again for the rest.", said)
+    assert cli(*command, "--url", url, PYTHONPATH=python_path).returncode == 0
+    strict = ("--sealing", "migrating:strict")
+    after = cli("export", "--user", "acme:u1", "--url", url, *strict, PYTHONPATH=python_path)
+    assert sorted(after.stdout.splitlines()) == before
 
 
 def test_a_replay_says_how_many_turns_it_has_added_and_how_to_start_over(

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 import pytest
 
 from stm_backends.drivers.contract import Driver
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.large.driver import LargeEntries
-from stm_backends.sealing.driver import SealedDriver
-from stm_backends.sealing.keys import Sealing, StaticKeys
 from stm_backends.testing import Datastore, DriverContract, FakeClock
-
-LONGEST_ID = "k" * 32
-"""With it, sealing takes exactly the room that the traits allow for."""
-
-SEALING = Sealing(StaticKeys({LONGEST_ID: bytes(range(32))}, primary=LONGEST_ID))
-
-
-def sealed(inner: Driver) -> SealedDriver:
-    return SealedDriver(inner, SEALING, clear_met=lambda: None)
+from tests.support.sealed import open_sealed, sealed
 
 
 class TestSealedDriver(DriverContract):
@@ -50,3 +43,17 @@ class TestSealedLargeEntries(DriverContract):
             return driver
 
         return Datastore(open=open_one, pass_time=clock.pass_time, tick=60.0, histories=10)
+
+
+class TestSealedSqlite(DriverContract):
+    @pytest.fixture
+    def datastore(self, tmp_path: Path) -> Datastore:
+        clock = FakeClock()
+        opening = functools.partial(
+            open_sealed,
+            f"sqlite:///{tmp_path}/stm.db",
+            clock=clock,
+            max_entry_bytes=50_000,
+            max_record_bytes=200_000,
+        )
+        return Datastore(open=opening, pass_time=clock.pass_time, tick=60.0, histories=10)

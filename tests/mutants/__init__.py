@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.sealing.driver import SealedDriver
 from tests.mutants.appends import (
     AppendChangesTheVersion,
     AppendIgnoresRepeats,
@@ -118,6 +119,28 @@ from tests.mutants.replaces import (
     ReplaceAppliesItsTokenTwice,
     ReplaceForgetsItsToken,
 )
+from tests.mutants.rewrites import (
+    RewriteAppendsTheRest,
+    RewriteCountsWhatItReplaces,
+    RewriteForgetsItsToken,
+    RewriteIgnoresTheSize,
+    RewriteIgnoresTheVersion,
+    RewriteInTwoSteps,
+    RewriteOverwritesAppends,
+    RewriteShiftsAppends,
+    RewritesTheNewest,
+)
+from tests.mutants.sealing import (
+    AcceptsClearText,
+    ForgetsTheAssociatedData,
+    IgnoresTheCommitment,
+    OneKeyForAllRecords,
+    ResealDropsEntries,
+    ResealInventsABody,
+    ResealMakesPermanent,
+    ResealsWithoutTheVersion,
+    ReusesItsNonce,
+)
 from tests.mutants.stores import (
     AnythingIsText,
     AppendsLists,
@@ -169,6 +192,15 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     DropIsClamped: Caught("test_a_drop_larger_than_the_tail_is_a_lost_race_and_changes_nothing"),
     ReplaceForgetsItsToken: Caught("test_a_retried_replace_returns_true_and_is_applied_once"),
     ReplaceAppliesItsTokenTwice: Caught("test_a_retried_save_keeps_entries_appended_since"),
+    RewriteIgnoresTheVersion: Caught("test_a_rewrite_over_another_version_changes_nothing"),
+    RewritesTheNewest: Caught("test_a_rewrite_replaces_exactly_the_oldest_entries"),
+    RewriteShiftsAppends: Caught("test_a_rewrite_keeps_entries_appended_since_it_read"),
+    RewriteOverwritesAppends: Caught("test_rewrites_never_lose_an_entry_and_are_never_seen_in_part"),
+    RewriteInTwoSteps: Caught("test_a_cancelled_rewrite_is_applied_completely_or_not_at_all"),
+    RewriteAppendsTheRest: Caught("test_a_rewrite_longer_than_the_tail_changes_nothing"),
+    RewriteIgnoresTheSize: Caught("test_a_rewrite_that_makes_a_record_too_large_is_refused"),
+    RewriteCountsWhatItReplaces: Caught("test_rewritten_entries_may_be_of_any_size"),
+    RewriteForgetsItsToken: Caught("test_a_retried_rewrite_returns_true_and_is_applied_once"),
     CounterVersions: Caught("test_a_new_record_is_not_mistaken_for_the_expired_one"),
     KeepIsForEver: Caught("test_keep_leaves_the_time_to_live_unchanged"),
     RefusalRenewsTheTtl: Caught("test_a_refused_write_does_not_change_the_time_to_live"),
@@ -287,3 +319,18 @@ PODS: Final[dict[type[Pod], Caught]] = {
     ClearsWhatIsPending: Caught("test_turns_that_another_pod_adds_during_a_summary_survive_it"),
 }
 """Memories that pods share."""
+
+SEALS: Final[dict[type[SealedDriver], Caught]] = {
+    ForgetsTheAssociatedData: Caught("test_an_older_body_under_a_newer_version_is_corrupt"),
+    OneKeyForAllRecords: Caught("test_values_of_another_record_or_another_slot_are_corrupt"),
+    ReusesItsNonce: Caught("test_no_two_values_of_a_record_have_the_same_nonce"),
+    IgnoresTheCommitment: Caught("test_every_altered_bit_of_a_stored_record_is_found"),
+    AcceptsClearText: Caught("test_clear_values_are_corrupt_unless_accepted"),
+    ResealsWithoutTheVersion: Caught("test_a_fold_during_resealing_wins_and_the_rest_is_resealed"),
+    ResealDropsEntries: Caught(
+        "test_resealing_changes_the_key_of_all_values_and_no_value", {"body": b"summary"}
+    ),
+    ResealMakesPermanent: Caught("test_resealing_keeps_the_time_to_live"),
+    ResealInventsABody: Caught("test_resealing_changes_the_key_of_all_values_and_no_value", {"body": None}),
+}
+"""Drivers that seal, each rejected by a test of `tests/unit/test_sealing.py` or `test_resealing.py`."""

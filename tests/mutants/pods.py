@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -185,11 +185,14 @@ class _NoFailure(FaultyDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         if key.scope.endswith(":memory") and Codec().open_body(body).attempts:
             return False
-        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+        return await super().replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )
 
 
 class FailureLosesItsRace(Pod):
@@ -213,11 +216,14 @@ class _EternalLease(FaultyDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         if key.scope.endswith(":memory") and (opened := Codec().open_body(body)).lease is not None:
             body = Codec().seal_body(replace(opened, lease=Lease(1e12, 1e12)))
-        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+        return await super().replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )
 
 
 class EveryPodSummarizes(Pod):

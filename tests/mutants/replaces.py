@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, AnyType, KeepType, Key, Record, Ttl
@@ -20,20 +21,23 @@ class Replacing(MemoryDriver):
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        call = _Replace(key, body, version, expect, drop, ttl)
+        call = Replace(key, body, version, expect, drop, rewrite, ttl)
         return await self.change(call, await self.load(key))
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         """Do the call, given what is there."""
         del found
         return await self.proper(call)
 
-    async def proper(self, call: _Replace) -> bool:
+    async def proper(self, call: Replace) -> bool:
         """Do the call as the contract says."""
-        key, body, version, expect, drop, ttl = call
-        return await super().replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+        key, body, version, expect, drop, rewrite, ttl = call
+        return await super().replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )
 
     def set_tail(self, key: Key, tail: list[bytes]) -> None:
         """Overwrite the tail of a record that is there."""
@@ -41,12 +45,13 @@ class Replacing(MemoryDriver):
             scope.records[key.name].tail = tail
 
 
-class _Replace(NamedTuple):
+class Replace(NamedTuple):
     key: Key
     body: bytes
     version: str
     expect: str | AbsentType | AnyType
     drop: int
+    rewrite: Sequence[bytes]
     ttl: float | None | KeepType
 
 
@@ -56,7 +61,7 @@ _Found = Record | None
 class LastWriterWinsFold(Replacing):
     """Folds without checking whether another writer has."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if found and isinstance(call.expect, str):
             call = call._replace(expect=found.version, drop=min(call.drop, len(found.tail)))
         return await self.proper(call)
@@ -65,7 +70,7 @@ class LastWriterWinsFold(Replacing):
 class CompareThenSwap(Replacing):
     """Compares the version in one round trip and writes in the next."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if isinstance(call.expect, str) and found and found.version == call.expect:
             await asyncio.sleep(0)
             now = await self.load(call.key)
@@ -76,7 +81,7 @@ class CompareThenSwap(Replacing):
 class LeaseWithoutExclusion(Replacing):
     """Looks whether a lease is free in one round trip and takes it in the next."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if call.expect is ABSENT and found is None:
             await asyncio.sleep(0)
             call = call._replace(expect=ANY)
@@ -86,14 +91,14 @@ class LeaseWithoutExclusion(Replacing):
 class AbsentIsIgnored(Replacing):
     """Writes over what is there when told to write only where nothing is."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         return await self.proper(call._replace(expect=ANY) if call.expect is ABSENT else call)
 
 
 class ABodyMakesPresent(Replacing):
     """Takes a record without a body for absent."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         bodiless = found is not None and found.body is None
         return await self.proper(call._replace(expect=ANY) if call.expect is ABSENT and bodiless else call)
 
@@ -101,7 +106,7 @@ class ABodyMakesPresent(Replacing):
 class AnyKeepsTheTail(Replacing):
     """Leaves the tail standing under a body that replaced everything."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         done = await self.proper(call)
         if call.expect is ANY and found:
             self.set_tail(call.key, list(found.tail))
@@ -111,7 +116,7 @@ class AnyKeepsTheTail(Replacing):
 class FoldClearsTheTail(Replacing):
     """Clears what is pending after the summary instead of what the summary covers."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         done = await self.proper(call)
         if done and call.drop:
             self.set_tail(call.key, [])
@@ -121,7 +126,7 @@ class FoldClearsTheTail(Replacing):
 class FoldDropsTheNewest(Replacing):
     """Removes from the wrong end."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         done = await self.proper(call)
         if done and found and call.drop and found.version != call.version:
             self.set_tail(call.key, list(found.tail[: len(found.tail) - call.drop]))
@@ -131,7 +136,7 @@ class FoldDropsTheNewest(Replacing):
 class FoldOverwritesAppends(Replacing):
     """Reads the tail, cuts it, and writes it back over entries appended since."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         await asyncio.sleep(0)
         done = await self.proper(call)
         if done and found and call.drop and found.version == call.expect:
@@ -142,7 +147,7 @@ class FoldOverwritesAppends(Replacing):
 class FoldInTwoSteps(Replacing):
     """Stores the body first and removes the entries afterwards."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if not call.drop or not found or call.drop > len(found.tail):
             return await self.proper(call)
         done = await self.proper(call._replace(drop=0))
@@ -156,14 +161,14 @@ class FoldInTwoSteps(Replacing):
 class DropIsClamped(Replacing):
     """Removes what there is when told to remove more."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         return await self.proper(call._replace(drop=min(call.drop, len(found.tail) if found else 0)))
 
 
 class ReplaceForgetsItsToken(Replacing):
     """Answers a write that is sent twice as if the second were a lost race."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if found and found.version == call.version != call.expect and call.expect is not ANY:
             return False
         return await self.proper(call)
@@ -172,7 +177,7 @@ class ReplaceForgetsItsToken(Replacing):
 class ReplaceAppliesItsTokenTwice(Replacing):
     """Does a blind save again when it is sent again, over what came after it."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if found and found.version == call.version and call.expect is ANY:
             await self.delete(call.key)
         return await self.proper(call)
@@ -189,14 +194,14 @@ class CounterVersions(Replacing):
 class KeepIsForEver(Replacing):
     """Takes `KEEP` for `None`: what the background does makes a record immortal."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         return await self.proper(call._replace(ttl=None) if call.ttl is KEEP else call)
 
 
 class RefusalRenewsTheTtl(Replacing):
     """Sets the time to live before it looks at the condition."""
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         if found and not isinstance(call.ttl, Ttl):
             with self._scope(call.key.scope, "replace") as (scope, now):
                 scope.records[call.key.name].expires = None if call.ttl is None else now + call.ttl
@@ -208,7 +213,7 @@ class ExpiredIsInTheWay(Replacing):
 
     _swept = 0
 
-    async def change(self, call: _Replace, found: _Found) -> bool:
+    async def change(self, call: Replace, found: _Found) -> bool:
         with self._scope(call.key.scope, "replace") as (scope, _):
             there = call.key.name in scope.records
         return await self.proper(call) if found or not there or call.expect is not ABSENT else False

@@ -41,6 +41,16 @@ async def test_processes_share_data_keys_that_the_service_wraps(client: Any) -> 
     assert await one.primary(ADA) == await two.primary(ADA)
 
 
+async def test_keys_that_the_service_wraps_need_no_rewrapping(client: Any) -> None:
+    wrapping = KmsWrapping(client, key=client.create_key()["KeyMetadata"]["KeyId"])
+    store = MemoryDriver()
+    await store.open()
+    keys = EnvelopeKeys(store, wrapping)
+    before = await keys.primary(ADA)
+    assert await keys.rewrap(ADA) == 0
+    assert await EnvelopeKeys(store, wrapping).key(ADA, before.id) == before
+
+
 async def test_a_service_that_fails_is_unavailable() -> None:
     class Failing:
         def encrypt(self, **_: object) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import ABSENT, Key
+from stm_backends.drivers.contract import ABSENT, ANY, Key, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, OutcomeUnknown, Unavailable
+from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.driver import SealedDriver
@@ -75,6 +76,77 @@ async def test_rotations_at_the_same_time_keep_all_keys() -> None:
     added = await asyncio.gather(*(one.rotate(ADA) for one in processes))
     reader = await world.process()
     assert len({(await reader.key(ADA, key_id)).secret for key_id in added}) == 4
+
+
+W1, W2 = bytes(32), bytes(range(32))
+
+
+async def test_rewrapped_keys_need_the_new_wrapping_key_only() -> None:
+    world = World()
+    before = await world.process(wrapping=LocalWrapping({"w1": W1}, primary="w1"))
+    ids = [(await before.primary(ADA)).id, await before.rotate(ADA)]
+    keys = {key_id: await before.key(ADA, key_id) for key_id in ids}
+    both = await world.process(wrapping=LocalWrapping({"w1": W1, "w2": W2}, primary="w2"))
+    assert await both.rewrap(ADA) == 2
+    assert await both.rewrap(ADA) == 0
+    assert await both.rewrap(BOB) == 0
+    after = await world.process(wrapping=LocalWrapping({"w2": W2}, primary="w2"))
+    assert {key_id: await after.key(ADA, key_id) for key_id in ids} == keys
+    assert (await after.primary(ADA)).id == ids[1]
+    with pytest.raises(Corrupt):
+        await (await world.process(wrapping=LocalWrapping({"w1": W1}, primary="w1"))).primary(ADA)
+
+
+async def test_a_key_added_while_keys_are_rewrapped_is_kept() -> None:
+    world = World()
+    before = await world.process(wrapping=LocalWrapping({"w1": W1}, primary="w1"))
+    first = await before.primary(ADA)
+    added: list[str] = []
+
+    class Slow(LocalWrapping):
+        async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
+            if not added:
+                added.append(await before.rotate(ADA))
+            return await super().wrap(secret, owner, key_id)
+
+    assert await (await world.process(wrapping=Slow({"w1": W1, "w2": W2}, primary="w2"))).rewrap(ADA) == 2
+    after = await world.process(wrapping=LocalWrapping({"w2": W2}, primary="w2"))
+    assert (await after.primary(ADA)).id == added[0]
+    assert await after.key(ADA, first.id) == first
+
+
+async def test_keys_erased_while_they_are_rewrapped_stay_erased() -> None:
+    world = World()
+    before = await world.process(wrapping=LocalWrapping({"w1": W1}, primary="w1"))
+    await before.primary(ADA)
+
+    class Slow(LocalWrapping):
+        async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
+            await before.erase(ADA)
+            return await super().wrap(secret, owner, key_id)
+
+    keys = await world.process(wrapping=Slow({"w1": W1, "w2": W2}, primary="w2"))
+    assert await keys.rewrap(ADA) == 0
+    driver = MemoryDriver(world.store)
+    await driver.open()
+    assert await driver.load(data_keys_key(*ADA)) is None
+
+
+async def test_damaged_stored_keys_are_corrupt() -> None:
+    world = World()
+    keys = await world.process()
+    driver = MemoryDriver(world.store)
+    await driver.open()
+    damaged: tuple[dict[str, Any], ...] = (
+        {"primary": "a", "keys": {"a": "é"}},
+        {"primary": "a", "keys": []},
+        {"keys": {}},
+    )
+    for content in damaged:
+        body = Codec().seal("keys", content)
+        await driver.replace(data_keys_key(*ADA), body, version=new_version(), expect=ANY, ttl=None)
+        with pytest.raises(Corrupt, match="data keys"):
+            await keys.primary(ADA)
 
 
 async def test_erased_keys_are_gone_everywhere_after_their_lifetime() -> None:

@@ -249,6 +249,10 @@ def saved(driver: LargeEntries) -> Awaitable[object]:
     return driver.replace(KEY, THIRD, version="w", expect=ANY, ttl=None)
 
 
+def rewritten(driver: LargeEntries) -> Awaitable[object]:
+    return driver.replace(KEY, b"body", version="w", expect="v", rewrite=(THIRD, OTHER, b"tiny"), ttl=KEEP)
+
+
 async def test_a_kill_at_any_step_of_an_append_leaves_all_of_it_or_nothing() -> None:
     await killed_at_each_step(LargeEntries, nothing, appended)
     await killed_at_each_step(LargeEntries, two_large, appended)
@@ -257,6 +261,10 @@ async def test_a_kill_at_any_step_of_an_append_leaves_all_of_it_or_nothing() -> 
 async def test_a_kill_at_any_step_leaves_a_fold_or_save_complete_or_undone() -> None:
     await killed_at_each_step(LargeEntries, two_large, folded)
     await killed_at_each_step(LargeEntries, two_large, saved)
+
+
+async def test_a_kill_at_any_step_leaves_a_rewrite_complete_or_undone() -> None:
+    await killed_at_each_step(LargeEntries, two_large, rewritten)
 
 
 async def test_a_kill_tells_that_the_pointer_was_stored_before_the_parts() -> None:
@@ -573,6 +581,51 @@ async def test_what_is_replaced_loses_its_parts(world: World) -> None:
     assert await world.parts() == []
 
 
+async def test_rewritten_values_replace_the_parts_of_the_old_ones(world: World) -> None:
+    driver, other = await two_large(world), await world.process()
+    assert await rewritten(driver)
+    assert await other.load(KEY) == Record("w", b"body", (THIRD, OTHER, b"tiny"))
+    assert len(await world.parts()) == 6
+    world.clock.now += 60
+    assert await driver.replace(KEY, b"", version="x", expect="w", rewrite=(b"a", b"b"), ttl=KEEP)
+    assert await other.load(KEY) == Record("x", b"", (b"a", b"b", b"tiny"))
+    assert await world.parts() == []
+
+
+async def test_a_refused_rewrite_leaves_no_parts_and_the_old_ones(world: World) -> None:
+    driver = await two_large(world)
+    before = await world.parts()
+    assert not await driver.replace(KEY, b"", version="w", expect="x", rewrite=(THIRD, b"", LARGE), ttl=None)
+    with pytest.raises(ValueError, match="expect=<version>"):
+        await driver.replace(KEY, b"", version="w", expect=ANY, rewrite=(THIRD,), ttl=None)
+    with pytest.raises(TooLarge):
+        await driver.replace(
+            KEY, b"", version="w", expect="v", rewrite=(THIRD, bytes(driver.traits.max_entry + 1)), ttl=None
+        )
+    assert await world.parts() == before
+    assert await driver.load(KEY) == Record("v", None, (LARGE, b"small", OTHER))
+
+
+async def test_a_retried_rewrite_stores_its_values_once(world: World) -> None:
+    driver, lost = await two_large(world), 0
+
+    async def lose(name: str, where: Any) -> None:
+        nonlocal lost
+        if name == "replace" and is_record(where) and lost < 2:
+            lost += 1
+            raise OutcomeUnknown("lost")
+
+    world.after = lose
+    assert await operations.retried(
+        lambda: driver.replace(KEY, THIRD, version="w", expect="v", rewrite=(THIRD, b"s", THIRD), ttl=KEEP)
+    )
+    world.after = None
+    assert await (await world.process()).load(KEY) == Record("w", THIRD, (THIRD, b"s", THIRD))
+    world.clock.now += 60
+    await driver.append(KEY, LARGE, initial_version="v", ttl=None)
+    assert len(await world.parts()) == 12
+
+
 async def test_parts_that_have_just_been_dropped_are_removed_a_little_later(
     world: World, driver: LargeEntries
 ) -> None:
@@ -747,3 +800,27 @@ async def test_a_turn_of_4_mib_and_ten_of_300_kb_fit_where_an_entry_has_64_kb(wo
         for turn in turns:
             await memory.add_turn(turn)
         assert await memory.turns() == turns
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+async def test_a_part_that_changes_while_it_is_renewed_is_renewed_after_all(world: World, part: int) -> None:
+    driver, raw = await world.process(), await world.raw()
+    await driver.append(KEY, LARGE, initial_version="v", ttl=60.0)
+    where = Key(PARTS, (await world.parts())[part])
+
+    async def change(operation: str, key: Any) -> None:
+        if (operation, key) == ("replace", where):
+            world.before = None
+            found = await raw.load(where)
+            assert found is not None
+            assert found.body is not None
+            # As resealing does: the same content under another version, with the same time to live.
+            assert await raw.replace(where, found.body, version="x", expect=found.version, ttl=KEEP)
+
+    world.before = change
+    await driver.append(KEY, b"small", initial_version="v", ttl=None)
+    assert world.before is None
+    await world.clock.pass_time(10_000.0)
+    record = await (await world.process()).load(KEY)
+    assert record is not None
+    assert record.tail == (LARGE, b"small")

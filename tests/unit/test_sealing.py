@@ -11,8 +11,8 @@ from stm_backends.drivers.contract import ABSENT, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import ConfigurationError, Corrupt
 from stm_backends.sealing.cipher import ENTRY, OVERHEAD, Cipher, body_slot, key_id_of
-from stm_backends.sealing.driver import SealedDriver
 from stm_backends.sealing.keys import DataKey, Owner, Sealing, StaticKeys, is_key_id
+from tests.support.sealed import sealed
 
 SECRET, OTHER = bytes(range(32)), bytes(range(32, 64))
 KEY = Key("acme:u1:memory", "chat")
@@ -137,7 +137,7 @@ class World:
         self.raw = MemoryDriver()
         self.clear = 0
         keys = options.pop("keys", StaticKeys({"k1": SECRET, "k2": OTHER}, primary="k1"))
-        self.driver = SealedDriver(self.raw, Sealing(keys, **options), clear_met=self._count)
+        self.driver = sealed(self.raw, Sealing(keys, **options), clear_met=self._count)
 
     def _count(self) -> None:
         self.clear += 1
@@ -186,6 +186,33 @@ async def test_an_older_body_under_a_newer_version_is_corrupt() -> None:
             await world.driver.load(KEY)
 
 
+async def test_every_altered_bit_of_a_stored_record_is_found() -> None:
+    async with World() as world:
+        record = await world.store()
+        assert record.body is not None
+        for slot, value in (("body", record.body), ("entry", record.tail[0])):
+            for at, bit in itertools.product(range(len(value)), range(8)):
+                altered = bytearray(value)
+                altered[at] ^= 1 << bit
+                await world.raw.delete(KEY)
+                if slot == "body":
+                    await world.raw.replace(KEY, bytes(altered), version="v1", expect=ABSENT, ttl=None)
+                else:
+                    await world.raw.append(KEY, bytes(altered), initial_version="v1", ttl=None)
+                with pytest.raises(Corrupt):
+                    await world.driver.load(KEY)
+
+
+async def test_no_two_values_of_a_record_have_the_same_nonce() -> None:
+    async with World() as world:
+        for _ in range(100):
+            await world.driver.append(KEY, TEXT, initial_version="v0", ttl=None)
+        record = await world.raw.load(KEY)
+        assert record is not None
+        ends = len(TEXT) + 16
+        assert len({value[-ends - 12 : -ends] for value in record.tail}) == 100
+
+
 async def test_clear_values_are_corrupt_unless_accepted() -> None:
     for accept in (False, True):
         async with World(accept_clear=accept) as world:
@@ -202,12 +229,10 @@ async def test_a_rotated_key_opens_what_was_sealed_before() -> None:
     async with World() as world:
         await world.store()
         rotated = StaticKeys({"k1": SECRET, "k2": OTHER}, primary="k2")
-        second = SealedDriver(world.raw, Sealing(rotated), clear_met=lambda: None)
+        second = sealed(world.raw, Sealing(rotated))
         await second.append(KEY, b"newer", initial_version="v0", ttl=None)
         assert await world.driver.load(KEY) == await second.load(KEY) == Record("v1", TEXT, (TEXT, b"newer"))
-        without = SealedDriver(
-            world.raw, Sealing(StaticKeys({"k2": OTHER}, primary="k2")), clear_met=lambda: None
-        )
+        without = sealed(world.raw, Sealing(StaticKeys({"k2": OTHER}, primary="k2")))
         with pytest.raises(Corrupt, match="'k1', which this process does not have"):
             await without.load(KEY)
 

@@ -15,7 +15,7 @@ import lmdb
 
 from stm_backends import Corrupt, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Traits
-from stm_backends.drivers.checks import require_drop, require_limit, require_ttl
+from stm_backends.drivers.checks import require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.edge import Edge
 from stm_backends_lmdb.settings import MIB, LmdbSettings
 
@@ -129,9 +129,14 @@ class LmdbDriver:
 
         return await self._run("append", work)
 
-    async def replace(self, key: Key, body: bytes, *, version: str, expect, drop: int = 0, ttl) -> bool:
+    async def replace(
+        self, key: Key, body: bytes, *, version: str, expect, drop: int = 0, rewrite=(), ttl
+    ) -> bool:
         require_ttl(ttl)
         require_drop(drop, expect)
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        going = drop or len(rewrite)
 
         def work(txn, now):
             found, expires = find(txn, key, now)
@@ -139,9 +144,9 @@ class LmdbDriver:
                 return True
             tail = ()
             if isinstance(expect, str):
-                if not found or found.version != expect or drop > len(found.tail):
+                if not found or found.version != expect or going > len(found.tail):
                     return False
-                tail = found.tail[drop:]
+                tail = (*rewrite, *found.tail[going:])
             elif expect is ABSENT and found:
                 return False
             record = Record(version, body, tail)

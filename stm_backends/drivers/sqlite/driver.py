@@ -15,7 +15,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from stm_backends.drivers.checks import (
     require_drop,
     require_fits,
     require_limit,
+    require_rewrite,
     require_ttl,
 )
 from stm_backends.drivers.contract import (
@@ -174,11 +175,15 @@ class SqliteDriver:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
         """Store a body and its version if the record is what the caller expects."""
         require_ttl(ttl)
         require_drop(drop, expect)
+        if rewrite:
+            require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
+        going, rewritten = drop or len(rewrite), sum(map(len, rewrite))
         self._require_fits("entry", len(body), "replace")
 
         def work(connection: sqlite3.Connection) -> bool:
@@ -201,18 +206,22 @@ class SqliteDriver:
                 return True
             if expect is ABSENT:
                 return False
-            if isinstance(expect, str) and (found.version != expect or drop > found.next - found.first):
+            if isinstance(expect, str) and (found.version != expect or going > found.next - found.first):
                 return False
-            first = found.next if expect is ANY else found.first + drop
-            (going,) = connection.execute(statements.MEASURE_BEFORE, (found.id, first)).fetchone()
-            size = found.size - int(going) + len(body)
+            first = found.next if expect is ANY else found.first + going
+            (replaced,) = connection.execute(statements.MEASURE_BEFORE, (found.id, first)).fetchone()
+            size = found.size - int(replaced) + len(body) + rewritten
             self._require_fits("record", size, "replace")
             connection.execute(statements.DELETE_BEFORE, (found.id, first))
             connection.execute(statements.ENTER, (found.id, 0, body))
+            if rewrite:
+                first = found.first
+                entries = ((found.id, seq, entry) for seq, entry in enumerate(rewrite, first))
+                connection.executemany(statements.ENTER, entries)
             connection.execute(statements.REPLACE, (version, expires, written, first, size, found.id))
             return True
 
-        return await self._run("replace", work, Kind.WRITE, size=len(body))
+        return await self._run("replace", work, Kind.WRITE, size=len(body) + rewritten)
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record if it exists and carries `expect`; returns whether it did.

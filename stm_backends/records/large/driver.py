@@ -18,10 +18,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, TypeVar
 
-from stm_backends.drivers.checks import require_drop, require_fits, require_ttl
+from stm_backends.drivers.checks import require_drop, require_fits, require_rewrite, require_ttl
 from stm_backends.drivers.contract import (
     ANY,
     AbsentType,
@@ -112,7 +111,7 @@ class LargeEntries:
         self._clock = clock
         self._steady = steady
         self._seen: OrderedDict[Key, _Seen] = OrderedDict()
-        self._unsettled: OrderedDict[tuple[Key, str], Pointer] = OrderedDict()
+        self._unsettled: OrderedDict[tuple[Key, str, int], Pointer] = OrderedDict()
         self._parts = Parts(inner, clock=clock, steady=steady)
         self.traits = self._limits(inner.traits)
         # Small values stay in the record, where one round trip loads them.
@@ -210,8 +209,11 @@ class LargeEntries:
             length = await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
         else:
             require_ttl(ttl)
-            send = partial(self.inner.append, key, initial_version=initial_version, ttl=ttl)
-            length = await self._send(key, entry, "append", ttl, send)
+
+            async def send(data: Sequence[bytes]) -> int:
+                return await self.inner.append(key, data[0], initial_version=initial_version, ttl=ttl)
+
+            length = await self._send(key, (entry,), "append", ttl, send)
         if length == 1:
             # The record is new, or its other values were dropped.
             self._remembered(key).at = self._steady()
@@ -228,23 +230,28 @@ class LargeEntries:
         version: str,
         expect: str | AbsentType | AnyType,
         drop: int = 0,
+        rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType,
     ) -> bool:
-        """Store a body if the record is what the caller expects, then remove the parts of dropped values."""
-        sent = body
+        """Store a body if the record is what the caller expects, then remove the parts of replaced values."""
+        values = sent = (body, *rewrite)
 
-        def send(data: bytes) -> Awaitable[bool]:
+        def send(data: Sequence[bytes]) -> Awaitable[bool]:
             nonlocal sent
-            sent = data
-            return self.inner.replace(key, data, version=version, expect=expect, drop=drop, ttl=ttl)
+            sent = data = tuple(data)
+            return self.inner.replace(
+                key, data[0], version=version, expect=expect, drop=drop, rewrite=data[1:], ttl=ttl
+            )
 
-        if self._fits(body):
-            done = await send(body)
+        if all(map(self._fits, values)):
+            done = await send(values)
         else:
             require_ttl(ttl)
             require_drop(drop, expect)
+            if rewrite:
+                require_rewrite(rewrite, drop, expect, self.traits, backend=self.name)
             life = self._last_ttl(key) if isinstance(ttl, Ttl) else ttl
-            done = await self._send(key, body, "replace", life, send)
+            done = await self._send(key, values, "replace", life, send)
         if done:
             with self._logging_errors():
                 await self._dropped(key, sent, version, expect, drop)
@@ -273,44 +280,57 @@ class LargeEntries:
     async def _send(
         self,
         key: Key,
-        value: bytes,
+        values: Sequence[bytes],
         operation: str,
         ttl: float | None,
-        send: Callable[[bytes], Awaitable[_Answer]],
+        send: Callable[[Sequence[bytes]], Awaitable[_Answer]],
     ) -> _Answer:
-        """Store the parts of a value, then send the pointer to them.
+        """Store the parts of large values, then send the values with pointers in place of these.
 
-        A retry after an unknown outcome sends the same pointer, so that there is one set of parts regardless
+        A retry after an unknown outcome sends the same pointers, so that there is one set of parts regardless
         of which attempt succeeds.
         """
-        require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
-        pointer = self._unsettled.get((key, self._parts.digest(value))) if self._unsettled else None
-        if pointer is not None and self._clock() - pointer.at > REUSED_S:
-            pointer = None
-        again = pointer is not None
-        if pointer is None:
-            pointer = await self._parts.store(key, value, operation, ttl)
+        for value in values:
+            require_fits("entry", len(value), self.traits.max_entry, backend=self.name, operation=operation)
+        pointers: dict[int, Pointer] = {}
+        ours: list[Pointer] = []  # those that no earlier attempt may have stored
         try:
-            answer = await send(pointer.seal())
+            for place, value in enumerate(values):
+                if self._fits(value):
+                    continue
+                pointer = self._sent_before(key, value, place)
+                if pointer is None:
+                    pointer = await self._parts.store(key, value, operation, ttl)
+                    ours.append(pointer)
+                pointers[place] = pointer
+            sent = [pointers[at].seal() if at in pointers else one for at, one in enumerate(values)]
+            answer = await send(sent)
         except (OutcomeUnknown, asyncio.CancelledError):
-            remember(self._unsettled, (key, pointer.digest), pointer, _UNSETTLED)
+            for place, pointer in pointers.items():
+                remember(self._unsettled, (key, pointer.digest, place), pointer, _UNSETTLED)
             raise
         except StorageError:
-            if not again:
-                await self._discard(key, pointer)
+            await self._discard(key, ours)
             raise
-        self._unsettled.pop((key, pointer.digest), None)
-        if answer is False and not again:
-            # A lost race. An earlier attempt with an unknown outcome may have won it.
-            await self._discard(key, pointer)
+        for place, pointer in pointers.items():
+            self._unsettled.pop((key, pointer.digest, place), None)
         if answer is False:
+            # A lost race. An earlier attempt with an unknown outcome may have won it.
+            await self._discard(key, ours)
             return answer
         seen = self._remembered(key)
-        if pointer not in seen.pointers:
-            seen.pointers += (pointer,)
+        seen.pointers += tuple(one for one in pointers.values() if one not in seen.pointers)
         with self._logging_errors():
-            await self._settle(key, pointer, value)
+            for place, pointer in pointers.items():
+                await self._settle(key, pointer, values[place])
         return answer
+
+    def _sent_before(self, key: Key, value: bytes, place: int) -> Pointer | None:
+        """Return the pointer to the same value at the same place of a write whose outcome is unknown."""
+        if not self._unsettled:
+            return None
+        pointer = self._unsettled.get((key, self._parts.digest(value), place))
+        return None if pointer is None or self._clock() - pointer.at > REUSED_S else pointer
 
     async def _settle(self, key: Key, pointer: Pointer, value: bytes) -> None:
         """Check that the parts still exist now that the pointer is stored, and remove old garbage.
@@ -336,31 +356,32 @@ class LargeEntries:
                 if (seen := self._seen.get(key)) is not None:
                     seen.left -= {one}
 
-    async def _discard(self, key: Key, pointer: Pointer) -> None:
-        """Remove the parts of a value whose pointer was not stored; parts that remain are garbage."""
+    async def _discard(self, key: Key, pointers: Iterable[Pointer]) -> None:
+        """Remove the parts of values whose pointers were not stored; parts that remain are garbage."""
         with self._logging_errors():
-            await self._parts.remove(key, pointer.id)
+            for pointer in pointers:
+                await self._parts.remove(key, pointer.id)
 
     async def _dropped(
-        self, key: Key, sent: bytes, version: str, expect: str | AbsentType | AnyType, drop: int
+        self, key: Key, sent: Sequence[bytes], version: str, expect: str | AbsentType | AnyType, drop: int
     ) -> None:
-        """Remove the parts of values that a replace has dropped, as far as this process knows them.
+        """Remove the parts of values that a replace has replaced, as far as this process knows them.
 
-        `sent` is the body as it is stored now.
+        `sent` has the body and the rewritten entries as they are stored now.
         """
         seen = self._seen.get(key)
         if seen is None:
             return
-        pointer = open_pointer(sent)
-        ours = pointer and pointer.id
+        body, *entries = [pointer and pointer.id for pointer in map(open_pointer, sent)]
+        going = drop or len(entries)
         if expect == seen.version:
-            gone = {one for one in (seen.body, *seen.order[:drop]) if one is not None}
-            seen.order = seen.order[drop:]
+            gone = {one for one in (seen.body, *seen.order[:going]) if one is not None}
+            seen.order = (*entries, *seen.order[going:])
         else:
-            gone = seen.ids if drop or expect is ANY else set[str]()
+            gone = seen.ids if going or expect is ANY else set[str]()
             seen.order = ()
-        gone.discard(ours or "")
-        seen.version, seen.body = version, ours
+        gone.difference_update(one for one in (body, *entries) if one is not None)
+        seen.version, seen.body = version, body
         seen.left |= gone
         seen.pointers = tuple(one for one in seen.pointers if one.id not in gone)
         await self._sweep(key, seen.left)

@@ -27,6 +27,8 @@ PATIENCE_S: Final = 60.0
 CACHED: Final = 32 * 1024 * 1024
 """How many bytes of recently read or written values are cached; values never change."""
 
+_ROUNDS: Final = 5
+
 REMEMBERED: Final = 500
 """For how many records, and for how many values, the last observation is remembered."""
 
@@ -155,19 +157,23 @@ class Parts:
             return
 
         async def renew(index: int) -> None:
-            where, version = part_key(key, pointer.id, index), new_version()
-            record = await self._driver.load(where)
-            if record is None:
-                return
-            chunk, found = pointers.open_part(record.body)
-            if found.covers(ttl, now=now):
-                return
-            if index == 0:
-                await run_concurrently([partial(renew, other) for other in range(1, pointer.parts)])
-            data, expect = pointers.seal_part(chunk, life), record.version
-            await operations.retried(
-                lambda: self._driver.replace(where, data, version=version, expect=expect, ttl=life.given)
-            )
+            where = part_key(key, pointer.id, index)
+            # A part that is sealed again, or renewed by another process, has another version.
+            for _ in range(_ROUNDS):
+                record = await self._driver.load(where)
+                if record is None:
+                    return
+                chunk, found = pointers.open_part(record.body)
+                if found.covers(ttl, now=now):
+                    return
+                if index == 0:
+                    await run_concurrently([partial(renew, other) for other in range(1, pointer.parts)])
+                data, expect, version = pointers.seal_part(chunk, life), record.version, new_version()
+                if await operations.retried(
+                    partial(self._driver.replace, where, data, version=version, expect=expect, ttl=life.given)
+                ):
+                    return
+            raise Unavailable("a part of a large value changed each time that it was renewed")
 
         await renew(0)
         remember(self._lives, pointer.id, life, REMEMBERED)

@@ -31,6 +31,7 @@ _CALLS: Final[Mapping[str, Sequence[tuple[tuple[object, ...], Mapping[str, Any]]
     "replace": [
         ((_KEY, b""), {**_WRITE, "expect": ABSENT}),
         ((_KEY, b""), {**_WRITE, "expect": "v", "drop": 1, "ttl": KEEP}),
+        ((_KEY, b""), {**_WRITE, "expect": "v", "rewrite": (b"",)}),
     ],
     "delete": [((_KEY,), {}), ((_KEY,), {"expect": ANY})],
     "scan": [(("scope",), {"limit": 1}), (("scope",), {"after": "", "limit": 1})],

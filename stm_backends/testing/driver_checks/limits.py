@@ -81,6 +81,15 @@ class Limits(Contract):
                 key, b"a", version="v", expect=ABSENT, drop=1, ttl=None
             ),
             "a drop of -1": lambda: driver.replace(key, b"a", version="v", expect="u", drop=-1, ttl=None),
+            "a rewrite with ANY": lambda: driver.replace(
+                key, b"a", version="v", expect=ANY, rewrite=(b"a",), ttl=None
+            ),
+            "a rewrite with ABSENT": lambda: driver.replace(
+                key, b"a", version="v", expect=ABSENT, rewrite=(b"a",), ttl=None
+            ),
+            "a rewrite with a drop": lambda: driver.replace(
+                key, b"a", version="v", expect="u", drop=1, rewrite=(b"a",), ttl=None
+            ),
             "a page of 0 names": lambda: driver.scan(key.scope, limit=0),
         }
         for what, call in calls.items():

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -157,7 +157,7 @@ class DriverMachine(RuleBasedStateMachine):
         self, which: int, scope: int, name: str, body: bytes, ttl: float | None, expect: AbsentType | AnyType
     ) -> None:
         """Replace with ANY or ABSENT."""
-        self._replace(which, Key(self.scopes[scope], name), body, self.mint(), expect, 0, ttl)
+        self._replace(which, Key(self.scopes[scope], name), body, self.mint(), expect, ttl)
 
     @rule(
         which=WHICH,
@@ -186,7 +186,36 @@ class DriverMachine(RuleBasedStateMachine):
         expect = "stale" if stale or found is None else found.version
         version = self.mint()
         for _ in range(1 + twice):
-            self._replace(which, key, body, version, expect, drop, ttl)
+            self._replace(which, key, body, version, expect, ttl, drop=drop)
+
+    @rule(
+        which=WHICH,
+        scope=SCOPES,
+        name=NAMES,
+        body=VALUES,
+        entries=st.lists(VALUES, min_size=1, max_size=4),
+        ttl=TTLS | st.just(KEEP),
+        stale=st.booleans(),
+        twice=st.booleans(),
+    )
+    def rewrite(
+        self,
+        which: int,
+        scope: int,
+        name: str,
+        body: bytes,
+        entries: list[bytes],
+        ttl: float | None | KeepType,
+        stale: bool,
+        twice: bool,
+    ) -> None:
+        """Rewrite the oldest entries of a version, perhaps of a stale one, perhaps twice."""
+        key = Key(self.scopes[scope], name)
+        found = self.find(key)
+        expect = "stale" if stale or found is None else found.version
+        version = self.mint()
+        for _ in range(1 + twice):
+            self._replace(which, key, body, version, expect, ttl, rewrite=entries)
 
     @rule(which=WHICH, scope=SCOPES, name=NAMES, stale=st.booleans(), any_=st.booleans())
     def delete(self, which: int, scope: int, name: str, stale: bool, any_: bool) -> None:
@@ -245,9 +274,12 @@ class DriverMachine(RuleBasedStateMachine):
         body: bytes,
         version: str,
         expect: str | AbsentType | AnyType,
-        drop: int,
         ttl: float | None | KeepType,
+        *,
+        drop: int = 0,
+        rewrite: Sequence[bytes] = (),
     ) -> None:
+        going = drop or len(rewrite)
         self.catch_up()
         found = self.find(key)
         seconds: float | None | KeepType = KEEP
@@ -260,13 +292,15 @@ class DriverMachine(RuleBasedStateMachine):
             expected = (
                 expect is ANY
                 or (expect is ABSENT and found is None)
-                or (found is not None and found.version == expect and drop <= len(found.tail))
+                or (found is not None and found.version == expect and going <= len(found.tail))
             )
             if expected:
-                tail = found.tail[drop:] if found and isinstance(expect, str) else []
+                tail = [*rewrite, *found.tail[going:]] if found and isinstance(expect, str) else []
                 self.model[key] = Modelled(version, body, tail, expires)
         answer = self.run(
-            self.drivers[which].replace(key, body, version=version, expect=expect, drop=drop, ttl=seconds)
+            self.drivers[which].replace(
+                key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=seconds
+            )
         )
         if self.ended_in_time(key):
             must_be(answer, expected, "a replace returns whether it stored its version")

@@ -31,6 +31,9 @@ _PROMISES: Final = {
     "driver.fold": (
         "A fold removes exactly the oldest entries that it covers and keeps entries appended since."
     ),
+    "driver.rewrite": (
+        "A rewrite replaces the oldest entries one for one, together with the body, and no other entry."
+    ),
     "driver.resent": "A retried write is applied once and returns True each time.",
     "driver.delete": "A delete removes the whole record if its condition holds, and no other record.",
     "driver.scan": (

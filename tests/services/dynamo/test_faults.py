@@ -110,3 +110,23 @@ async def test_the_largest_drop_fits_and_a_larger_one_is_refused(place, key):
         assert await fold(version="v2", ttl=60) is True
         assert await driver.load(key) == Record("v2", b"", (b"250", b"251"))
         await driver.delete(key)
+
+
+@pytest.mark.full
+async def test_the_largest_rewrites_fit_and_a_larger_one_is_refused(place, key):
+    async with opened(place, deadline_s=30.0) as driver:
+        most = driver.traits.max_drop
+        for number in range(most + 2):
+            await driver.append(key, b"%d" % number, initial_version="v1", ttl=None)
+        with pytest.raises(ValueError, match="rewrites at most 250"):
+            await driver.replace(key, b"", version="v2", expect="v1", rewrite=[b""] * (most + 1), ttl=None)
+        tail = (await driver.load(key)).tail
+        # In the head, in parts, in more places than before, in fewer, and of no bytes at all.
+        for number, size in enumerate((10, 200, 3_000, 20_000, 100, 0)):
+            rewrite = [b"%d" % (place % 10) * size for place in range(most)]
+            expect = f"v{number + 1}"
+            assert await driver.replace(
+                key, b"", version=f"v{number + 2}", expect=expect, rewrite=rewrite, ttl=60
+            )
+            assert await driver.load(key) == Record(f"v{number + 2}", b"", (*rewrite, *tail[most:]))
+        await driver.delete(key)

@@ -88,6 +88,9 @@ OPERATIONS: dict[str, Work] = {
     "a large append": append(b"xxxxxx"),
     "a fold": replace(b"", version="w1", expect="initial", drop=2),
     "a later fold with a large body": replace(LARGE + b"!", version="w2", expect="v1", drop=4),
+    "a rewrite": replace(b"", version="w7", expect="initial", rewrite=(b"A", b"B", b"C")),
+    "a rewrite with parts": replace(b"", version="w8", expect="initial", rewrite=(b"AAAAAA", b"", b"CCCCCC")),
+    "a later rewrite": replace(LARGE, version="w9", expect="v1", rewrite=(b"A" * 6, b"B", b"C" * 6, b"D")),
     "a save": replace(b"s", version="w3", expect=ANY, ttl=None),
     "a large save": replace(LARGE + b"?", version="w4", expect=ANY, ttl=None),
     "a large save that keeps": replace(LARGE + b".", version="w5", expect=ANY),
@@ -101,12 +104,14 @@ MEANWHILE = (
     "a large append",
     "a fold",
     "a later fold with a large body",
+    "a rewrite with parts",
+    "a later rewrite",
     "a save",
     "a delete",
 )
 """What another does: one of each kind."""
 
-QUICK = [("a part and small entries", name) for name in ("a large append", "a fold", "a delete")]
+QUICK = [("a part and small entries", name) for name in ("a large append", "a fold", "a rewrite", "a delete")]
 """The pairs that are in every run; the others take minutes together."""
 
 PAIRS = [

@@ -89,9 +89,12 @@ async def count_all(url, lost):
         assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == 1
         assert await count(replace(version="v2", expect="v1", drop=1, ttl=KEEP)) == lost, "a retry"
         assert await count(replace(version="v3", expect="v1", drop=1, ttl=KEEP)) == lost
-        assert await count(replace(version="v3", expect=ABSENT, ttl=60)) == lost
-        assert await count(replace(version="v3", expect=ANY, ttl=60)) == 1
-        assert await count(replace(version="v3", expect=ANY, ttl=60)) == lost, "a retry"
+        assert await count(replace(version="v3", expect="v2", rewrite=(b"A",), ttl=KEEP)) == 1
+        assert await count(replace(version="v3", expect="v2", rewrite=(b"A",), ttl=KEEP)) == lost, "a retry"
+        assert await count(replace(version="v2", expect="v1", rewrite=(b"A",), ttl=KEEP)) == lost
+        assert await count(replace(version="v3a", expect=ABSENT, ttl=60)) == lost
+        assert await count(replace(version="v3a", expect=ANY, ttl=60)) == 1
+        assert await count(replace(version="v3a", expect=ANY, ttl=60)) == lost, "a retry"
         assert await count(replace(version="v4", expect=ANY, ttl=KEEP)) == 1
         assert await count(driver.scan(KEY.scope, limit=10)) == 1
         assert await count(driver.delete(KEY, expect="v1")) == lost, "it is another version"
@@ -128,6 +131,14 @@ async def test_records_with_parts_take_the_requests_that_the_page_says(server, m
         assert await asked(fold) == ["GetItem", *put]
         save = driver.replace(KEY, large, version="v4", expect=ANY, ttl=None)
         assert await asked(save) == ["GetItem", *put, "BatchWriteItem"]
+        for entry in (large, large, b"small"):
+            await append(entry)
+        rewrite = {"rewrite": (large + b"!", large + b"?"), "ttl": KEEP}
+        rewritten = driver.replace(KEY, b"", version="v5", expect="v4", **rewrite)
+        assert await asked(rewritten) == ["GetItem", *put, "BatchWriteItem"], "both in one part"
+        rewritten = driver.replace(KEY, b"", version="v6", expect="v5", rewrite=(b"A", large), ttl=KEEP)
+        # One entry of the old part and all of the new one: the same number of places.
+        assert await asked(rewritten) == ["GetItem", *put, "BatchWriteItem"]
         erased = await asked(driver.delete(KEY))
         ending = ["UpdateItem", "Query", "GetItem", "BatchWriteItem", "DeleteItem"]
         assert erased == ["DeleteItem", *look, *ending]

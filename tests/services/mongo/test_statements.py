@@ -39,7 +39,12 @@ async def test_text_that_looks_like_an_expression_is_text(place, text):
         assert await driver.load(key) == Record(text, None, (text.encode(),))
         assert await driver.scan(key.scope, after="", limit=5) == ((text,), None)
         assert await driver.replace(key, b"x", version="other", expect=f"{text}x", drop=1, ttl=None) is False
-        assert await driver.replace(key, b"x", version=f"{text}2", expect=text, drop=1, ttl=KEEP) is True
+        entries, version = (text.encode(),), f"{text}1"
+        assert (
+            await driver.replace(key, b"x", version=version, expect=text, rewrite=entries, ttl=KEEP) is True
+        )
+        assert await driver.load(key) == Record(version, b"x", entries)
+        assert await driver.replace(key, b"x", version=f"{text}2", expect=version, drop=1, ttl=KEEP) is True
         assert await driver.load(key) == Record(f"{text}2", b"x", ())
         assert await driver.delete(key, expect=text) is False
         assert await driver.delete(key, expect=f"{text}2") is True

@@ -38,7 +38,9 @@ async def warm(driver):
     for _ in range(2):  # the second append knows that the record exists
         await driver.append(key, b"", initial_version="initial", ttl=None)
     await driver.replace(key, b"", version="v2", expect="initial", drop=1, ttl=1)
-    await driver.replace(key, b"", version="v3", expect=ANY, ttl=1)
+    await driver.append(key, b"", initial_version="initial", ttl=None)
+    await driver.replace(key, b"", version="v3", expect="v2", rewrite=(b"",), ttl=1)
+    await driver.replace(key, b"", version="v4", expect=ANY, ttl=1)
     await driver.load(key)
     await driver.scan("warm", limit=1)
     await driver.delete(key)

@@ -120,7 +120,9 @@ async def test_the_permissions_of_the_readme_are_enough(url, schema, driver, rol
     async with open_backend(as_user(url, name), schema=schema, create=True) as backend:
         mine = backend.driver
         assert await mine.append(KEY, b"a", initial_version="initial", ttl=None) == 1
-        assert await mine.replace(KEY, b"b", version="v2", expect="initial", drop=1, ttl=None) is True
+        rewrite = mine.replace(KEY, b"b", version="v1", expect="initial", rewrite=(b"b",), ttl=None)
+        assert await rewrite is True
+        assert await mine.replace(KEY, b"b", version="v2", expect="v1", drop=1, ttl=None) is True
         assert await mine.scan("scope", limit=1) == (("name",), None)
         assert await mine.delete(KEY) is True
 

@@ -25,6 +25,11 @@ FOLD = """
         UPDATE {schema}.stm_record SET version = 'theirs', body = 'b', first = first + 1, size = 1
         RETURNING id, first
     ) DELETE FROM {schema}.stm_entry USING record WHERE record = id AND seq < first"""
+REWRITE = """
+    WITH record AS (
+        UPDATE {schema}.stm_record SET version = 'theirs', body = 'b', size = size + 8 RETURNING id, first
+    ) UPDATE {schema}.stm_entry SET entry = 'rewrite'::bytea || entry FROM record
+    WHERE record = id AND seq = first"""
 ERASE = "DELETE FROM {schema}.stm_record"
 EXPIRE_SOON = "UPDATE {schema}.stm_record SET expires = clock_timestamp() + interval '1 s'"
 EXPIRE = "UPDATE {schema}.stm_record SET expires = clock_timestamp()"
@@ -141,6 +146,33 @@ async def test_of_two_folds_the_one_that_waited_loses(driver, while_waiting):
     fold = driver.replace(KEY, b"first", version="v2", expect="initial", drop=1, ttl=KEEP)
     assert await while_waiting(fold, FOLD) is False
     assert await driver.load(KEY) == Record("theirs", b"b", ())
+
+
+async def test_a_rewrite_that_waited_keeps_what_was_appended(driver, while_waiting):
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    rewrite = driver.replace(KEY, b"", version="v2", expect="initial", rewrite=(b"F",), ttl=KEEP)
+    assert await while_waiting(rewrite, APPEND) is True
+    assert await driver.load(KEY) == Record("v2", b"", (b"F", b"other"))
+
+
+@pytest.mark.parametrize("expect", ["initial", "theirs"])
+async def test_of_two_rewrites_the_one_that_waited_loses(driver, while_waiting, expect):
+    """Also if it expects the version of the other: its snapshot has the entries from before."""
+    await driver.append(KEY, b"123", initial_version="initial", ttl=None)
+    await driver.append(KEY, b"45", initial_version="initial", ttl=None)
+    rewrite = driver.replace(KEY, b"", version="mine", expect=expect, rewrite=(b"F",), ttl=KEEP)
+    assert await while_waiting(rewrite, REWRITE) is False
+    assert await driver.load(KEY) == Record("theirs", b"b", (b"rewrite123", b"45"))
+
+
+async def test_a_rewrite_that_waited_for_itself_was_done(driver):
+    await driver.append(KEY, b"first", initial_version="initial", ttl=None)
+    rewrites = [
+        driver.replace(KEY, b"b", version="v2", expect="initial", rewrite=(b"other",), ttl=KEEP)
+        for _ in range(8)
+    ]
+    assert await asyncio.gather(*rewrites) == [True] * 8
+    assert await driver.load(KEY) == Record("v2", b"b", (b"other",))
 
 
 async def test_a_fold_that_waited_for_itself_was_done(driver):

@@ -20,6 +20,7 @@ from stm_backends.testing import (
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from tests.services.postgres.support import drop, fresh_schema, purging, run, warm
 from tests.support.contract import deadline_of
+from tests.support.sealed import open_sealed
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -103,6 +104,16 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
     @pytest.fixture
     def datastore(self, url, tables):
         return Datastore(open=functools.partial(open_at, url, schema=tables), histories=3)
+
+
+class TestSealedPostgres(DriverContract):
+    """Sealing does not hide an outage."""
+
+    @pytest.fixture
+    def datastore(self, request, through_proxy, proxy, tables):
+        deadline_s = deadline_of(request)
+        opening = functools.partial(open_sealed, through_proxy, schema=tables, deadline_s=deadline_s, **SMALL)
+        return Datastore(open=opening, tick=1.0, histories=3, outage=proxy.outage)
 
 
 class TestPodsOnPostgres(PodsContract):

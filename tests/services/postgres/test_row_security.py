@@ -45,7 +45,10 @@ async def test_a_tenant_never_reads_or_changes_anothers_record(tenants):
     assert await two.scan("scope", limit=10) == ((), None)
     assert await two.delete(KEY) is False
     assert await two.replace(KEY, b"", version="v", expect="one", ttl=None) is False
-    assert await two.append(KEY, b"yours", initial_version="two", ttl=0.001) == 1
+    assert await two.replace(KEY, b"", version="v", expect="one", rewrite=(b"x",), ttl=None) is False
+    assert await two.append(KEY, b"yours", initial_version="two", ttl=60) == 1
+    assert await two.replace(KEY, b"", version="v2", expect="two", rewrite=(b"x",), ttl=60) is True
+    assert await two.load(KEY) == Record("v2", b"", (b"x",))
     assert await two.replace(KEY, b"yours", version="v", expect=ANY, ttl=0.001) is True
     assert await one.load(KEY) == Record("one", None, (b"mine",))
     assert await one.purge(10) == 0

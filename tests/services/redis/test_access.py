@@ -65,7 +65,8 @@ async def test_the_permissions_of_the_readme_are_enough_and_fewer_are_denied(sta
     enough = await open_at(server.url, **login("enough"))
     for ttl in (60, None):
         await enough.append(KEY, b"a", initial_version="b", ttl=ttl)
-    assert await enough.replace(KEY, b"", version="v", expect="b", drop=1, ttl=60)
+    assert await enough.replace(KEY, b"", version="r", expect="b", rewrite=(b"A",), ttl=60)
+    assert await enough.replace(KEY, b"", version="v", expect="r", drop=1, ttl=60)
     assert (await enough.scan(KEY.scope, limit=1)).names == (KEY.name,)
     assert await enough.delete(KEY)
     await enough.close()

@@ -277,6 +277,8 @@ async def test_writes_are_refused_while_a_record_has_moved_without_its_index(clu
     with pytest.raises(Unavailable, match="moving"):
         await driver.replace(key, b"", version="v", expect="initial", drop=1, ttl=KEEP)
     with pytest.raises(Unavailable, match="moving"):
+        await driver.replace(key, b"", version="v", expect="initial", rewrite=(b"A",), ttl=KEEP)
+    with pytest.raises(Unavailable, match="moving"):
         await driver.append(Key(key.scope, "new"), b"b", initial_version="initial", ttl=None)
     assert await driver.load(key) == before, "one key alone can be read wherever it is"
     assert (await driver.scan(key.scope, limit=9)).names == (key.name,)

@@ -23,6 +23,7 @@ from stm_backends.testing import (
 )
 from stm_backends_redis import RedisDriver
 from tests.support.contract import deadline_of
+from tests.support.sealed import open_sealed
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -74,6 +75,21 @@ class TestRedisDriverAsUsersHaveIt(DriverContract):
     @pytest.fixture
     def datastore(self, redis_url):
         return Datastore(open=functools.partial(open_at, redis_url), histories=3)
+
+
+class TestSealedRedis(DriverContract):
+    """Sealing takes no more round trips, and does not hide an outage."""
+
+    @pytest.fixture
+    def datastore(self, request, redis_url, proxied_url, proxy):
+        server = redis.Redis.from_url(redis_url)
+        yield Datastore(
+            open=functools.partial(open_sealed, proxied_url, deadline_s=deadline_of(request), **SMALL),
+            histories=3,
+            outage=proxy.outage,
+            round_trips=reads_of(server),
+        )
+        server.close()
 
 
 class TestPodsOnRedis(PodsContract):

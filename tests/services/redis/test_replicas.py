@@ -11,7 +11,7 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from stm_backends.drivers.contract import ABSENT, ANY, Key, new_version
+from stm_backends.drivers.contract import ABSENT, ANY, Key, Record, new_version
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.workbench.processes import ledger
@@ -160,10 +160,13 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
     master, replica = replicated
     url = f"{master.url}?wait_replicas=1&deadline_s=30"
     first, again = await open_at(url), await open_at(url)
-    for key in (KEY, OTHER):
+    rewritten = Key(OTHER.scope, "rewritten")
+    for key in (KEY, OTHER, rewritten):
         await first.append(key, b"a", initial_version="initial", ttl=None)
     replica.pause()
+    rewrite = {"version": "r", "expect": "initial", "rewrite": (b"A",), "ttl": None}
     writes = (
+        lambda driver: driver.replace(rewritten, b"body", **rewrite),
         lambda driver: driver.replace(KEY, b"body", version="v", expect="initial", drop=1, ttl=None),
         lambda driver: driver.delete(OTHER),
         lambda driver: driver.append(KEY, b"b", initial_version="initial", ttl=None),
@@ -174,6 +177,7 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
                 await write(driver)
     replica.go_on()
     await confirmed(lambda: again.replace(KEY, b"body", version="v", expect="initial", drop=1, ttl=None))
+    await confirmed(lambda: again.replace(rewritten, b"body", **rewrite))
     assert await confirmed(lambda: again.delete(OTHER)) is False, "the first of them removed it"
     assert master.ask("EXISTS", f"stm:{{{OTHER.scope}}}:{OTHER.name}") == 0
     # What was confirmed is there, although the master is lost with everything that it did not pass on.
@@ -181,6 +185,7 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
     replica.ask("REPLICAOF", "NO", "ONE")
     survivor = await open_at(replica.url)
     assert (await survivor.load(KEY)).version == "v"
+    assert await survivor.load(rewritten) == Record("r", b"body", (b"A",))
     assert await survivor.load(OTHER) is None
     for driver in (first, again, survivor):
         await driver.close()

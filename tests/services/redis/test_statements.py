@@ -68,6 +68,19 @@ async def test_a_fold_counts_the_entries_and_bytes_that_stay(server, driver, dro
     assert server.ask("LINDEX", PLACE, 1) == b"%d %d 4" % (len(left), sum(map(len, left)))
 
 
+@pytest.mark.parametrize("count", [1, 99, 150, 200])
+async def test_a_rewrite_counts_the_new_bytes_and_not_the_old_ones(server, driver, count):
+    entries = tuple(b"x" * (7 * n % 5_000) for n in range(200))
+    for entry in entries:
+        await driver.append(KEY, entry, initial_version="initial", ttl=None)
+    rewrite = tuple(b"y" * (11 * n % 6_000) for n in range(count))
+    assert await driver.replace(KEY, b"body", version="v", expect="initial", rewrite=rewrite, ttl=60)
+    assert await driver.load(KEY) == Record("v", b"body", (*rewrite, *entries[count:]))
+    size = sum(map(len, rewrite)) + sum(map(len, entries[count:]))
+    assert server.ask("LINDEX", PLACE, 1) == b"200 %d 4" % size
+    assert 0 < server.ask("PTTL", PLACE) <= 60_000
+
+
 async def test_writes_remove_expired_names_from_the_index(server, driver):
     await driver.append(Key(KEY.scope, "lasting"), b"", initial_version="initial", ttl=None)
     for number in range(100):

@@ -1,0 +1,164 @@
+"""Seals the records of tenants and users again with the primary key, so that an older key can be removed.
+
+Each record takes one load and, unless all its values have the primary key, one conditional write (see
+`SealedDriver.reseal`). An interruption leaves every record readable; the next run skips what is done. The
+datastore may be in use. If some process still seals with an older key, run it again after that process ended.
+
+The records of a user are those of all kinds: conversations, logs, saved states, paused runs, the parts of
+large values, and the user's entry in the tenant's directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from stm_backends.admin.copying import Owner
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import Corrupt, StorageError, TooLarge
+from stm_backends.records import keys, operations
+from stm_backends.records.large.parts import run_concurrently
+
+if TYPE_CHECKING:
+    from stm_backends.sealing.driver import SealedDriver
+
+Problem: TypeAlias = Literal["left", "failed"]
+"""Why a record still needs an older key.
+
+- `"left"`: it changed each time, or has more entries than one write reaches. Run it again later, when older
+  turns have been summarized or dropped.
+- `"failed"`: it cannot be opened, or would be too large; the error says which.
+"""
+
+OnProblem: TypeAlias = Callable[[Key, Problem, StorageError | None], None]
+
+
+@dataclass(slots=True)
+class ResealReport:
+    """What was done so far.
+
+    `records` were sealed again, with `values` values in them; `current` needed nothing. `data_keys` were
+    wrapped again. `lost_races` counts writes that were repeated because another process changed the record.
+    `left` and `failed` count the records with a problem.
+    """
+
+    records: int = 0
+    values: int = 0
+    current: int = 0
+    data_keys: int = 0
+    lost_races: int = 0
+    left: int = 0
+    failed: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no record needs an older key, except for what others have written since."""
+        return not (self.left or self.failed)
+
+
+class Reseal:
+    """One pass over the records of some owners. `report` is kept up to date.
+
+    `fold_log` moves the oldest entries into the body, if the record is an item log; returns whether it did.
+    `on_problem` is called once for each record that still needs an older key.
+    """
+
+    def __init__(
+        self,
+        driver: SealedDriver,
+        owners: Iterable[Owner],
+        *,
+        fold_log: Callable[[Key], Awaitable[bool]],
+        on_problem: OnProblem = lambda key, problem, error: None,
+    ) -> None:
+        self._driver = driver
+        given = dict.fromkeys(owners)
+        self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
+        self._fold_log = fold_log
+        self._on_problem = on_problem
+        self.report = ResealReport()
+
+    async def count(self) -> int:
+        """Return how many records there are."""
+        count = 0
+        for owner in self._owners:
+            async for user in self._users(owner):
+                async for page in self._pages(owner.tenant, user):
+                    count += len(page)
+        return count
+
+    async def run(self, on_record: Callable[[int], None] = lambda done: None) -> ResealReport:
+        """Seal every record again that needs it; `on_record` is called with the number of processed records.
+
+        A record that cannot be opened, or would be too large, is skipped. Any other `StorageError` ends the
+        pass; a new one does not repeat what was done.
+        """
+        done = 0
+
+        async def work(key: Key) -> None:
+            nonlocal done
+            await self._reseal(key)
+            done += 1
+            on_record(done)
+
+        for owner in self._owners:
+            self.report.data_keys += await self._driver.rewrap(owner.tenant, "")
+            async for user in self._users(owner):
+                if user:
+                    self.report.data_keys += await self._driver.rewrap(owner.tenant, user)
+                async for page in self._pages(owner.tenant, user):
+                    await run_concurrently([partial(work, key) for key in page])
+        return self.report
+
+    async def _reseal(self, key: Key) -> None:
+        report, values = self.report, self.report.values
+        try:
+            while True:
+                resealed = await self._driver.reseal(key)
+                report.values += resealed.values
+                report.lost_races += resealed.lost_races
+                # An item log may have more entries than one write reaches.
+                if not (resealed.left and await self._fold_log(key)):
+                    break
+        except (Corrupt, TooLarge) as error:
+            report.failed += 1
+            self._on_problem(key, "failed", error)
+            return
+        if resealed.left:
+            report.left += 1
+            self._on_problem(key, "left", None)
+        elif report.values > values:
+            report.records += 1
+        elif resealed.exists:
+            report.current += 1
+
+    async def _users(self, owner: Owner) -> AsyncIterator[str]:
+        if owner.user is not None:
+            yield owner.user
+            return
+        async for name in operations.names(self._driver, keys.directory_scope(owner.tenant)):
+            yield keys.unname(name)
+
+    async def _pages(self, tenant: str, user: str) -> AsyncIterator[list[Key]]:
+        """Yield the keys of all records of a user, or of those without one, a page of names at a time."""
+        if user:
+            yield [keys.directory_key(tenant, user)]
+            scopes = [keys.scope(tenant, user, kind) for kind in keys.KINDS]
+        else:
+            scopes = [keys.OTHER_BLOBS, keys.PAUSED_RUNS, keys.parts_of(Key(keys.PAUSED_RUNS, "")).scope]
+        for scope in scopes:
+            position: str | None = ""
+            while position is not None:
+                page = await self._driver.scan(scope, after=position, limit=operations.PAGE)
+                yield [Key(scope, name) for name in page.names]
+                position = page.after
+                if user and scope == keys.scope(tenant, user, "planner"):
+                    yield [key for name in page.names for key in await self._run(name)]
+
+    async def _run(self, name: str) -> list[Key]:
+        """Return the keys of a paused run that a note of its user names, and of its parts."""
+        run = Key(keys.PAUSED_RUNS, name)
+        scope, prefix = keys.parts_of(run)
+        return [run, *[Key(scope, part) async for part in operations.names_of(self._driver, scope, prefix)]]

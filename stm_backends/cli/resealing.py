@@ -1,0 +1,133 @@
+"""The command `reseal`: seal what is stored with the primary key, so that an older key can be removed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from stm_backends.admin.copying import Owner
+from stm_backends.admin.resealing import Problem, ResealReport
+from stm_backends.cli import datastores, transfer
+from stm_backends.cli.copying import owners_given
+from stm_backends.cli.files import writing
+from stm_backends.cli.options import BackendName, SealingName, Url
+from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
+from stm_backends.cli.progress import Progress
+from stm_backends.cli.render import console
+from stm_backends.drivers.contract import Key
+from stm_backends.errors import StorageError
+from stm_backends.records import keys
+from stm_backends.sealing.naming import load_sealing
+from stm_backends.types import MemoryKey
+
+_NAMED: Final = 20
+"""How many records with a problem are named."""
+
+_ROWS: Final = {
+    "records": "sealed with the primary key",
+    "values": "values in these",
+    "current": "sealed with it already",
+    "data_keys": "data keys wrapped again",
+    "lost_races": "writes repeated, because a record changed",
+    "left": "still need an older key: changed too often, or too many entries",
+    "failed": "unreadable, or too large",
+}
+
+
+def reseal(
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="Reseal a tenant with all its users; may be repeated.", metavar="TENANT"),
+    ] = None,
+    user: Annotated[
+        list[str] | None, typer.Option(help="Reseal a user; may be repeated.", metavar="TENANT:USER")
+    ] = None,
+    other_states: Annotated[
+        bool,
+        typer.Option(
+            "--other-states", help="Also reseal states and paused runs whose keys name no tenant and user."
+        ),
+    ] = False,
+    backend: BackendName = None,
+    url: Url = None,
+    sealing: SealingName = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write the results to this file as JSON.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Seal everything of tenants and users with the primary key, so that an older key can be removed.
+
+    First make the new key primary in all running services. They may go on working during this command. What
+    is sealed with the primary key already is skipped, so run the command again after an interruption, or
+    to check the result. With `accept_clear=True`, values in clear text are sealed, too.
+
+    The exit status is 0 only if no value needs an older key.
+    """
+    reports: list[ResealReport] = []
+    problems: list[str] = []
+
+    def note(key: Key, problem: Problem, error: StorageError | None) -> None:
+        if len(problems) < _NAMED:
+            problems.append(f"{_named(key)}: {_ROWS[problem] if error is None else error}")
+
+    async def work(owners: list[Owner]) -> ResealReport:
+        async with datastores.existing(
+            backend or datastores.given(url), url=url if backend else None, sealing=load_sealing(sealing)
+        ) as opened:
+            resealing = opened.sessions.resealing(owners, on_problem=note)
+            reports.append(resealing.report)
+            with Progress(await resealing.count(), "resealing", "records") as progress:
+                return await resealing.run(progress.show)
+
+    def so_far() -> str:
+        done = reports[0].records if reports else 0
+        return f"{counted(done, 'record')} had been resealed; run the command again for the rest."
+
+    with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
+        owners = owners_given("reseal", tenant or (), user or (), other_states=other_states)
+        try:
+            report = run(work(owners))
+        except typer.Exit:  # an outage
+            if reports:
+                typer.echo(so_far(), err=True)
+            raise
+        if numbers is not None:
+            json.dump({"ok": report.ok, **dataclasses.asdict(report)}, numbers, indent=2)
+    for problem in problems:
+        say_wrong(problem)
+    if more := report.left + report.failed - len(problems):
+        say_wrong(f"and {counted(more, 'record')} more")
+    console.print(_table(report))
+    if not report.ok:
+        typer.echo("Keep the older keys, and run the command again once the cause is resolved.", err=True)
+        raise typer.Exit(FAILED)
+
+
+def _table(report: ResealReport) -> Table:
+    table = Table(title="Records", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, meaning in _ROWS.items():
+        count: int = getattr(report, name)
+        if count or name in ("records", "current"):
+            table.add_row(meaning, Text(f"{count:,}", "bold red" if name in ("left", "failed") else ""))
+    return table
+
+
+def _named(key: Key) -> str:
+    """Return how messages name a record."""
+    tenant, user = keys.owner_of(key.scope)
+    kind = key.scope.rpartition(":")[2]
+    if kind == "memory":
+        return transfer.named(MemoryKey(tenant, user, keys.unname(key.name)))
+    if user:
+        return f"a record of {transfer.user_composite(tenant, user)} ({kind})"
+    return f"a record of {transfer.tenant_composite(tenant)} ({kind})" if tenant else f"a record ({kind})"
