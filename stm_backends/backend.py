@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from stm_backends.admin.sessions import Sessions
+from stm_backends.admin.stats import Stats
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
@@ -101,6 +102,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             self._directory,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
         )
+        self.stats = Stats(driver, self._codec)
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s
         self._open = False

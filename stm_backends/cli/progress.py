@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from types import TracebackType
 from typing import Final
@@ -15,9 +16,12 @@ _LINE_EVERY_S: Final = 5.0
 
 
 class Progress:
-    """Shows on standard error how many of `total` are done: `Progress(9, "copying", "records")`."""
+    """Shows on standard error how many of `total` are done: `Progress(9, "copying", "records")`.
 
-    def __init__(self, total: int, doing: str, unit: str) -> None:
+    `None` is an unknown total.
+    """
+
+    def __init__(self, total: int | None, doing: str, unit: str) -> None:
         console = Console(stderr=True)
         self._total = total
         self._unit = unit
@@ -32,6 +36,8 @@ class Progress:
             TextColumn("{task.fields[note]}"),
             console=console,
             disable=not console.is_terminal,
+            # Lines for a pipe must not be printed on this console instead.
+            redirect_stdout=sys.stdout.isatty(),
         )
         self._ending = contextlib.ExitStack()
         self._task = self._bar.add_task(doing, total=total, note="")
@@ -48,11 +54,13 @@ class Progress:
 
     def show(self, done: int, note: str = "") -> None:
         """Show how much is done; raises the total if more has come up."""
-        self._total = max(self._total, done)
+        if self._total is not None:
+            self._total = max(self._total, done)
         self._bar.update(self._task, completed=done, total=self._total, note=note)
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            self._console.print(f"{done:,} of {self._total:,} {self._unit} {note}".rstrip(), highlight=False)
+            count = f"{done:,}" if self._total is None else f"{done:,} of {self._total:,}"
+            self._console.print(f"{count} {self._unit} {note}".rstrip(), highlight=False)
 
     def say(self, what: str) -> None:
         """Replace the bar by the next activity."""
