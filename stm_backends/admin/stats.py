@@ -43,8 +43,8 @@ class ConversationStats:
     """One conversation. `turns` are those that are in neither the summary nor dropped.
 
     `bytes` are those of the stored values, after decryption. `tokens` is the memory's estimate for the
-    summary and all turns. `last_activity` is the time of the newest turn in epoch seconds. If no turn has one, it is
-    the time of the last fold or trim, rounded up by some seconds; `None` means unknown.
+    summary and all turns. `last_activity` is the time of the newest turn in epoch seconds. If no turn has
+    one, it is the time of the last fold or trim, rounded up by some seconds; `None` means unknown.
     """
 
     key: MemoryKey

@@ -19,6 +19,7 @@ import stm_backends
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import datastores, render, transfer
+from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
@@ -271,7 +272,10 @@ app.command()(stats)
 @app.command("export")
 def export_(
     keys: Annotated[
-        list[str] | None, typer.Argument(help="Conversations, as tenant:user:session.", metavar="KEY")
+        list[str] | None,
+        typer.Argument(
+            help="Conversations, as tenant:user:session.", metavar="KEY", autocompletion=conversations
+        ),
     ] = None,
     user: Annotated[
         str | None, typer.Option(help="Export all conversations of a user.", metavar="TENANT:USER")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -18,6 +19,10 @@ from stm_backends.cli import datastores, transfer
 from stm_backends.cli.options import URL_VARIABLE
 from stm_backends.errors import InvalidKey
 from stm_backends.types import MemoryKey
+
+_SAFE: Final = re.compile(r"[\w@%+=:,./][\w@%+=:,./-]*")
+"""The keys that are offered. Shells evaluate completions, so an id must not have characters that a shell
+interprets: zsh runs the command in `x\\$(command)`."""
 
 PATIENCE_S: Final = 2.0
 MOST: Final = 100
@@ -47,7 +52,7 @@ def _completed(
             datastores.chosen(context.params.get("backend"), url) as opened,
         ):
             async for key in listing(opened, incomplete):
-                if key.startswith(incomplete):
+                if key.startswith(incomplete) and _SAFE.fullmatch(key):
                     found.append(key)
                     if len(found) == MOST:
                         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
-from stm_backends.cli.figures import iso
+from stm_backends.cli.figures import iso, when
 from stm_backends.memory import policy
 from stm_backends.records.body import Body
 from stm_backends.records.codec import load_body, load_turn
@@ -25,7 +25,7 @@ class Conversation:
     pending: Sequence[StoredTurn]
     recent: Sequence[StoredTurn]
     tokens: int
-    last_activity: str | None
+    last_activity: float | None
     full_zone_turns: int
     guessed: bool
 
@@ -43,7 +43,7 @@ class Conversation:
             pending,
             recent,
             tokens_of(body, turns),
-            iso(last_activity_of(body, turns, now=time.time())),
+            last_activity_of(body, turns, now=time.time()),
             budget.full_zone_turns,
             full_zone_turns is None,
         )
@@ -58,7 +58,7 @@ class Conversation:
         """Return what is said above the conversation, by name."""
         facts = {"health": self.body.health.value, "turns": self.turns}
         facts["tokens"] = f"{self.tokens:,} (estimate for the whole conversation)"
-        facts["last activity"] = self.last_activity or "unknown"
+        facts["last activity"] = "unknown" if self.last_activity is None else when(self.last_activity)
         if self.guessed and (self.pending or self.recent):
             facts["recent"] = (
                 f"the newest {self.full_zone_turns} (the default; set yours with --full-zone-turns)"
@@ -76,7 +76,7 @@ class Conversation:
             "attempts": self.body.attempts,
             "next_attempt_at": iso(self.body.next_attempt_at or None),
             "tokens": self.tokens,
-            "last_activity": self.last_activity,
+            "last_activity": iso(self.last_activity),
             "folded": self.body.folded,
             "dropped": self.body.dropped,
             "summary": self.body.summary,

@@ -137,7 +137,7 @@ def _owners(
     return owners
 
 
-async def _copied(
+async def _copied(  # noqa: PLR0913 -- one per option
     source: str,
     target: str,
     owners: list[Owner],

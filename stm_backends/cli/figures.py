@@ -8,10 +8,9 @@ from typing import Any, Final
 from stm_backends.admin.stats import ConversationStats, Totals
 from stm_backends.types import MemoryHealth
 
-_WIDTHS: Final = {"USERS": 6, "CONVS": 6, "TURNS": 7, "BYTES": 11, "TOKENS": 9, "DEGRADED": 8, "HEALTH": 8}
+_WIDTHS: Final = {"USERS": 5, "CONVS": 5, "TURNS": 6, "BYTES": 9, "TOKENS": 8, "DEGRADED": 8, "HEALTH": 8}
 _OF_CONVERSATIONS: Final = ("TURNS", "BYTES", "TOKENS", "HEALTH")
 _OF_USERS: Final = ("CONVS", "TURNS", "BYTES", "TOKENS", "DEGRADED")
-_UNKNOWN: Final = "-"
 
 
 def iso(when: float | None) -> str | None:
@@ -23,11 +22,19 @@ def iso(when: float | None) -> str | None:
     return moment and f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
+def when(ts: float) -> str:
+    """Return the time of a turn for people, or why it is none."""
+    moment = iso(ts)
+    if moment is None:
+        return f"unknown (ts is {ts!r}, not a time in seconds)"
+    return moment.replace("T", " ").replace("Z", " UTC")
+
+
 def head(what: str) -> str:
     """Return the headings for lines of `CONVERSATION`, `USER`, `TENANT`, or `TENANT[:USER]`."""
     names = _OF_CONVERSATIONS if what == "CONVERSATION" else _OF_USERS
     names = ("USERS", *names) if what.startswith("TENANT") else names
-    return f"{_columns(dict(zip(names, names, strict=True)))}  {'LAST ACTIVITY':<20}  {what}"
+    return f"{_columns(dict(zip(names, names, strict=True)))}  {'LAST ACTIVITY':<17}  {what}"
 
 
 def line(stats: ConversationStats | Totals, key: str, *, users: bool = False) -> str:
@@ -40,7 +47,7 @@ def line(stats: ConversationStats | Totals, key: str, *, users: bool = False) ->
         columns["DEGRADED"] = stats.health[MemoryHealth.DEGRADED]
     else:
         columns["HEALTH"] = stats.health.value
-    return f"{_columns(columns)}  {iso(stats.last_activity) or _UNKNOWN:<20}  {key}"
+    return f"{_columns(columns)}  {_minute(stats.last_activity):<17}  {key}"
 
 
 def as_json(stats: ConversationStats | Totals) -> dict[str, Any]:
@@ -64,6 +71,12 @@ def as_json(stats: ConversationStats | Totals) -> dict[str, Any]:
         "states": stats.states,
         "damaged": stats.damaged,
     }
+
+
+def _minute(when: float | None) -> str:
+    """Return a time in one word, to the minute."""
+    moment = iso(when)
+    return "-" if moment is None else f"{moment[:-4]}Z"
 
 
 def size(count: int) -> str:

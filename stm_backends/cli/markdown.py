@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from stm_backends.cli.conversation import Conversation
-from stm_backends.cli.render import plain, when
+from stm_backends.cli.figures import when
+from stm_backends.cli.render import plain, tools
 from stm_backends.types import ConversationTurn, StoredTurn
 
 
@@ -21,14 +22,14 @@ def document(shown: Conversation) -> str:
     if shown.body.summary:
         lines.append(f"## Summary\n\n{_block(shown.body.summary)}")
     lines += _turns("Pending (not summarized yet)", shown.pending)
-    lines += _turns("Recent", shown.recent)
+    lines += _turns("Recent", shown.recent, after=len(shown.pending))
     return "\n\n".join(lines)
 
 
-def _turns(title: str, turns: Sequence[StoredTurn]) -> Iterator[str]:
+def _turns(title: str, turns: Sequence[StoredTurn], *, after: int = 0) -> Iterator[str]:
     if turns:
         yield f"## {title}"
-    for number, stored in enumerate(turns, 1):
+    for number, stored in enumerate(turns, after + 1):
         yield _turn(number, stored.turn)
 
 
@@ -38,9 +39,7 @@ def _turn(number: int, turn: ConversationTurn) -> str:
         "User:",
         _block(turn.user_message),
     ]
-    digest = turn.trajectory_digest
-    if digest is not None and (digest.tools_invoked or digest.observations_summary):
-        used = "\n".join(filter(None, (", ".join(digest.tools_invoked), digest.observations_summary)))
+    if used := tools(turn):
         parts += ["Tools:", _block(used)]
     return "\n\n".join([*parts, "Assistant:", _block(turn.assistant_response)])
 

@@ -12,7 +12,8 @@ from html import escape
 from typing import Final
 
 from stm_backends.cli.conversation import Conversation
-from stm_backends.cli.render import plain, when
+from stm_backends.cli.figures import when
+from stm_backends.cli.render import plain
 from stm_backends.types import ConversationTurn, StoredTurn, TrajectoryDigest
 
 _STYLE: Final = """

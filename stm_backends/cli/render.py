@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -80,7 +79,7 @@ def drivers(diagnoses: Sequence[Diagnosis]) -> None:
 
 def conversation(shown: Conversation) -> RenderableType:
     """Return a readable view of one conversation."""
-    facts = Table.grid(padding=(0, 2))
+    facts = _pairs()
     facts.add_row("conversation", Text(plain(shown.key), style="bold"))
     for name, value in shown.facts().items():
         facts.add_row(name, value)
@@ -123,8 +122,16 @@ def stats(totals: Totals, title: str) -> RenderableType:
     return table
 
 
-def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
+def _pairs() -> Table:
+    """Return a table of names and values, which shows long words in full."""
     rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    return rows
+
+
+def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
+    rows = _pairs()
     for stored in turns:
         _add_turn(rows, stored.turn)
     return Panel(rows, title=title, title_align="left")
@@ -132,21 +139,19 @@ def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
 
 def _add_turn(rows: Table, turn: ConversationTurn) -> None:
     if turn.ts:
-        rows.add_row(Text("time", style="dim"), Text(when(turn.ts), style="dim"))
+        rows.add_row(Text("time", style="dim"), Text(figures.when(turn.ts), style="dim"))
     rows.add_row(Text("user", style="bold cyan"), Text(plain(turn.user_message)))
-    if turn.trajectory_digest is not None and turn.trajectory_digest.tools_invoked:
-        digest = turn.trajectory_digest
-        observed = digest.observations_summary or ", ".join(digest.tools_invoked)
-        rows.add_row(Text("tools", style="bold yellow"), Text(plain(observed)))
+    if used := tools(turn):
+        rows.add_row(Text("tools", style="bold yellow"), Text(plain(used)))
     rows.add_row(Text("assistant", style="bold green"), Text(plain(turn.assistant_response)))
 
 
-def when(ts: float) -> str:
-    """Return the time of a turn for people."""
-    try:
-        return f"{datetime.datetime.fromtimestamp(ts, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"unknown (ts is {ts!r}, not a time in seconds)"
+def tools(turn: ConversationTurn) -> str:
+    """Return the tools of a turn in a line, and what they found in the lines below."""
+    digest = turn.trajectory_digest
+    if digest is None:
+        return ""
+    return "\n".join(filter(None, (", ".join(digest.tools_invoked), digest.observations_summary)))
 
 
 # Replay
