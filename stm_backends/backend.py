@@ -71,7 +71,7 @@ def open_backend(
 
 
 class Backend(AbstractAsyncContextManager["Backend"]):
-    """One driver and the objects that use it: memories, saved states, sessions and item logs.
+    """One driver and the objects that use it: memories, saved states, sessions, item logs and statistics.
 
     `open_backend` creates a backend by name. Pass a driver to this class to use a client of your own.
     Closing a backend closes its driver.

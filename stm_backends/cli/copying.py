@@ -160,7 +160,7 @@ async def _copied(  # noqa: PLR0913 -- one per option
         with reported(f"the source, {origin}"):
             opened = await ends.enter_async_context(datastores.existing(source))
             if everything:
-                owners += [Owner(tenant) async for tenant in opened.sessions.tenants()]
+                owners[:0] = [Owner(tenant) async for tenant in opened.sessions.tenants()]
         with reported(f"the target, {destination}"):
             taking = await ends.enter_async_context(open_backend(target, create=create))
         if taking.traits.reach == "process":

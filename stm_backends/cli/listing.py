@@ -108,14 +108,20 @@ class _Listing:
         stats = stats if self.long else None
         if self._as_json:
             facts = {"key": key, **ids} | (figures.as_json(stats) if stats else {})
-            typer.echo(json.dumps(facts))
+            self._print(json.dumps(facts))
         elif stats is None:
-            typer.echo(key)
+            self._print(key)
         else:
             kind = {1: "TENANT", 2: "USER", 3: "CONVERSATION"}[len(ids)]
             if self.count == 1:
-                typer.echo(figures.head(kind))
-            typer.echo(figures.line(stats, key, users=kind == "TENANT"))
+                self._print(figures.head(kind))
+            self._print(figures.line(stats, key, users=kind == "TENANT"))
+
+    def _print(self, line: str) -> None:
+        if self.progress is None:
+            typer.echo(line)
+        else:
+            self.progress.echo(line)
 
     def add_conversation(self, key: MemoryKey, stats: ConversationStats | None) -> None:
         """Print a conversation, unless its key cannot be written."""

@@ -8,9 +8,11 @@ import time
 from types import TracebackType
 from typing import Final
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 _LINE_EVERY_S: Final = 5.0
 
@@ -29,15 +31,17 @@ class Progress:
         self._next_line = time.monotonic() + _LINE_EVERY_S
         self._bar = Bar(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            *(
+                (BarColumn(), MofNCompleteColumn())
+                if total is not None
+                else (TextColumn("{task.completed:,}"),)
+            ),
             TextColumn(unit),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
             console=console,
             disable=not console.is_terminal,
-            # Lines for a pipe must not be printed on this console instead.
-            redirect_stdout=sys.stdout.isatty(),
+            transient=total is None,
         )
         self._ending = contextlib.ExitStack()
         self._task = self._bar.add_task(doing, total=total, note="")
@@ -61,6 +65,13 @@ class Progress:
             self._next_line = time.monotonic() + _LINE_EVERY_S
             count = f"{done:,}" if self._total is None else f"{done:,} of {self._total:,}"
             self._console.print(f"{count} {self._unit} {note}".rstrip(), highlight=False)
+
+    def echo(self, line: str) -> None:
+        """Print a line of the result on standard output; above the bar, if both are on a terminal."""
+        if self._console.is_terminal and sys.stdout.isatty():
+            self._bar.console.print(Text(line), soft_wrap=True)
+        else:
+            typer.echo(line)
 
     def say(self, what: str) -> None:
         """Replace the bar by the next activity."""

@@ -55,11 +55,11 @@ def stats(
         nonlocal rows
         rows += 1
         if as_json:
-            typer.echo(json.dumps({"owner": str(owner), **figures.as_json(totals)}))
+            progress.echo(json.dumps({"owner": str(owner), **figures.as_json(totals)}))
         elif not one:
             if rows == 1:
-                typer.echo(figures.head("TENANT[:USER]" if whose else "TENANT"))
-            typer.echo(figures.line(totals, str(owner), users=True))
+                progress.echo(figures.head("TENANT[:USER]" if whose else "TENANT"))
+            progress.echo(figures.line(totals, str(owner), users=True))
 
     async def work() -> None:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -271,6 +276,44 @@ def test_a_long_count_reports_progress_beside_the_result(url: str, monkeypatch: 
     result = cli("stats", "--json", "--url", url)
     assert "6 records" in result.stderr.splitlines()
     assert len(objects(result)) == 3
+
+
+def on_terminal(*arguments: str, stdout: int | None = None) -> tuple[str, str]:
+    """Run a command whose standard error is a terminal; returns what it printed on that and on a pipe."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        done = subprocess.run(
+            [sys.executable, "-m", "stm_backends.cli", *arguments],
+            stdout=theirs if stdout is None else stdout,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+            text=True,
+            check=True,
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux raises it at the end
+            while part := terminal.read(100_000):
+                shown += part
+    return shown.decode(), done.stdout or ""
+
+
+def test_lines_for_a_pipe_are_not_mixed_with_the_progress(url: str) -> None:
+    shown, piped = on_terminal("stats", "--json", "--url", url, stdout=subprocess.PIPE)
+    assert [json.loads(line)["owner"] for line in piped.splitlines()] == ["acme", "bolt", None]
+    assert "reading" in shown
+    assert "owner" not in shown
+
+
+@pytest.mark.parametrize("command", [("ls", "-l"), ("stats",)])
+def test_lines_on_a_terminal_stay_above_the_progress(url: str, command: tuple[str, ...]) -> None:
+    shown, _ = on_terminal(*command, "--url", url)
+    assert "reading" in shown
+    # Each line as a terminal shows it: what was drawn before an erasure of the line is gone.
+    lines = [re.sub(r"\x1b\[[\d;?]*\w", "", re.sub(r".*\x1b\[2K", "", line)) for line in shown.split("\n")]
+    keys = [line.split()[-1] for line in lines if "2025-10-09T08:53Z" in line]
+    assert keys == ["acme", "bolt"]
+    assert not [line for line in lines if "reading" in line and "2025" in line]
 
 
 async def test_no_more_records_are_held_than_are_read_at_once() -> None:
