@@ -6,14 +6,14 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import stm_backends
-from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends import ConversationTurn, MemoryKey, Sessions, ShortTermMemoryConfig
 from stm_backends.cli import completion
 from stm_backends.cli.app import app
 
@@ -105,6 +105,16 @@ def test_a_datastore_that_does_not_answer_offers_nothing_and_says_nothing(
     for url in (f"redis://127.0.0.1:{mute}", f"postgresql://u@127.0.0.1:{mute}/d", "sqlit://typo", ""):
         monkeypatch.setenv("STM_BACKENDS_URL", url)
         assert complete("ls", "acme:") == []
+
+
+def test_what_was_found_is_offered_when_the_time_is_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hanging(sessions: Sessions, tenant: str) -> AsyncIterator[str]:
+        yield "u1"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Sessions, "users", hanging)
+    monkeypatch.setattr(completion, "PATIENCE_S", 0.5)
+    assert complete("ls", "acme:") == ["acme:u1"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
