@@ -339,6 +339,25 @@ async def test_no_more_records_are_held_than_are_read_at_once() -> None:
         assert (seen, loads) == (40, 40)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("stats", "Interrupted. 3 records had been read."), ("ls", "Interrupted. 1 line had been printed.")],
+)
+def test_ctrl_c_says_how_much_was_read(
+    url: str, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    read = admin.Stats.of_user
+
+    async def interrupted(stats: admin.Stats, tenant: str, user: str, *more: Any) -> admin.Totals:
+        if user == "u2":
+            raise KeyboardInterrupt
+        return await read(stats, tenant, user, *more)
+
+    monkeypatch.setattr(admin.Stats, "of_user", interrupted)
+    result = cli(command, "acme", *(["-l"] if command == "ls" else []), "--url", url)
+    assert (result.exit_code, result.stderr.splitlines()) == (130, [said])
+
+
 @pytest.mark.parametrize("arguments", [("ls", "a:b:c"), ("stats", "a:b:c"), ("stats", "acme", " ")])
 def test_what_is_no_owner_is_refused(url: str, arguments: tuple[str, ...]) -> None:
     result = cli(*arguments, "--url", url)
