@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.admin.sessions import Sessions
+from stm_backends.admin.stats import Stats
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
@@ -73,7 +74,7 @@ def open_backend(
 
 
 class Backend(AbstractAsyncContextManager["Backend"]):
-    """One driver and the objects that use it: memories, saved states, sessions and item logs.
+    """One driver and the objects that use it: memories, saved states, sessions, item logs and statistics.
 
     `open_backend` creates a backend by name. Pass a driver to this class to use a client of your own.
     Closing a backend closes its driver.
@@ -107,6 +108,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
             sealed=sealed,
         )
+        self.stats = Stats(driver, self._codec)
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s
         self._open = False

@@ -250,6 +250,15 @@ class MongoDriver:
         names = [document["name"] for document in found]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
+    async def next_scope(self, after: str) -> str | None:
+        """Return the first scope greater than `after`, in the order of UTF-8 bytes, or `None`."""
+        query = statements.scopes_after(after)
+        found = await self._run(
+            "scan",
+            lambda records: records.find(query, statements.SCOPE, sort=[("_id", 1)], limit=1).to_list(1),
+        )
+        return found[0]["scope"] if found else None
+
     async def _fetch(self, keys: Sequence[Key]) -> dict[Key, Document]:
         """Return the documents of several records by one command; each document is one snapshot."""
         if self._records is None:

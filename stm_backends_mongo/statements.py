@@ -179,6 +179,7 @@ AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE
 
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
+SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}
 
 # About once a minute, MongoDB removes documents whose date in this index has passed.
 EXPIRY_INDEX: Final[Document] = {
@@ -222,6 +223,11 @@ def names_after(scope: str, after: str) -> Document:
         "_id": {"$gt": {"scope": scope, "name": after}, "$lt": {"scope": scope, "name": {}}},
         "$expr": IS_THERE,
     }
+
+
+def scopes_after(scope: str) -> Document:
+    """Return the filter for the records of all later scopes, which reads the same index."""
+    return {"_id": {"$gt": {"scope": scope, "name": {}}}}
 
 
 def layout() -> Document:

@@ -239,6 +239,11 @@ class PostgresDriver:
         names = tuple(row["name"] for row in rows[:limit])
         return Page(names, names[-1] if len(rows) > limit else None)
 
+    async def next_scope(self, after: str) -> str | None:
+        """Return the first scope greater than `after`, in the order of UTF-8 bytes, or `None`."""
+        rows = await self._ask("scan", self._statements.next_scope, after)
+        return rows[0]["scope"] if rows else None
+
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the tables; returns how many.
 

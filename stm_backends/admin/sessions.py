@@ -70,6 +70,13 @@ class Sessions:
         self._erase_keys = erase_keys or _no_keys
         self._sealed = sealed
 
+    def tenants(self) -> AsyncIterator[str]:
+        """Yield the tenants for whom anything was stored, where the driver can find them.
+
+        Redis and DynamoDB cannot without reading the whole datastore; there it raises `ConfigurationError`.
+        """
+        return self._directory.tenants()
+
     def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant for whom anything was stored."""
         return self._directory.users(tenant)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TextIO
+from typing import Annotated, Final, Literal, TextIO
 
 import typer
 
@@ -19,9 +19,11 @@ import stm_backends
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli import datastores, render, transfer
+from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
+from stm_backends.cli.listing import list_
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
 from stm_backends.cli.outcome import (
     FAILED,
@@ -31,7 +33,6 @@ from stm_backends.cli.outcome import (
     reported,
     run,
     say_wrong,
-    told_as,
 )
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.replay import readback
@@ -40,8 +41,10 @@ from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.replay.report import put_together
 from stm_backends.cli.replay.run import Replay, RunReport
 from stm_backends.cli.resealing import reseal
+from stm_backends.cli.showing import show
+from stm_backends.cli.stats import stats
 from stm_backends.drivers import plugins
-from stm_backends.errors import ConfigurationError, InvalidKey, StmError
+from stm_backends.errors import ConfigurationError, StmError
 from stm_backends.records.keys import memory_key
 from stm_backends.sealing.naming import load_sealing
 from stm_backends.types import MemoryBudget, MemoryKey, ShortTermMemoryConfig
@@ -255,89 +258,25 @@ def ping(
 
     async def work() -> tuple[str, float]:
         by_url = where is not None and ":" in where
-        async with _existing(where or backend, None if by_url else url, create=create) as opened:
+        async with datastores.chosen(where or backend, None if by_url else url, create=create) as opened:
             return opened.name, await opened.ping()
 
     name, seconds = run(work())
     typer.echo(f"{name}: answered in {render.milliseconds(seconds * 1e3)} ms")
 
 
-@app.command()
-def show(
-    key: Annotated[str, typer.Argument(help="The conversation, as tenant:user:session.", metavar="KEY")],
-    backend: BackendName = None,
-    url: Url = None,
-    sealing: SealingName = None,
-    full_zone_turns: Annotated[
-        int | None,
-        typer.Option(
-            help="How many of the newest turns are recent: your `budget.full_zone_turns`, which is "
-            "not stored. [default: 5]",
-            min=0,
-        ),
-    ] = None,
-) -> None:
-    """Show one conversation: summary, pending turns, recent turns, health and tokens.
-
-    `export` writes the same data as JSON.
-    """
-
-    async def work() -> dict[str, Any]:
-        parsed = transfer.conversation_key(key)
-        async with _existing(backend, url, sealing=sealing) as opened:
-            with told_as("show"):
-                return await opened.sessions.export(parsed)
-
-    document = run(work())
-    with reported():
-        render.console.print(render.conversation(document, key, full_zone_turns=full_zone_turns))
-
-
-@app.command("ls")
-def list_(
-    whose: Annotated[str, typer.Argument(help="A tenant, or one of its users.", metavar="TENANT[:USER]")],
-    backend: BackendName = None,
-    url: Url = None,
-    sealing: SealingName = None,
-) -> None:
-    """List the users of a tenant, or the conversations of a user, one per line.
-
-    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are counted, but not listed.
-    """
-    unnamed: list[MemoryKey] = []
-    found = logs = 0
-
-    async def work() -> None:
-        nonlocal found, logs
-        tenant, user = transfer.owner(whose)
-        async with _existing(backend, url, sealing=sealing) as opened:
-            if user is None:
-                async for one in opened.sessions.users(tenant):
-                    found += 1
-                    typer.echo(transfer.user_composite(tenant, one))
-                return
-            async for key in opened.sessions.list(tenant, user):
-                found += 1
-                try:
-                    typer.echo(transfer.escaped(key.composite()))
-                except InvalidKey:
-                    unnamed.append(key)
-            logs = await transfer.count_logs(opened, tenant, user)
-
-    run(work())
-    for key in unnamed:
-        typer.echo(
-            f"There is also {transfer.named(key)}, which is removed only by erasing the user.", err=True
-        )
-    _mention(logs, "listed")
-    if not (found or logs):
-        typer.echo(render.plain(f"Nothing is stored for {whose}."), err=True)
+app.command()(show)
+app.command("ls")(list_)
+app.command()(stats)
 
 
 @app.command("export")
 def export_(
     keys: Annotated[
-        list[str] | None, typer.Argument(help="Conversations, as tenant:user:session.", metavar="KEY")
+        list[str] | None,
+        typer.Argument(
+            help="Conversations, as tenant:user:session.", metavar="KEY", autocompletion=conversations
+        ),
     ] = None,
     user: Annotated[
         str | None, typer.Option(help="Export all conversations of a user.", metavar="TENANT:USER")
@@ -373,7 +312,7 @@ def export_(
 
     async def work(out: TextIO) -> None:
         nonlocal logs
-        async with _existing(backend, url, sealing=sealing) as opened:
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if whose and whose[1]:
                 logs = await transfer.count_logs(opened, whose[0], whose[1])
             await transfer.write_export(
@@ -398,7 +337,7 @@ def export_(
             raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
         with writing(output) as out:
             run(work(out))
-            _mention(logs, "written")
+            transfer.mention(logs, "written")
             if not count:
                 if not unread:
                     say_wrong(
@@ -494,7 +433,7 @@ def erase(
         )
 
     async def work() -> int:
-        async with _existing(backend, url, sealing=sealing) as opened:
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
             return await transfer.erase(opened, what)
 
     with interruptible(lambda: "Some records were erased; run the command again to erase the rest."):
@@ -503,25 +442,6 @@ def erase(
 
 
 app.command()(conformance)
-
-
-def _mention(logs: int, done: str) -> None:
-    """Mention the user's logs, which this command leaves out."""
-    if logs:
-        what = counted(logs, "log")
-        typer.echo(
-            f"Not {done}: {what} of agent frameworks. `copy` and `erase` include them.",
-            err=True,
-        )
-
-
-def _existing(
-    backend: str | None, url: str | None, *, create: bool = False, sealing: str | None = None
-) -> Backend:
-    seal = load_sealing(sealing)
-    if backend:
-        return datastores.existing(backend, url=url, create=create, sealing=seal)
-    return datastores.existing(datastores.given(url), create=create, sealing=seal)
 
 
 async def _selected(

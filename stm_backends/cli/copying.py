@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Final, get_args
@@ -18,16 +18,13 @@ from stm_backends.backend import open_backend
 from stm_backends.cli import datastores, transfer
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import Create
-from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
+from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import console, plain
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.errors import ConfigurationError, StorageError
 from stm_backends.records import keys
 from stm_backends.types import MemoryKey
-
-_NAMED: Final = 20
-"""How many problematic records are named."""
 
 
 def copy(  # noqa: PLR0913, PLR0917 -- one per option
@@ -41,6 +38,13 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
         list[str] | None,
         typer.Option(help="Copy a user; may be repeated.", metavar="TENANT:USER"),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Copy all tenants, where the source can list them, and the states of --other-states.",
+        ),
+    ] = False,
     other_states: Annotated[
         bool,
         typer.Option("--other-states", help="Also copy states whose keys name no tenant and user."),
@@ -74,12 +78,14 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
     The exit status is 0 only if all data of these tenants and users is at the target, byte for byte.
     """
     with reported():
-        owners = owners_given("copy", tenant or (), user or (), other_states=other_states)
+        owners = owners_given(
+            "copy", tenant or (), user or (), everything=everything, other_states=other_states
+        )
         if ttl is not None:
             require_seconds("--ttl", ttl)
         if source == target:
             raise ConfigurationError("FROM and TO are the same")
-    named = _Named()
+    named = Named()
     copies: list[Copy] = []
 
     def so_far() -> str:
@@ -90,7 +96,13 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
         try:
             done, left = run(
-                _copied(source, target, owners, named, copies, replace=replace, ttl=ttl, create=create)
+                _copied(
+                    *(source, target, owners, named, copies),
+                    everything=everything,
+                    replace=replace,
+                    ttl=ttl,
+                    create=create,
+                )
             )
         except typer.Exit:  # an outage
             if copies:
@@ -107,29 +119,20 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
         raise typer.Exit(FAILED)
 
 
-class _Named:
-    """Collects problems; the first `_NAMED` are printed at the end."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._messages: list[str] = []
-
-    def add(self, what: str, problem: str) -> None:
-        self.count += 1
-        if len(self._messages) < _NAMED:
-            self._messages.append(f"{what}: {problem}")
-
-    def print(self) -> None:
-        for message in self._messages:
-            say_wrong(message)
-        if more := self.count - len(self._messages):
-            say_wrong(f"and {counted(more, 'record')} more")
-
-
 def owners_given(
-    doing: str, tenants: Iterable[str], users: Iterable[str], *, other_states: bool
+    doing: str,
+    tenants: Collection[str],
+    users: Collection[str],
+    *,
+    everything: bool = False,
+    other_states: bool = False,
 ) -> list[Owner]:
-    """Return the owners that the options of a command name. Raises `ConfigurationError` without any."""
+    """Return the owners that the options of a command name; with `everything`, the tenants are added later.
+
+    Raises `ConfigurationError` without any.
+    """
+    if everything and (tenants or users):
+        raise ConfigurationError("give --all, or some of --tenant and --user, not both")
     owners = [Owner(*transfer.owner(text)) for text in tenants]
     if any(owner.user is not None for owner in owners):
         raise ConfigurationError("--tenant is written TENANT, as in acme; for a user give --user acme:u123")
@@ -137,35 +140,38 @@ def owners_given(
     if any(owner.user is None for owner in of_users):
         raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
     owners += of_users
-    if other_states:
+    if other_states or everything:
         owners.append(UNOWNED)
     if not owners:
-        raise ConfigurationError(
-            f"nothing to {doing}: give --tenant TENANT or --user TENANT:USER at least once"
-        )
+        options = "--all, --tenant TENANT" if doing == "copy" else "--tenant TENANT"
+        raise ConfigurationError(f"nothing to {doing}: give {options} or --user TENANT:USER")
     return owners
 
 
-async def _copied(
+async def _copied(  # noqa: PLR0913 -- one per option
     source: str,
     target: str,
     owners: list[Owner],
-    named: _Named,
+    named: Named,
     copies: list[Copy],
     *,
+    everything: bool,
     replace: bool,
     ttl: float | None,
     create: bool,
 ) -> tuple[Copy, bool]:
     """Copy and compare; appends the copy to `copies` once it has begun.
 
-    Also returns whether the source has states without tenant and user that were left out.
+    With `everything`, all tenants of the source are added to `owners`. Also returns whether the source has
+    states without tenant and user that were left out.
     """
     origin, destination = datastores.shown(source), datastores.shown(target)
     async with AsyncExitStack() as ends:
         # The source first: a mistake in its URL must not create a new database at the target.
         with reported(f"the source, {origin}"):
             opened = await ends.enter_async_context(datastores.existing(source))
+            if everything:
+                owners[:0] = [Owner(tenant) async for tenant in opened.sessions.tenants()]
         with reported(f"the target, {destination}"):
             taking = await ends.enter_async_context(open_backend(target, create=create))
         if taking.traits.reach == "process":
@@ -177,11 +183,11 @@ async def _copied(
         copy = Copy(opened.driver, taking.driver, owners, replace=replace, ttl=ttl, on_problem=trouble)
         counts = await copy.count()
         for owner, count in counts.items():
-            if not count:
+            if not count and not everything:
                 named.add(_whose(owner), "not found at the source")
         others = await opened.driver.scan(keys.OTHER_BLOBS, limit=1)
         total = sum(counts.values())
-        whose = ", ".join(map(_whose, counts))
+        whose = _together(counts)
         typer.echo(plain(f"Copying {counted(total, 'record')} of {whose} from {origin} to {destination}"))
         copies.append(copy)
         with Progress(total, "copying", "records") as progress:
@@ -190,6 +196,9 @@ async def _copied(
             await copy.verify(progress.show)
         return copy, bool(others.names) and UNOWNED not in owners
 
+
+_LISTED: Final = 20
+"""How many owners are listed by name."""
 
 _THERE: Final[tuple[Outcome, ...]] = ("copied", "completed", "replaced", "unchanged")
 
@@ -205,6 +214,13 @@ def _whose(owner: Owner) -> str:
         return "other states"
     tenant, user = owner
     return transfer.tenant_composite(tenant) if user is None else transfer.user_composite(tenant, user)
+
+
+def _together(owners: Collection[Owner]) -> str:
+    """Return the owners in one line: all of them, or how many there are."""
+    if len(owners) <= _LISTED:
+        return ", ".join(map(_whose, owners))
+    return counted(len(owners), "owner")
 
 
 def _named(item: Item) -> str:
@@ -245,7 +261,7 @@ _LEFT_OUT: Final = (
 )
 
 
-def _report(copy: Copy, owners: Iterable[Owner], *, forever: bool) -> RenderableType:
+def _report(copy: Copy, owners: Collection[Owner], *, forever: bool) -> RenderableType:
     table = Table(title="Records", show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -260,7 +276,7 @@ def _report(copy: Copy, owners: Iterable[Owner], *, forever: bool) -> Renderable
     if not copy.ok:
         verdict = Text("The target does not have all data of the source.", style="bold red")
     elif copy.tally["verified"]:
-        whose = plain(", ".join(map(_whose, owners)))
+        whose = plain(_together(owners))
         verdict = Text(f"All data of {whose} is at the target, byte for byte.", style="green")
     else:
         verdict = Text("There was nothing to copy.", style="yellow")

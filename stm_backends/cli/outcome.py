@@ -31,6 +31,9 @@ MISUSED: Final = 2
 INTERRUPTED: Final = 130
 """The exit status that shells report for a command ended by Ctrl-C."""
 
+_NAMED: Final = 20
+"""How many problematic records are named."""
+
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
@@ -108,6 +111,27 @@ def fail(error: StmError, *, what: str = "") -> None:
 def say_wrong(message: str) -> None:
     """Print one line about an error to standard error."""
     _console().print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(message.split())), "red")))
+
+
+class Named:
+    """Collects problems; the first `_NAMED` are printed at the end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._messages: list[str] = []
+
+    def add(self, what: str, problem: str) -> None:
+        """Add a problem of a record."""
+        self.count += 1
+        if len(self._messages) < _NAMED:
+            self._messages.append(f"{what}: {problem}")
+
+    def print(self) -> None:
+        """Print the problems to standard error."""
+        for message in self._messages:
+            say_wrong(message)
+        if more := self.count - len(self._messages):
+            say_wrong(f"and {counted(more, 'record')} more")
 
 
 def counted(count: int, what: str) -> str:

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stm_backends.admin.stats import Totals
+from stm_backends.cli import figures
+from stm_backends.cli.conversation import Conversation
 from stm_backends.cli.replay import ledger
 from stm_backends.cli.replay.report import Report
 from stm_backends.drivers.plugins import Diagnosis
-from stm_backends.memory import policy
-from stm_backends.memory.view import render
-from stm_backends.records.body import Body
-from stm_backends.records.codec import load_body, load_turn
-from stm_backends.types import ConversationTurn, MemoryBudget, ShortTermMemoryConfig, StoredTurn
+from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn
 
 console = Console()
 
 _ROWS_OF_PODS: Final = 16
 _ROWS_OF_KILLED: Final = 4
 
-# With the characters that end a line and those that change the direction of text after them.
-_UNPRINTABLE = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+# Characters that end a line, change the direction of text, or are not visible. Joiners (U+200C, U+200D) are
+# part of some scripts and emoji, so they stay between characters beyond the Latin ones.
+_JOINED: Final = "[^\0-\u02ff\u200c\u200d]"
+_UNPRINTABLE: Final = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a"
+    f"\U000e0000-\U000e0fff]|(?<!{_JOINED})[\u200c\u200d]|[\u200c\u200d](?!{_JOINED})"
 )
 
 
-def plain(text: str) -> str:
-    """Return text with control characters and other unprintable characters escaped."""
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+def plain(text: str, mark: Callable[[str], str] = str) -> str:
+    """Return text with control, invisible and other unprintable characters as escapes, passed to `mark`."""
+    return _UNPRINTABLE.sub(lambda match: mark(match[0].encode("unicode_escape").decode()), text)
 
 
 def milliseconds(number: float) -> str:
@@ -75,53 +77,61 @@ def drivers(diagnoses: Sequence[Diagnosis]) -> None:
             console.print(Text(line), soft_wrap=True)
 
 
-def conversation(
-    document: Mapping[str, Any], key: str, *, full_zone_turns: int | None = None
-) -> RenderableType:
-    """Return a readable view of one exported conversation.
-
-    The number of turns that its memory shows in full is not stored; `None` uses the default and says so.
-    """
-    guessed = full_zone_turns is None
-    if full_zone_turns is None:
-        full_zone_turns = MemoryBudget().full_zone_turns
-    config = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns, total_max_tokens=0))
-    body = load_body(document["body"])
-    turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
-    pending, recent = policy.split(turns, config)
-    view = render(config, health=body.health, summary=body.summary, pending=pending, recent=recent)
-    facts = _facts(key, body, len(turns), view.tokens)
-    if guessed and turns:
-        facts.add_row(
-            "recent", f"the newest {full_zone_turns} (the default; set yours with --full-zone-turns)"
-        )
+def conversation(shown: Conversation) -> RenderableType:
+    """Return a readable view of one conversation."""
+    facts = _pairs()
+    facts.add_row("conversation", Text(plain(shown.key), style="bold"))
+    for name, value in shown.facts().items():
+        facts.add_row(name, value)
     parts: list[RenderableType] = [facts]
-    if body.summary:
-        covered, _ = ledger.split(body.summary)
+    if shown.body.summary:
+        covered, _ = ledger.split(shown.body.summary)
         title = (
             "summary (first line added by replay: the turns that it covers, from 0)" if covered else "summary"
         )
-        parts.append(Panel(Text(plain(body.summary)), title=title, title_align="left"))
-    if pending:
-        parts.append(_turns("pending (not summarized yet)", pending))
-    if recent:
-        parts.append(_turns("recent", recent))
+        parts.append(Panel(Text(plain(shown.body.summary)), title=title, title_align="left"))
+    if shown.pending:
+        parts.append(_turns("pending (not summarized yet)", shown.pending))
+    if shown.recent:
+        parts.append(_turns("recent", shown.recent))
     return Group(*parts)
 
 
-def _facts(key: str, body: Body, turns: int, tokens: int) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("conversation", Text(plain(key), style="bold"))
-    table.add_row("health", body.health.value)
-    table.add_row(
-        "turns", f"{turns} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
-    )
-    table.add_row("tokens", f"{tokens:,} (estimate for the whole conversation)")
+def stats(totals: Totals, title: str) -> RenderableType:
+    """Return the table of sums."""
+    table = Table(title=Text(plain(title)), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, count in (
+        ("users", totals.users),
+        ("conversations", totals.conversations),
+        *((f"  {health.value}", count) for health, count in sorted(totals.health.items()) if count),
+        ("turns in full", totals.turns),
+        ("turns in summaries", totals.folded),
+        ("turns dropped without a summary", totals.dropped),
+        ("tokens (estimate)", totals.tokens),
+        ("logs of agent frameworks", totals.logs),
+        ("saved states", totals.states),
+    ):
+        style = "bold red" if name.strip() == MemoryHealth.DEGRADED.value else ""
+        table.add_row(name, Text(f"{count:,}", style))
+    table.add_row("stored values", figures.size(totals.bytes))
+    table.add_row("last activity", figures.iso(totals.last_activity) or "unknown")
+    if totals.damaged:
+        table.add_row("unreadable records", Text(f"{totals.damaged:,}", "bold red"))
     return table
 
 
-def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
+def _pairs() -> Table:
+    """Return a table of names and values, which shows long words in full."""
     rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    return rows
+
+
+def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
+    rows = _pairs()
     for stored in turns:
         _add_turn(rows, stored.turn)
     return Panel(rows, title=title, title_align="left")
@@ -129,20 +139,19 @@ def _turns(title: str, turns: Sequence[StoredTurn]) -> Panel:
 
 def _add_turn(rows: Table, turn: ConversationTurn) -> None:
     if turn.ts:
-        rows.add_row(Text("time", style="dim"), Text(_when(turn.ts), style="dim"))
+        rows.add_row(Text("time", style="dim"), Text(figures.when(turn.ts), style="dim"))
     rows.add_row(Text("user", style="bold cyan"), Text(plain(turn.user_message)))
-    if turn.trajectory_digest is not None and turn.trajectory_digest.tools_invoked:
-        digest = turn.trajectory_digest
-        observed = digest.observations_summary or ", ".join(digest.tools_invoked)
-        rows.add_row(Text("tools", style="bold yellow"), Text(plain(observed)))
+    if used := tools(turn):
+        rows.add_row(Text("tools", style="bold yellow"), Text(plain(used)))
     rows.add_row(Text("assistant", style="bold green"), Text(plain(turn.assistant_response)))
 
 
-def _when(ts: float) -> str:
-    try:
-        return f"{datetime.datetime.fromtimestamp(ts, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"unknown (ts is {ts!r}, not a time in seconds)"
+def tools(turn: ConversationTurn) -> str:
+    """Return the tools of a turn in a line, and what they found in the lines below."""
+    digest = turn.trajectory_digest
+    if digest is None:
+        return ""
+    return "\n".join(filter(None, (", ".join(digest.tools_invoked), digest.observations_summary)))
 
 
 # Replay

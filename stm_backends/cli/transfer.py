@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO, cast
 
+import typer
+
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.outcome import counted
@@ -233,6 +235,13 @@ def check(what: str) -> None:
 async def count_logs(backend: Backend, tenant: str, user: str) -> int:
     """Return how many logs of agent frameworks a user has; listings and exports leave them out."""
     return len([log async for log in backend.sessions.logs(tenant, user)])
+
+
+def mention(logs: int, done: str) -> None:
+    """Mention the user's logs, which a command leaves out."""
+    if logs:
+        what = counted(logs, "log")
+        typer.echo(f"Not {done}: {what} of agent frameworks. `copy` and `erase` include them.", err=True)
 
 
 async def erase(backend: Backend, what: str) -> int:

@@ -256,6 +256,14 @@ class MemoryDriver:
             )
             return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
+    async def next_scope(self, after: str) -> str | None:
+        """Return the first scope greater than `after`, in the order of UTF-8 bytes, or `None`."""
+        await _others()
+        with self._scope("", "scan"):
+            start = after.encode()
+            later = (scope for scope in self._store.scopes if scope.encode() > start)
+            return min(later, key=str.encode, default=None)
+
     def _scope(self, name: str, operation: str) -> AbstractContextManager[tuple[_Scope, float]]:
         """Give a scope to one operation at a time, with the time at which expiry is judged."""
         return _Operation(self._store.lock, self._begin, self.name, name, operation)

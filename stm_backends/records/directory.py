@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, Driver, new_version
-from stm_backends.errors import OutcomeUnknown, StorageError
+from stm_backends.drivers.scopes import next_scope_of
+from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 
@@ -93,6 +94,23 @@ class Directory:
         """Yield the users of a tenant."""
         async for name in operations.names(self._driver, keys.directory_scope(tenant)):
             yield keys.unname(name)
+
+    async def tenants(self) -> AsyncIterator[str]:
+        """Yield the tenants with a listed user. Raises `ConfigurationError` if the driver cannot find them.
+
+        Takes two operations for each tenant, regardless of how many users and conversations it has.
+        """
+        next_scope = next_scope_of(self._driver)
+        if next_scope is None:
+            raise ConfigurationError(f"{self._driver.name} cannot list its tenants; name those that you mean")
+        after = ""
+        while (scope := await next_scope(after)) is not None:
+            tenant, _, _ = scope.partition(":")
+            # Every scope of the tenant sorts before this text, because ";" follows ":".
+            after = f"{tenant};"
+            async for _ in operations.names(self._driver, f"{tenant}::users"):
+                yield keys.unname(tenant)
+                break
 
     async def forget(self, tenant: str, user: str) -> bool:
         """Remove a user from the list; returns whether the user was listed."""

@@ -261,10 +261,30 @@ def test_an_owner_with_nothing_is_a_failure_and_the_others_are_copied(source: st
     assert "There was nothing to copy." in done.stdout
 
 
+def test_all_tenants_and_other_states_are_copied_together(source: str, tmp_path: Path) -> None:
+    added = [
+        Key(keys.OTHER_BLOBS, "loose"),
+        keys.directory_key("bolt", "u"),
+        keys.memory_key(MemoryKey("bolt", "u", "s")),
+    ]
+    for key in added:
+        write(source, "append", key, b"x", initial_version="1", ttl=None)
+    target = url_of(tmp_path, "to")
+
+    done = copied(source, target, "--all")
+
+    assert "records of acme, bolt, other states from" in done.stdout
+    assert held(target) == held(source)
+    listed = cli("ls", "--url", target).stdout, cli("ls", "bolt:u", "--url", target).stdout
+    assert listed == ("acme\nbolt\n", "bolt:u:s\n")
+    assert rows(copied(source, target, "--all"))["identical already"] == rows(done)["copied"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        ((), "nothing to copy: give --tenant TENANT or --user TENANT:USER", 2),
+        ((), "nothing to copy: give --all, --tenant TENANT or --user TENANT:USER", 2),
+        (("--all", "--tenant", "acme"), "give --all, or some of --tenant and --user, not both", 2),
         (("--tenant", "acme:u1"), "--tenant is written TENANT", 2),
         (("--user", "acme"), "--user is written TENANT:USER", 2),
         (("--user", "acme:u1:trip"), "is a conversation", 2),

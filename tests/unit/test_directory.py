@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import Driver, Record
-from stm_backends.errors import InvalidKey, OutcomeUnknown
+from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.drivers.scopes import next_scope_of
+from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
@@ -139,6 +141,39 @@ async def test_the_record_of_a_user_says_nothing_about_them(driver: Driver, dire
     record = await driver.load(keys.directory_key("acme", "u"))
     assert record is not None
     assert Codec().open("user", record.body or b"") == {}
+
+
+# Tenants
+
+
+async def test_the_tenants_with_a_listed_user_are_listed_once(driver: Driver, directory: Directory) -> None:
+    tenants = ["acme", "acme!", "acme;", "a:b", "%", "%3A", "nul\0", "\ud800", "日本語", "x" * 900]
+    for tenant in tenants:
+        for user in ("u1", "u2"):
+            await directory.note(tenant, user)
+        await driver.append(Key(keys.scope(tenant, "u1", "memory"), "s"), b"x", initial_version="1", ttl=None)
+    for scope in (keys.OTHER_BLOBS, keys.PAUSED_RUNS, "no colon", "gone:u:memory", "%ZZ:u:memory"):
+        await driver.append(Key(scope, "s"), b"x", initial_version="1", ttl=None)
+    listed = [tenant async for tenant in directory.tenants()]
+    assert sorted(listed) == sorted(tenants)
+
+
+async def test_listing_tenants_costs_two_operations_for_each(directory: Directory, calls: list[str]) -> None:
+    for user in range(50):
+        await directory.note("acme", f"u{user}")
+    calls.clear()
+    assert [tenant async for tenant in directory.tenants()] == ["acme"]
+    assert calls == ["scan"]
+
+
+async def test_a_driver_that_finds_no_scopes_lists_no_tenants(driver: Driver) -> None:
+    class Renamed(WrapperDriver):
+        next_scope = None
+
+    directory = Directory(WrapperDriver(Renamed(driver)), Codec())
+    with pytest.raises(ConfigurationError, match="cannot list its tenants"):
+        await anext(directory.tenants())
+    assert next_scope_of(WrapperDriver(driver)) is not None
 
 
 # Writing for a user

@@ -259,6 +259,15 @@ class SqliteDriver:
         names = [name for (name,) in await self._run("scan", work, Kind.READ)]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
+    async def next_scope(self, after: str) -> str | None:
+        """Return the first scope greater than `after`, in the order of UTF-8 bytes, or `None`."""
+
+        def work(connection: sqlite3.Connection) -> Any:
+            return connection.execute(statements.NEXT_SCOPE, (after,)).fetchone()
+
+        found = await self._run("scan", work, Kind.READ)
+        return found[0] if found else None
+
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the file; returns how many.
 

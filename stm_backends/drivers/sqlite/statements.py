@@ -81,6 +81,9 @@ SCAN: Final = """
     WHERE scope = ? AND name > ? AND (expires IS NULL OR expires > ?)
     ORDER BY name LIMIT ?"""
 
+# One search in the index of the keys.
+NEXT_SCOPE: Final = "SELECT scope FROM stm_record WHERE scope > ? ORDER BY scope LIMIT 1"
+
 FIND: Final = """
     SELECT id, version, expires, written, first, next, size FROM stm_record WHERE scope = ? AND name = ?"""
 DELETE: Final = "DELETE FROM stm_record WHERE id = ?"

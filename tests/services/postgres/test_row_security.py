@@ -43,6 +43,7 @@ async def test_a_tenant_never_reads_or_changes_anothers_record(tenants):
     await one.append(KEY, b"mine", initial_version="one", ttl=None)
     assert await two.load(KEY) is None
     assert await two.scan("scope", limit=10) == ((), None)
+    assert (await one.next_scope(""), await two.next_scope("")) == ("scope", None)
     assert await two.delete(KEY) is False
     assert await two.replace(KEY, b"", version="v", expect="one", ttl=None) is False
     assert await two.replace(KEY, b"", version="v", expect="one", rewrite=(b"x",), ttl=None) is False
@@ -107,7 +108,9 @@ async def test_no_tenant_looks_through_what_belongs_to_others(tenants, schema, a
 
     scanned = await plan(here.scan, "(text, text, bigint)", "scope", "", 10)
     assert not any("Sort" in line for line in scanned), scanned
-    for lines in (scanned, await plan(here.purge, "(double precision)", 0)):
+    found = await plan(here.next_scope, "(text)", "scope")
+    assert not any("Sort" in line for line in found), found
+    for lines in (scanned, found, await plan(here.purge, "(double precision)", 0)):
         conditions = [line for line in lines if "Index Cond" in line]
         assert conditions
         assert all("tenant = " in line for line in conditions if "id = " not in line), lines

@@ -1,0 +1,254 @@
+"""Statistics of stored conversations for operators, read with the driver contract alone.
+
+Each record is loaded once, `AT_ONCE` at a time, so memory use depends on the size of a few records and not on
+their number. An unreadable record is counted and named. The contract tells no time to live, so no expiry is
+reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeVar
+
+from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.errors import Corrupt, StorageError, located
+from stm_backends.memory import policy
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.memory.view import render
+from stm_backends.records import keys, operations
+from stm_backends.records.body import Body
+from stm_backends.records.codec import Codec
+from stm_backends.types import MemoryBudget, MemoryHealth, MemoryKey, ShortTermMemoryConfig, StoredTurn
+
+AT_ONCE: Final = 8
+"""How many records are loaded concurrently."""
+
+_EVERYTHING: Final = ShortTermMemoryConfig(
+    "rolling_summary", MemoryBudget(summary_max_tokens=2**60, total_max_tokens=0)
+)
+
+_OTHER_KINDS: Final[tuple[keys.Kind, ...]] = ("blob", *keys.LOG_KINDS)
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationStats:
+    """One conversation. `turns` are those that are in neither the summary nor dropped.
+
+    `bytes` are those of the stored values, after decryption. `tokens` is the memory's estimate for the
+    summary and all turns. `last_activity` is the time of the newest turn in epoch seconds. If no turn has
+    one, it is the time of the last fold or trim, rounded up by some seconds; `None` means unknown.
+    """
+
+    key: MemoryKey
+    turns: int
+    folded: int
+    dropped: int
+    bytes: int
+    tokens: int
+    health: MemoryHealth
+    last_activity: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStats:
+    """A saved state or the log of an agent framework; `name` is its key or session id."""
+
+    tenant: str
+    user: str
+    kind: keys.Kind
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A record that cannot be read; `name` is the session id, or the key of a saved state."""
+
+    tenant: str
+    user: str
+    kind: keys.Kind
+    name: str
+    error: Corrupt
+
+
+Found: TypeAlias = ConversationStats | OtherStats | Damaged
+
+
+@dataclass(slots=True)
+class Totals:
+    """The sums over any number of records."""
+
+    users: int = 0
+    conversations: int = 0
+    turns: int = 0
+    folded: int = 0
+    dropped: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    health: Counter[MemoryHealth] = field(default_factory=Counter[MemoryHealth])
+    last_activity: float | None = None
+    logs: int = 0
+    states: int = 0
+    damaged: int = 0
+
+    def add(self, found: Found) -> None:
+        """Add one record."""
+        match found:
+            case ConversationStats():
+                self.conversations += 1
+                self.turns += found.turns
+                self.folded += found.folded
+                self.dropped += found.dropped
+                self.bytes += found.bytes
+                self.tokens += found.tokens
+                self.health[found.health] += 1
+                self._later(found.last_activity)
+            case OtherStats():
+                self.states += found.kind == "blob"
+                self.logs += found.kind != "blob"
+                self.bytes += found.bytes
+            case Damaged():
+                self.damaged += 1
+
+    def plus(self, other: Totals) -> None:
+        """Add other sums."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.health += other.health
+        self._later(other.last_activity)
+
+    def _later(self, when: float | None) -> None:
+        if when is not None:
+            self.last_activity = max(when, self.last_activity or when)
+
+
+_COUNTS: Final = (
+    *("users", "conversations", "turns", "folded", "dropped", "bytes", "tokens"),
+    *("logs", "states", "damaged"),
+)
+
+
+class Stats:
+    """Statistics of every tenant and user on one backend."""
+
+    def __init__(self, driver: Driver, codec: Codec, *, clock: Callable[[], float] = time.time) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._clock = clock
+
+    def conversations(self, tenant: str, user: str) -> AsyncIterator[ConversationStats | Damaged]:
+        """Yield the conversations of a user in the order of their ids, unreadable ones as `Damaged`."""
+
+        def judged(key: Key, record: Record) -> ConversationStats:
+            snapshot = Snapshot.of(record, self._codec)
+            body, turns = snapshot.body, snapshot.turns
+            return ConversationStats(
+                MemoryKey(tenant, user, keys.unname(key.name)),
+                len(turns),
+                body.folded,
+                body.dropped,
+                _size(record),
+                tokens_of(body, turns),
+                body.health,
+                last_activity_of(body, turns, now=self._clock()),
+            )
+
+        return self._read(tenant, user, "memory", judged)
+
+    async def others(self, tenant: str, user: str) -> AsyncIterator[OtherStats | Damaged]:
+        """Yield a user's saved states and logs of agent frameworks, unreadable ones as `Damaged`."""
+        for kind in _OTHER_KINDS:
+
+            def judged(key: Key, record: Record, kind: keys.Kind = kind) -> OtherStats:
+                return OtherStats(tenant, user, kind, keys.unname(key.name), _size(record))
+
+            async for found in self._read(tenant, user, kind, judged):
+                yield found
+
+    async def of_user(
+        self, tenant: str, user: str, on_found: Callable[[Found], None] = lambda found: None
+    ) -> Totals:
+        """Return the sums for a user; `on_found` is called with each record."""
+        totals = Totals(users=1)
+        for listing in (self.conversations, self.others):
+            async for found in listing(tenant, user):
+                totals.add(found)
+                on_found(found)
+        if not (totals.conversations or totals.logs or totals.states or totals.damaged):
+            totals.users = 0
+        return totals
+
+    async def _read(
+        self, tenant: str, user: str, kind: keys.Kind, judged: Callable[[Key, Record], _T]
+    ) -> AsyncIterator[_T | Damaged]:
+        """Yield what `judged` makes of each record of one kind; one that has gone is left out."""
+        scope = keys.scope(tenant, user, kind)
+
+        async def read(name: str) -> _T | Damaged | None:
+            key = Key(scope, name)
+            try:
+                record = await self._driver.load(key)
+                with located(self._driver.name, "stats"):
+                    return None if record is None else judged(key, record)
+            except Corrupt as error:
+                return Damaged(tenant, user, kind, keys.unname(name), error)
+
+        async for found in _in_order(operations.names(self._driver, scope), read):
+            if found is not None:
+                yield found
+
+
+def tokens_of(body: Body, turns: Sequence[StoredTurn]) -> int:
+    """Return the memory's estimate for a whole conversation, without a budget."""
+    pending, recent = policy.split(turns, _EVERYTHING)
+    view = render(
+        _EVERYTHING, health=MemoryHealth.HEALTHY, summary=body.summary, pending=pending, recent=recent
+    )
+    return view.tokens
+
+
+def last_activity_of(body: Body, turns: Sequence[StoredTurn], *, now: float) -> float | None:
+    """Return the time of the newest turn or, without one, of the last fold or trim; `None` if unknown."""
+    times = [stored.turn.ts for stored in turns if 0 < stored.turn.ts < math.inf]
+    # These are rounded up; see `Forgotten`.
+    times = times or [min(at, now) for at, _ in body.forgotten.ages if at > 0]
+    return max(times, default=None)
+
+
+def _size(record: Record) -> int:
+    return len(record.body or b"") + sum(map(len, record.tail))
+
+
+async def _in_order(items: AsyncIterator[_U], work: Callable[[_U], Awaitable[_T]]) -> AsyncIterator[_T]:
+    """Yield the results of `work` in the order of the items, `AT_ONCE` at a time."""
+    batch = list[_U]()
+    async for item in items:
+        batch.append(item)
+        if len(batch) == AT_ONCE:
+            for done in await _together(batch, work):
+                yield done
+            batch.clear()
+    for done in await _together(batch, work):
+        yield done
+
+
+async def _together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
+    async def one(item: _U) -> _T:
+        return await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            tasks = [workers.create_task(one(item)) for item in batch]
+    except* StorageError as errors:
+        first = errors.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first

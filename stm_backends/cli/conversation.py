@@ -1,0 +1,85 @@
+"""One exported conversation, as `show` presents it in each format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stm_backends.admin.stats import last_activity_of, tokens_of
+from stm_backends.cli.figures import iso, when
+from stm_backends.memory import policy
+from stm_backends.records.body import Body
+from stm_backends.records.codec import load_body, load_turn
+from stm_backends.types import MemoryBudget, ShortTermMemoryConfig, StoredTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation and its figures. `guessed` means that `full_zone_turns` is the default."""
+
+    key: str
+    document: Mapping[str, Any]
+    body: Body
+    pending: Sequence[StoredTurn]
+    recent: Sequence[StoredTurn]
+    tokens: int
+    last_activity: float | None
+    full_zone_turns: int
+    guessed: bool
+
+    @staticmethod
+    def of(document: Mapping[str, Any], key: str, *, full_zone_turns: int | None = None) -> Conversation:
+        """Read an export. How many turns its memory shows in full is not stored; `None` is the default."""
+        budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
+        body = load_body(document["body"])
+        turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
+        pending, recent = policy.split(turns, ShortTermMemoryConfig("rolling_summary", budget))
+        return Conversation(
+            key,
+            document,
+            body,
+            pending,
+            recent,
+            tokens_of(body, turns),
+            last_activity_of(body, turns, now=time.time()),
+            budget.full_zone_turns,
+            full_zone_turns is None,
+        )
+
+    @property
+    def turns(self) -> str:
+        """How many turns it has had, in words."""
+        in_full, body = len(self.pending) + len(self.recent), self.body
+        return f"{in_full} in full, {body.folded} in the summary, {body.dropped} dropped without a summary"
+
+    def facts(self) -> dict[str, str]:
+        """Return what is said above the conversation, by name."""
+        facts = {"health": self.body.health.value, "turns": self.turns}
+        facts["tokens"] = f"{self.tokens:,} (estimate for the whole conversation)"
+        facts["last activity"] = "unknown" if self.last_activity is None else when(self.last_activity)
+        if self.guessed and (self.pending or self.recent):
+            facts["recent"] = (
+                f"the newest {self.full_zone_turns} (the default; set yours with --full-zone-turns)"
+            )
+        return facts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the conversation and its figures as JSON; turns are as in an export."""
+        turns: list[Any] = self.document["turns"]
+        boundary = len(self.pending)
+        return {
+            "key": self.key,
+            **self.document["key"],
+            "health": self.body.health.value,
+            "attempts": self.body.attempts,
+            "next_attempt_at": iso(self.body.next_attempt_at or None),
+            "tokens": self.tokens,
+            "last_activity": iso(self.last_activity),
+            "folded": self.body.folded,
+            "dropped": self.body.dropped,
+            "summary": self.body.summary,
+            "pending": turns[:boundary],
+            "recent": turns[boundary:],
+        }

@@ -1,0 +1,96 @@
+"""Statistics as lines of text and as JSON."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Final
+
+from stm_backends.admin.stats import ConversationStats, Totals
+from stm_backends.types import MemoryHealth
+
+_WIDTHS: Final = {"USERS": 5, "CONVS": 5, "TURNS": 6, "BYTES": 9, "TOKENS": 8, "DEGRADED": 8, "HEALTH": 8}
+_OF_CONVERSATIONS: Final = ("TURNS", "BYTES", "TOKENS", "HEALTH")
+_OF_USERS: Final = ("CONVS", "TURNS", "BYTES", "TOKENS", "DEGRADED")
+
+
+def iso(when: float | None) -> str | None:
+    """Return a time in ISO 8601, in UTC and whole seconds; `None` if it is unknown or no time."""
+    try:
+        moment = None if when is None else datetime.datetime.fromtimestamp(when, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return moment and f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def when(ts: float) -> str:
+    """Return the time of a turn for people, or why it is none."""
+    moment = iso(ts)
+    if moment is None:
+        return f"unknown (ts is {ts!r}, not a time in seconds)"
+    return moment.replace("T", " ").replace("Z", " UTC")
+
+
+def head(what: str) -> str:
+    """Return the headings for lines of `CONVERSATION`, `USER`, `TENANT`, or `TENANT[:USER]`."""
+    names = _OF_CONVERSATIONS if what == "CONVERSATION" else _OF_USERS
+    names = ("USERS", *names) if what.startswith("TENANT") else names
+    return f"{_columns(dict(zip(names, names, strict=True)))}  {'LAST ACTIVITY':<17}  {what}"
+
+
+def line(stats: ConversationStats | Totals, key: str, *, users: bool = False) -> str:
+    """Return one line; `users` adds how many there are. The key comes last, because it may have spaces."""
+    columns: dict[str, object] = {"USERS": stats.users} if users and isinstance(stats, Totals) else {}
+    if isinstance(stats, Totals):
+        columns["CONVS"] = stats.conversations
+    columns |= {"TURNS": stats.turns, "BYTES": stats.bytes, "TOKENS": stats.tokens}
+    if isinstance(stats, Totals):
+        columns["DEGRADED"] = stats.health[MemoryHealth.DEGRADED]
+    else:
+        columns["HEALTH"] = stats.health.value
+    return f"{_columns(columns)}  {_minute(stats.last_activity):<17}  {key}"
+
+
+def as_json(stats: ConversationStats | Totals) -> dict[str, Any]:
+    """Return the figures of a conversation or of many."""
+    figures = {
+        "turns": stats.turns,
+        "folded": stats.folded,
+        "dropped": stats.dropped,
+        "bytes": stats.bytes,
+        "tokens": stats.tokens,
+        "last_activity": iso(stats.last_activity),
+    }
+    if isinstance(stats, ConversationStats):
+        return figures | {"health": stats.health.value}
+    return {
+        "users": stats.users,
+        "conversations": stats.conversations,
+        **figures,
+        "health": {health.value: stats.health[health] for health in _STORED},
+        "logs": stats.logs,
+        "states": stats.states,
+        "damaged": stats.damaged,
+    }
+
+
+def _minute(when: float | None) -> str:
+    """Return a time in one word, to the minute."""
+    moment = iso(when)
+    return "-" if moment is None else f"{moment[:-4]}Z"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that suits it: `1.2 MB`."""
+    number, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{count:,} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+
+
+_STORED: Final = (MemoryHealth.HEALTHY, MemoryHealth.RETRY, MemoryHealth.DEGRADED)
+
+
+def _columns(columns: dict[str, Any]) -> str:
+    return "  ".join(f"{value:>{_WIDTHS[name]}}" for name, value in columns.items())

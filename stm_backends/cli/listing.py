@@ -1,0 +1,181 @@
+"""The command `ls`: tenants, users and conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from stm_backends.admin.stats import ConversationStats, Damaged, Found, Totals
+from stm_backends.backend import Backend
+from stm_backends.cli import datastores, figures, transfer
+from stm_backends.cli.completion import owners as owners_like
+from stm_backends.cli.options import BackendName, SealingName, Url
+from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, run
+from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
+from stm_backends.cli.progress import Progress
+from stm_backends.cli.render import plain
+from stm_backends.errors import InvalidKey
+from stm_backends.types import MemoryHealth, MemoryKey
+
+
+def list_(
+    whose: Annotated[
+        str | None,
+        typer.Argument(
+            help="A tenant, or one of its users. Without it, all tenants, where the datastore can find them.",
+            metavar="TENANT[:USER]",
+            autocompletion=owners_like,
+        ),
+    ] = None,
+    long: Annotated[
+        bool,
+        typer.Option(
+            "--long", "-l", help="Read everything, and print turns, bytes, tokens, health and times."
+        ),
+    ] = False,
+    degraded: Annotated[
+        bool,
+        typer.Option(
+            "--degraded", help="List only conversations whose health is degraded, of all users in question."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    backend: BackendName = None,
+    url: Url = None,
+    sealing: SealingName = None,
+) -> None:
+    """List the tenants, the users of a tenant, or the conversations of a user, one per line.
+
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are counted, but not listed.
+
+    With --long, an unreadable record is reported and counted, and the exit status is 1.
+    """
+    listing = _Listing(long=long, as_json=as_json)
+    logs = 0
+
+    async def work() -> None:
+        nonlocal logs
+        owner = Owner.of(whose)
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            if degraded:
+                await _degraded(opened, owner, listing)
+            elif owner.user is not None and owner.tenant is not None:
+                await _conversations(opened, owner.tenant, owner.user, listing)
+                logs = await transfer.count_logs(opened, owner.tenant, owner.user)
+            elif owner.tenant is not None:
+                await _users(opened, owner.tenant, listing)
+            else:
+                await _tenants(opened, listing)
+
+    with (
+        interruptible(lambda: f"{counted(listing.count, 'line')} had been printed."),
+        Progress(None, "reading", "records") if long or degraded else nullcontext() as progress,
+    ):
+        listing.progress = progress
+        run(work())
+    for key in listing.unnamed:
+        typer.echo(
+            f"There is also {transfer.named(key)}, which is removed only by erasing the user.", err=True
+        )
+    transfer.mention(logs, "listed")
+    if not (listing.count or listing.unnamed or listing.damaged.count or logs):
+        what = "No conversation is degraded" if degraded else "Nothing is stored"
+        typer.echo(plain(f"{what} for {whose}." if whose else f"{what}."), err=True)
+    listing.damaged.print()
+    if listing.damaged.count:
+        raise typer.Exit(FAILED)
+
+
+class _Listing:
+    """Prints one line for each tenant, user or conversation."""
+
+    def __init__(self, *, long: bool, as_json: bool) -> None:
+        self.long = long
+        self.count = 0
+        self.unnamed: list[MemoryKey] = []
+        self.damaged = Named()
+        self.progress: Progress | None = None
+        self._read = 0
+        self._as_json = as_json
+
+    def add(self, key: str, stats: ConversationStats | Totals | None, **ids: str) -> None:
+        """Print a line; `ids` are the parts of the key, of which the last gives the kind."""
+        self.count += 1
+        stats = stats if self.long else None
+        if self._as_json:
+            facts = {"key": key, **ids} | (figures.as_json(stats) if stats else {})
+            self._print(json.dumps(facts))
+        elif stats is None:
+            self._print(key)
+        else:
+            kind = {1: "TENANT", 2: "USER", 3: "CONVERSATION"}[len(ids)]
+            if self.count == 1:
+                self._print(figures.head(kind))
+            self._print(figures.line(stats, key, users=kind == "TENANT"))
+
+    def _print(self, line: str) -> None:
+        if self.progress is None:
+            typer.echo(line)
+        else:
+            self.progress.echo(line)
+
+    def add_conversation(self, key: MemoryKey, stats: ConversationStats | None) -> None:
+        """Print a conversation, unless its key cannot be written."""
+        try:
+            text = transfer.escaped(key.composite())
+        except InvalidKey:
+            self.unnamed.append(key)
+        else:
+            self.add(text, stats, tenant=key.tenant_id, user=key.user_id, session=key.session_id)
+
+    def met(self, found: Found) -> None:
+        """Count a record as read, and name it if it cannot be."""
+        self._read += 1
+        if isinstance(found, Damaged):
+            self.damaged.add(damaged_as(found), str(found.error))
+        if self.progress is not None:
+            self.progress.show(self._read)
+
+
+async def _tenants(backend: Backend, listing: _Listing) -> None:
+    async for tenant in tenants_of(backend, Owner()):
+        totals = Totals()
+        if listing.long:
+            async for user in backend.sessions.users(tenant):
+                totals.plus(await backend.stats.of_user(tenant, user, listing.met))
+        listing.add(transfer.tenant_composite(tenant), totals, tenant=tenant)
+
+
+async def _users(backend: Backend, tenant: str, listing: _Listing) -> None:
+    async for user in backend.sessions.users(tenant):
+        totals = await backend.stats.of_user(tenant, user, listing.met) if listing.long else None
+        listing.add(transfer.user_composite(tenant, user), totals, tenant=tenant, user=user)
+
+
+async def _conversations(backend: Backend, tenant: str, user: str, listing: _Listing) -> None:
+    if listing.long:
+        async for stats in _readable(backend, tenant, user, listing):
+            listing.add_conversation(stats.key, stats)
+    else:
+        async for key in backend.sessions.list(tenant, user):
+            listing.add_conversation(key, None)
+
+
+async def _degraded(backend: Backend, owner: Owner, listing: _Listing) -> None:
+    async for tenant, user in users_of(backend, owner):
+        async for stats in _readable(backend, tenant, user, listing):
+            if stats.health is MemoryHealth.DEGRADED:
+                listing.add_conversation(stats.key, stats)
+
+
+async def _readable(
+    backend: Backend, tenant: str, user: str, listing: _Listing
+) -> AsyncIterator[ConversationStats]:
+    async for found in backend.stats.conversations(tenant, user):
+        listing.met(found)
+        if not isinstance(found, Damaged):
+            yield found

@@ -1,0 +1,130 @@
+"""A conversation as one self-contained HTML page, without scripts, fonts or network access.
+
+Every text of the datastore passes through `_text`, and none becomes an attribute. In addition, the content
+security policy of the page forbids scripts and requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+from stm_backends.cli.conversation import Conversation
+from stm_backends.cli.figures import when
+from stm_backends.cli.render import plain
+from stm_backends.types import ConversationTurn, StoredTurn, TrajectoryDigest
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2330; --dim: #5d687a; --line: #dfe3ea; --card: #fff;
+  --page: #f5f6f8; --user: #e8f0fe; --good: #12805c; --some: #b54708; --bad: #c4320a; --code: #f0f2f5; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --dim: #9aa4b5; --line: #2a3140;
+  --card: #171c26; --page: #0f131a; --user: #1b2a44; --good: #4cc38a; --some: #f7b955; --bad: #ff8a65;
+  --code: #10151d; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 52rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.35rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
+h1 small { display: block; font-size: .8rem; font-weight: 600; color: var(--dim); }
+h2 { font-size: 1rem; margin: 2rem 0 .6rem; color: var(--dim); }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .6rem; margin: 0; }
+dl div, .card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
+  padding: .6rem .85rem; }
+dt { color: var(--dim); font-size: .8rem; } dd { margin: 0; overflow-wrap: anywhere; }
+.healthy { color: var(--good); } .retry { color: var(--some); } .degraded { color: var(--bad); }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; }
+article { margin: 0 0 1.1rem; }
+article > p { margin: 0 0 .3rem; color: var(--dim); font-size: .8rem; }
+.who { color: var(--dim); font-size: .75rem; font-weight: 600; }
+.card + .card { margin-top: .4rem; }
+.user { background: var(--user); border-color: transparent; margin-inline-end: 8%; }
+.assistant { margin-inline-start: 8%; }
+.tools { margin-inline-start: 8%; font-size: .88rem; background: var(--code); }
+.tools ul { display: flex; flex-wrap: wrap; gap: .35rem; list-style: none; margin: .1rem 0 .3rem;
+  padding: 0; }
+.tools li { border: 1px solid var(--line); border-radius: 1rem; padding: 0 .6rem; overflow-wrap: anywhere;
+  font: .82rem/1.6 ui-monospace, monospace; }
+pre { margin: .3rem 0 0; font: .82rem/1.5 ui-monospace, monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+.esc { color: var(--bad); font: .85em ui-monospace, monospace; border: 1px dotted; border-radius: .2rem; }
+.none { color: var(--dim); }
+@media print { body { background: none; } .card, dl div { break-inside: avoid; } }
+"""
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def page(shown: Conversation) -> str:
+    """Return the whole page."""
+    body = shown.body
+    parts = [
+        f"<h1><small>Conversation</small>{_text(shown.key)}</h1>",
+        f"<dl>{''.join(_fact(shown, name, value) for name, value in shown.facts().items())}</dl>",
+        f"<h2>Summary</h2>{_card('', body.summary)}" if body.summary else "",
+        _turns("Pending (not summarized yet)", shown.pending),
+        _turns("Recent", shown.recent),
+    ]
+    if not (body.summary or shown.pending or shown.recent):
+        parts.append('<p class="none">This conversation has no turns.</p>')
+    content = "\n".join(part for part in parts if part)
+    # The title is plain text: within it, a browser interprets no tags but those that end it.
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="robots" content="noindex"><meta name="referrer" content="no-referrer">\n'
+        f"<title>{escape(plain(shown.key))}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main>\n{content}\n</main></body></html>"
+    )
+
+
+def _fact(shown: Conversation, name: str, value: str) -> str:
+    # The class is one of the names of `MemoryHealth`.
+    kind = f' class="{shown.body.health.value}"' if name == "health" else ""
+    return f"<div><dt>{_text(name)}</dt><dd{kind}>{_text(value)}</dd></div>"
+
+
+def _turns(title: str, turns: Sequence[StoredTurn]) -> str:
+    shown = "\n".join(_turn(stored.turn) for stored in turns)
+    return f"<h2>{_text(title)}</h2>\n{shown}" if turns else ""
+
+
+def _turn(turn: ConversationTurn) -> str:
+    digest = turn.trajectory_digest
+    parts = (
+        f"<p>{_text(when(turn.ts))}</p>" if turn.ts else "",
+        _card("user", turn.user_message),
+        _tools(digest) if digest is not None else "",
+        _card("assistant", turn.assistant_response),
+        _artifacts(turn),
+    )
+    return f"<article>{''.join(parts)}</article>"
+
+
+def _card(who: str, text: str) -> str:
+    label = f'<div class="who">{who}</div>' if who else ""
+    return f'<div class="card {who}">{label}<div class="text" dir="auto">{_text(text)}</div></div>'
+
+
+def _tools(digest: TrajectoryDigest) -> str:
+    names = f"<ul>{_items(digest.tools_invoked)}</ul>" if digest.tools_invoked else ""
+    texts = (digest.observations_summary, digest.reasoning_summary, ", ".join(digest.artifacts_refs))
+    said = "".join(f'<div class="text" dir="auto">{_text(text)}</div>' for text in texts if text)
+    return f'<div class="card tools"><div class="who">tools</div>{names}{said}</div>' if names or said else ""
+
+
+def _artifacts(turn: ConversationTurn) -> str:
+    if not turn.artifacts_shown:
+        return ""
+    shown = json.dumps(turn.artifacts_shown, indent=2, ensure_ascii=False)
+    return f'<div class="card tools"><div class="who">artifacts</div><pre>{_text(shown)}</pre></div>'
+
+
+def _items(texts: Iterable[str]) -> str:
+    return "".join(f"<li>{_text(text)}</li>" for text in texts)
+
+
+def _text(text: str) -> str:
+    """Return text as HTML, characters that cannot be seen as visible escapes."""
+    return plain(escape(text), lambda escapes: f'<span class="esc">{escapes}</span>')

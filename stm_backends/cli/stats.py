@@ -1,0 +1,122 @@
+"""The command `stats`: how much is stored, and in which health."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from stm_backends.admin.stats import ConversationStats, Damaged, Found, Totals
+from stm_backends.backend import Backend
+from stm_backends.cli import datastores, figures, render
+from stm_backends.cli.completion import owners as owners_like
+from stm_backends.cli.options import BackendName, SealingName, Url
+from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
+from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
+from stm_backends.cli.progress import Progress
+from stm_backends.types import MemoryHealth
+
+
+def stats(
+    whose: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tenants and users. Without any, all tenants, where the datastore can find them.",
+            metavar="TENANT[:USER]",
+            autocompletion=owners_like,
+        ),
+    ] = None,
+    degraded: Annotated[
+        bool, typer.Option("--degraded", help="Count only conversations whose health is degraded.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object per line, the last with the totals."),
+    ] = False,
+    backend: BackendName = None,
+    url: Url = None,
+    sealing: SealingName = None,
+) -> None:
+    """Count users, conversations, turns, bytes and tokens of tenants and users, and their health.
+
+    Every record is read once, in pages. Bytes are those of the stored values, without what the datastore
+    adds. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is shown.
+
+    An unreadable record is reported and counted, and the exit status is 1.
+    """
+    with reported():
+        owners = [Owner.of(text) for text in dict.fromkeys(whose or ())] or [Owner()]
+    one = len(owners) == 1 and owners[0].tenant is not None
+    counting = _Counting(degraded=degraded)
+    rows = 0
+
+    def row(owner: Owner, totals: Totals) -> None:
+        nonlocal rows
+        rows += 1
+        if as_json:
+            progress.echo(json.dumps({"owner": str(owner), **figures.as_json(totals)}))
+        elif not one:
+            if rows == 1:
+                progress.echo(figures.head("TENANT[:USER]" if whose else "TENANT"))
+            progress.echo(figures.line(totals, str(owner), users=True))
+
+    async def work() -> None:
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            for owner in owners:
+                async for tenant in tenants_of(opened, owner):
+                    each = Owner(tenant, owner.user)
+                    row(each, await counting.of(opened, each))
+
+    def so_far() -> str:
+        return f"{counted(counting.read, 'record')} had been read."
+
+    with interruptible(so_far), Progress(None, "reading", "records") as progress:
+        counting.progress = progress
+        run(work())
+    if as_json:
+        typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total)}))
+    else:
+        render.console.print(render.stats(counting.total, str(owners[0]) if one else "Total"))
+    if not (counting.read or degraded):
+        typer.echo("Nothing is stored there.", err=True)
+    counting.damaged.print()
+    if counting.damaged.count:
+        raise typer.Exit(FAILED)
+
+
+class _Counting:
+    """Adds up the records of owners."""
+
+    def __init__(self, *, degraded: bool) -> None:
+        self.total = Totals()
+        self.damaged = Named()
+        self.read = 0
+        self.progress: Progress | None = None
+        self._degraded = degraded
+
+    async def of(self, backend: Backend, owner: Owner) -> Totals:
+        """Return the sums for one tenant or user, and add them to the total."""
+        totals = Totals()
+        async for tenant, user in users_of(backend, owner):
+            totals.plus(await self._of_user(backend, tenant, user))
+        self.total.plus(totals)
+        return totals
+
+    async def _of_user(self, backend: Backend, tenant: str, user: str) -> Totals:
+        if not self._degraded:
+            return await backend.stats.of_user(tenant, user, self._met)
+        totals = Totals()
+        async for found in backend.stats.conversations(tenant, user):
+            self._met(found)
+            if not isinstance(found, ConversationStats) or found.health is MemoryHealth.DEGRADED:
+                totals.add(found)
+        totals.users = min(1, totals.conversations)
+        return totals
+
+    def _met(self, found: Found) -> None:
+        self.read += 1
+        if isinstance(found, Damaged):
+            self.damaged.add(damaged_as(found), str(found.error))
+        if self.progress is not None:
+            self.progress.show(self.read)

@@ -1,0 +1,185 @@
+"""`show` as JSON, Markdown and a page: complete, and nothing stored is obeyed by what reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import stm_backends
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, TrajectoryDigest
+from stm_backends.cli.app import app
+from stm_backends.cli.render import plain
+
+CANARY = (
+    "</title></style></div></main><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=x>`"
+)
+UNSEEN = "safe\u202egnp.exe\u200bhidden\U000e0041\u2066\ufeff\u00ad\x1b[2J\ud800\0"
+SESSION = f"{CANARY[:60]}\u202e"
+KEY = MemoryKey("acme", '"onload=alert(3) x="', SESSION)
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key of a conversation with markup and invisible characters wherever text is stored."""
+    url = f"sqlite:///{tmp_path}/stm.db"
+    monkeypatch.setenv("STM_BACKENDS_URL", url)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    async def fill() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            memory = backend.memory(KEY, ShortTermMemoryConfig("truncation"))
+            digest = TrajectoryDigest([CANARY, UNSEEN], CANARY, UNSEEN, [CANARY])
+            await memory.add_turn(
+                ConversationTurn(CANARY, UNSEEN, digest, {CANARY: [UNSEEN, CANARY]}, ts=1_760_000_000.0)
+            )
+            await memory.add_turn(ConversationTurn("Hello", "```\n# Not a heading\n````", ts=1e300))
+            document = await backend.sessions.export(KEY)
+            document["body"]["summary"] = CANARY + UNSEEN
+            await backend.sessions.import_(document, on_conflict="replace")
+
+    asyncio.run(fill())
+    return cli("ls", cli("ls", "acme").stdout.strip()).stdout.strip("\n")
+
+
+class Seen(HTMLParser):
+    """What a browser would make of a page: its tags with attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_markup_in_a_conversation_is_text_on_the_page(hostile: str) -> None:
+    result = cli("show", hostile, "--html")
+    assert result.exit_code == 0, result.output
+    seen = Seen(result.stdout)
+    assert {tag for tag, _ in seen.tags} <= {
+        *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "small", "dl", "div", "dt"),
+        *("dd", "article", "p", "ul", "li", "pre", "span"),
+    }
+    names = {name for _, attributes in seen.tags for name, _ in attributes}
+    assert names <= {"lang", "charset", "name", "content", "http-equiv", "class", "dir"}
+    classes = {value for _, attributes in seen.tags for name, value in attributes if name == "class"}
+    assert classes == {
+        *("healthy", "card ", "card user", "card assistant", "card tools", "who", "text", "esc"),
+    }
+    # Summary, message, tool, observations, artifact reference; JSON escapes the quotes of the artifacts.
+    assert seen.text.count(CANARY) == 5
+    assert "onload=alert(3)" in seen.text
+
+
+def test_the_page_asks_for_nothing_and_forbids_scripts(hostile: str) -> None:
+    page = cli("show", hostile, "--html").stdout
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(?:script|link|img|iframe|a|base|form)\b", page)
+    assert "url(" not in page
+    assert "@import" not in page
+    assert 'name="viewport"' in page
+    assert "prefers-color-scheme: dark" in page
+
+
+@pytest.mark.parametrize("form", ["--html", "--md", None])
+def test_invisible_characters_are_shown_as_escapes(hostile: str, form: str | None) -> None:
+    shown = cli("show", hostile, *([form] if form else [])).stdout
+    for char in UNSEEN:
+        assert char.isprintable() or char not in shown
+    text = re.sub("<[^>]*>|[│\n ]", "", shown)
+    assert r"safe\u202egnp.exe\u200bhidden\U000e0041\u2066\ufeff\xad\x1b[2J\ud800\x00" in text
+
+
+def test_joiners_stay_where_scripts_and_emoji_need_them() -> None:
+    for text in ("\U0001f469\u200d\U0001f680", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"):
+        assert plain(text) == text
+    assert plain("a\u200db\u200c") == r"a\u200db\u200c"
+    assert plain("\U0001f469\u200d\u200c\u200d\U0001f680") == "\U0001f469\\u200d\\u200c\\u200d\U0001f680"
+
+
+def test_markdown_keeps_stored_text_within_its_fences(hostile: str) -> None:
+    shown = cli("show", hostile, "--md").stdout
+    outside, fence = list[str](), ""
+    for line in shown.splitlines():
+        if fence:
+            fence = "" if line == fence else fence
+        elif found := re.fullmatch("(`{3,})text", line):
+            fence = found[1]
+        else:
+            outside.append(line)
+    assert not fence
+    assert not any("<" in line or "Not a heading" in line for line in outside)
+    assert [line for line in outside if line.startswith("#")] == [
+        *("# Conversation", "## Summary", "## Recent", "### Turn 1, 2025-10-09 08:53:20 UTC"),
+        "### Turn 2, unknown (ts is 1e+300, not a time in seconds)",
+    ]
+
+
+def test_json_has_the_conversation_and_its_figures(hostile: str) -> None:
+    shown = json.loads(cli("show", hostile, "--json", "--full-zone-turns", "1").stdout)
+    exported = json.loads(cli("export", hostile).stdout)
+    assert (shown["tenant_id"], shown["user_id"], shown["session_id"]) == (
+        *(KEY.tenant_id, KEY.user_id, KEY.session_id),
+    )
+    assert shown["key"] == hostile
+    assert shown["pending"] + shown["recent"] == exported["turns"]
+    assert (len(shown["pending"]), len(shown["recent"])) == (1, 1)
+    assert shown["summary"] == exported["body"]["summary"]
+    assert (shown["health"], shown["attempts"], shown["next_attempt_at"]) == ("healthy", 0, None)
+    assert shown["tokens"] > 0
+
+
+def test_a_page_in_a_file_is_private_and_replaced_in_one_step(hostile: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    result = cli("show", hostile, "--html", "--output", str(file))
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == cli("show", hostile, "--html").stdout
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    assert cli("show", hostile, "--html", "-o", str(link)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--json", "--html"), "give one of --json and --html, not both"),
+        (("--output", "x.html"), "--output needs a format"),
+    ],
+)
+def test_formats_that_contradict_are_refused(hostile: str, arguments: tuple[str, ...], said: str) -> None:
+    result = cli("show", hostile, *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_missing_conversation_leaves_no_file(hostile: str, tmp_path: Path) -> None:
+    assert cli("show", "acme:u:none", "--html", "-o", str(tmp_path / "x.html")).exit_code == 2
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_long_word_is_shown_in_full_at_80_columns(hostile: str) -> None:
+    async def add() -> None:
+        async with stm_backends.open_backend(os.environ["STM_BACKENDS_URL"]) as backend:
+            memory = backend.memory(MemoryKey("acme", "u", "s"), ShortTermMemoryConfig("truncation"))
+            await memory.add_turn(ConversationTurn("x" * 300, "Done."))
+
+    asyncio.run(add())
+    assert cli("show", "acme:u:s").stdout.count("x") == 300

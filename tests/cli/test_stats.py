@@ -1,0 +1,366 @@
+"""`stats` and `ls`: what is counted, in which form, and what happens to records that cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import stm_backends
+from stm_backends import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from stm_backends.admin import stats as admin
+from stm_backends.backend import Backend
+from stm_backends.cli import progress
+from stm_backends.cli.app import app
+from stm_backends.drivers.contract import Key
+from stm_backends.records.keys import memory_key
+from stm_backends.sealing.naming import KEYS_VARIABLE
+
+TS = 1_760_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("STM_BACKENDS_URL", raising=False)
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def on(url: str, work: Callable[[Backend], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            await work(backend)
+
+    asyncio.run(run())
+
+
+async def converse(backend: Backend, key: MemoryKey, turns: int = 3, ts: float = TS) -> None:
+    memory = backend.memory(key, ShortTermMemoryConfig("truncation", MemoryBudget(full_zone_turns=5)))
+    for number in range(turns):
+        await memory.add_turn(ConversationTurn(f"I want number {number}.", "Booked.", ts=ts and ts + number))
+
+
+async def degrade(backend: Backend, key: MemoryKey) -> None:
+    """Store a conversation whose summarizer has failed too often."""
+    document = await backend.sessions.export(key)
+    document["body"]["health"] = "degraded"
+    await backend.sessions.import_(document, on_conflict="replace")
+
+
+async def damage(backend: Backend, key: MemoryKey) -> None:
+    await backend.driver.delete(memory_key(key))
+    await backend.driver.append(memory_key(key), b"damaged", initial_version="damaged", ttl=None)
+
+
+KEYS = [MemoryKey("acme", "u1", "a:b"), MemoryKey("acme", "u1", "trip"), MemoryKey("acme", "u2", "trip")]
+BOLT = MemoryKey("bolt", "u1", "trip")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Two tenants: three conversations of three turns, one of them degraded, and one of another tenant."""
+
+    async def fill(backend: Backend) -> None:
+        for key in (*KEYS, BOLT):
+            await converse(backend, key)
+        await degrade(backend, KEYS[1])
+        await backend.item_log(KEYS[0], "langchain").add([{"text": "Hello"}])
+        await backend.state_store.save_memory_state("acme:u2:trip", {"turns": []})
+
+    url = f"sqlite:///{tmp_path}/stm.db"
+    on(url, fill)
+    return url
+
+
+def objects(result: Result, status: int = 0) -> list[dict[str, Any]]:
+    assert result.exit_code == status, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_stats_of_a_tenant_sums_over_its_users(url: str) -> None:
+    one, total = objects(cli("stats", "acme", "--json", "--url", url))
+    assert one.pop("owner") == "acme"
+    assert total.pop("owner") is None
+    assert one == total
+    stored = one.pop("bytes"), one.pop("tokens")
+    assert one == {
+        "users": 2,
+        "conversations": 3,
+        "turns": 9,
+        "folded": 0,
+        "dropped": 0,
+        "last_activity": "2025-10-09T08:53:22Z",
+        "health": {"healthy": 2, "retry": 0, "degraded": 1},
+        "logs": 1,
+        "states": 1,
+        "damaged": 0,
+    }
+    assert min(stored) > 100
+
+
+def test_stats_without_arguments_sums_over_all_tenants(url: str) -> None:
+    acme, bolt, total = objects(cli("stats", "--json", "--url", url))
+    assert (acme["owner"], bolt["owner"]) == ("acme", "bolt")
+    for name in ("users", "conversations", "turns", "bytes", "tokens"):
+        assert acme[name] + bolt[name] == total[name]
+    shown = cli("stats", "--url", url).stdout
+    assert shown.splitlines()[0].split() == [
+        *("USERS", "CONVS", "TURNS", "BYTES", "TOKENS", "DEGRADED", "LAST", "ACTIVITY", "TENANT"),
+    ]
+    assert "Total" in shown
+
+
+def test_stats_reads_each_owner_given_once_and_in_order(url: str) -> None:
+    rows = objects(cli("stats", "bolt", "acme:u1", "bolt", "--json", "--url", url))
+    assert [row["owner"] for row in rows] == ["bolt", "acme:u1", None]
+    assert [row["conversations"] for row in rows] == [1, 2, 3]
+
+
+def test_the_figures_are_those_of_the_stored_bytes_and_of_show(url: str) -> None:
+    (row,) = objects(cli("ls", "bolt:u1", "-l", "--json", "--url", url))
+    stored: list[int] = []
+
+    async def measure(backend: Backend) -> None:
+        record = await backend.driver.load(memory_key(BOLT))
+        assert record is not None
+        stored.append(sum(map(len, (record.body or b"", *record.tail))))
+
+    on(url, measure)
+    assert row["bytes"] == stored[0]
+    shown = json.loads(cli("show", "bolt:u1:trip", "--json", "--url", url).stdout)
+    assert row["tokens"] == shown["tokens"]
+    assert row["last_activity"] == shown["last_activity"] == "2025-10-09T08:53:22Z"
+
+
+def test_stats_degraded_counts_degraded_conversations_only(url: str) -> None:
+    acme, bolt, total = objects(cli("stats", "--degraded", "--json", "--url", url))
+    assert (acme["users"], acme["conversations"], acme["turns"]) == (1, 1, 3)
+    assert (bolt["users"], bolt["conversations"], bolt["bytes"]) == (0, 0, 0)
+    assert total["health"] == {"healthy": 0, "retry": 0, "degraded": 1}
+
+
+@pytest.mark.parametrize("whose", [(), ("acme",), ("acme:u1",)])
+def test_ls_degraded_lists_degraded_conversations_of_all_users(url: str, whose: tuple[str, ...]) -> None:
+    assert cli("ls", *whose, "--degraded", "--url", url).stdout == "acme:u1:trip\n"
+    (row,) = objects(cli("ls", *whose, "--degraded", "-l", "--json", "--url", url))
+    assert (row["key"], row["health"]) == ("acme:u1:trip", "degraded")
+    nothing = cli("ls", "bolt", "--degraded", "--url", url)
+    assert (nothing.stdout, nothing.stderr) == ("", "No conversation is degraded for bolt.\n")
+
+
+def test_ls_without_arguments_lists_the_tenants(url: str) -> None:
+    assert cli("ls", "--url", url).stdout == "acme\nbolt\n"
+    assert objects(cli("ls", "--json", "--url", url)) == [
+        {"key": "acme", "tenant": "acme"},
+        {"key": "bolt", "tenant": "bolt"},
+    ]
+
+
+def test_ls_long_fits_80_columns_and_ends_with_the_key(url: str) -> None:
+    for whose, keys in (
+        ((), ["acme", "bolt"]),
+        (("acme",), ["acme:u1", "acme:u2"]),
+        (("acme:u1",), ["acme:u1:a%3Ab", "acme:u1:trip"]),
+    ):
+        result = cli("ls", "-l", *whose, "--url", url)
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        assert [line.split()[-1] for line in lines[1:]] == keys
+        assert max(map(len, lines)) <= 80
+        assert "  2025-10-09T08:53Z  acme" in lines[1]
+
+
+def test_ls_json_has_the_ids_as_they_are_and_the_key_to_type(url: str) -> None:
+    first, second = objects(cli("ls", "acme:u1", "--json", "--url", url))
+    assert first == {"key": "acme:u1:a%3Ab", "tenant": "acme", "user": "u1", "session": "a:b"}
+    assert second["key"] == "acme:u1:trip"
+
+
+@pytest.mark.parametrize("command", [("stats",), ("stats", "acme"), ("ls", "-l"), ("ls", "--degraded")])
+def test_damaged_records_are_named_and_the_rest_is_counted(url: str, command: tuple[str, ...]) -> None:
+    async def break_two(backend: Backend) -> None:
+        await damage(backend, KEYS[0])
+        log = Key("acme:u2:langchain", "a")
+        await backend.driver.append(
+            log, b"fine, because logs are measured only", initial_version="1", ttl=None
+        )
+
+    on(url, break_two)
+    result = cli(*command, "--json", "--url", url)
+    assert result.exit_code == 1
+    assert "acme:u1:a%3Ab: sqlite." in result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert rows[0]["key" if command[0] == "ls" else "owner"].startswith("acme")
+    if "--degraded" not in command:
+        assert rows[0]["conversations"] == 2
+        assert rows[0]["damaged"] == 1
+
+
+def test_only_the_first_damaged_records_are_named(tmp_path: Path) -> None:
+    async def fill(backend: Backend) -> None:
+        await converse(backend, MemoryKey("acme", "u", "good"))
+        for number in range(25):
+            await damage(backend, MemoryKey("acme", "u", f"s{number:02}"))
+
+    url = f"sqlite:///{tmp_path}/stm.db"
+    on(url, fill)
+    result = cli("stats", "acme", "--json", "--url", url)
+    assert result.exit_code == 1
+    assert result.stderr.count("acme:u:s") == 20
+    assert "and 5 records more" in result.stderr
+    assert json.loads(result.stdout.splitlines()[0])["damaged"] == 25
+
+
+def test_an_empty_datastore_is_said_to_be_empty(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/stm.db"
+    assert cli("ping", "--create", "--url", url).exit_code == 0
+    for arguments, said in (
+        (("ls",), "Nothing is stored.\n"),
+        (("ls", "-l"), "Nothing is stored.\n"),
+        (("ls", "acme"), "Nothing is stored for acme.\n"),
+        (("ls", "--degraded"), "No conversation is degraded.\n"),
+        (("stats",), "Nothing is stored there.\n"),
+        (("stats", "acme"), "Nothing is stored there.\n"),
+    ):
+        result = cli(*arguments, "--url", url)
+        assert (result.exit_code, result.stderr) == (0, said)
+
+
+def test_sealed_data_is_counted_with_its_keys_and_damaged_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.json"
+    secret = base64.b64encode(bytes(range(32))).decode()
+    keys.write_text(json.dumps({"primary": "k1", "keys": {"k1": secret}}))
+    monkeypatch.setenv(KEYS_VARIABLE, str(keys))
+    file, url = tmp_path / "c.jsonl", f"sqlite:///{tmp_path}/sealed.db"
+    file.write_text('{"session": "trip", "turns": [{"user": "To Zanzibar!", "assistant": "Booked."}]}\n')
+    assert cli("replay", str(file), "--url", url, "--tenant", "acme", "--user", "ada").exit_code == 0
+
+    first, _ = objects(cli("stats", "--json", "--url", url))
+    assert (first["owner"], first["conversations"], first["turns"]) == ("acme", 1, 1)
+    monkeypatch.delenv(KEYS_VARIABLE)
+    without = cli("stats", "--json", "--url", url)
+    assert without.exit_code == 1
+    assert "acme:ada:trip: " in without.stderr
+    assert json.loads(without.stdout.splitlines()[0])["damaged"] == 1
+
+
+def test_a_conversation_without_times_has_no_last_activity(tmp_path: Path) -> None:
+    async def fill(backend: Backend) -> None:
+        await converse(backend, MemoryKey("acme", "u", "s"), ts=0.0)
+
+    url = f"sqlite:///{tmp_path}/stm.db"
+    on(url, fill)
+    (row,) = objects(cli("ls", "acme:u", "-l", "--json", "--url", url))
+    assert row["last_activity"] is None
+    assert cli("ls", "acme:u", "-l", "--url", url).stdout.splitlines()[1].split()[-2:] == ["-", "acme:u:s"]
+
+
+def test_a_long_count_reports_progress_beside_the_result(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    result = cli("stats", "--json", "--url", url)
+    assert "6 records" in result.stderr.splitlines()
+    assert len(objects(result)) == 3
+
+
+def on_terminal(*arguments: str, stdout: int | None = None) -> tuple[str, str]:
+    """Run a command whose standard error is a terminal; returns what it printed on that and on a pipe."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        done = subprocess.run(
+            [sys.executable, "-m", "stm_backends.cli", *arguments],
+            stdout=theirs if stdout is None else stdout,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+            text=True,
+            check=True,
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux raises it at the end
+            while part := terminal.read(100_000):
+                shown += part
+    return shown.decode(), done.stdout or ""
+
+
+def test_lines_for_a_pipe_are_not_mixed_with_the_progress(url: str) -> None:
+    shown, piped = on_terminal("stats", "--json", "--url", url, stdout=subprocess.PIPE)
+    assert [json.loads(line)["owner"] for line in piped.splitlines()] == ["acme", "bolt", None]
+    assert "reading" in shown
+    assert "owner" not in shown
+
+
+@pytest.mark.parametrize("command", [("ls", "-l"), ("stats",)])
+def test_lines_on_a_terminal_stay_above_the_progress(url: str, command: tuple[str, ...]) -> None:
+    shown, _ = on_terminal(*command, "--url", url)
+    assert "reading" in shown
+    # Each line as a terminal shows it: what was drawn before an erasure of the line is gone.
+    lines = [re.sub(r"\x1b\[[\d;?]*\w", "", re.sub(r".*\x1b\[2K", "", line)) for line in shown.split("\n")]
+    keys = [line.split()[-1] for line in lines if "2025-10-09T08:53Z" in line]
+    assert keys == ["acme", "bolt"]
+    assert not [line for line in lines if "reading" in line and "2025" in line]
+
+
+async def test_no_more_records_are_held_than_are_read_at_once() -> None:
+    """Of any number: a record is let go before the ninth after it is loaded."""
+    async with stm_backends.open_backend("memory") as backend:
+        for number in range(40):
+            await converse(backend, MemoryKey("acme", "u", f"s{number:02}"), turns=1)
+        loads = 0
+        load = backend.driver.load
+
+        async def counting(key: Key) -> Any:
+            nonlocal loads
+            loads += 1
+            return await load(key)
+
+        backend.driver.load = counting
+        seen = 0
+        async for found in backend.stats.conversations("acme", "u"):
+            assert isinstance(found, admin.ConversationStats)
+            assert found.key.session_id == f"s{seen:02}"
+            seen += 1
+            assert loads - seen < admin.AT_ONCE
+        assert (seen, loads) == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("stats", "Interrupted. 3 records had been read."), ("ls", "Interrupted. 1 line had been printed.")],
+)
+def test_ctrl_c_says_how_much_was_read(
+    url: str, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    read = admin.Stats.of_user
+
+    async def interrupted(stats: admin.Stats, tenant: str, user: str, *more: Any) -> admin.Totals:
+        if user == "u2":
+            raise KeyboardInterrupt
+        return await read(stats, tenant, user, *more)
+
+    monkeypatch.setattr(admin.Stats, "of_user", interrupted)
+    result = cli(command, "acme", *(["-l"] if command == "ls" else []), "--url", url)
+    assert (result.exit_code, result.stderr.splitlines()) == (130, [said])
+
+
+@pytest.mark.parametrize("arguments", [("ls", "a:b:c"), ("stats", "a:b:c"), ("stats", "acme", " ")])
+def test_what_is_no_owner_is_refused(url: str, arguments: tuple[str, ...]) -> None:
+    result = cli(*arguments, "--url", url)
+    assert result.exit_code == 2
+    assert "as in acme:u123" in result.stderr
+    assert result.stdout == ""
