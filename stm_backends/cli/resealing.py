@@ -18,7 +18,7 @@ from stm_backends.cli import datastores, transfer
 from stm_backends.cli.copying import owners_given
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import BackendName, SealingName, Url
-from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
+from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import console
 from stm_backends.drivers.contract import Key
@@ -26,9 +26,6 @@ from stm_backends.errors import StorageError
 from stm_backends.records import keys
 from stm_backends.sealing.naming import load_sealing
 from stm_backends.types import MemoryKey
-
-_NAMED: Final = 20
-"""How many records with a problem are named."""
 
 _ROWS: Final = {
     "records": "sealed with the primary key",
@@ -72,11 +69,10 @@ def reseal(
     The exit status is 0 only if no value needs an older key.
     """
     reports: list[ResealReport] = []
-    problems: list[str] = []
+    problems = Named()
 
     def note(key: Key, problem: Problem, error: StorageError | None) -> None:
-        if len(problems) < _NAMED:
-            problems.append(f"{_named(key)}: {_ROWS[problem] if error is None else error}")
+        problems.add(_named(key), _ROWS[problem] if error is None else str(error))
 
     async def work(owners: list[Owner]) -> ResealReport:
         async with datastores.existing(
@@ -101,10 +97,7 @@ def reseal(
             raise
         if numbers is not None:
             json.dump({"ok": report.ok, **dataclasses.asdict(report)}, numbers, indent=2)
-    for problem in problems:
-        say_wrong(problem)
-    if more := report.left + report.failed - len(problems):
-        say_wrong(f"and {counted(more, 'record')} more")
+    problems.print()
     console.print(_table(report))
     if not report.ok:
         typer.echo("Keep the older keys, and run the command again once the cause is resolved.", err=True)
