@@ -35,6 +35,7 @@ from stm_backends.drivers.contract import (
     Ttl,
 )
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.records import keys
 from stm_backends.records.large.parts import REMEMBERED, Parts, remember
 from stm_backends.records.large.pointers import FRESH, MARK, POINTER, Pointer, id_in, open_pointer, time_of
 
@@ -246,7 +247,7 @@ class LargeEntries:
             life = self._last_ttl(key) if isinstance(ttl, Ttl) else ttl
             done = await self._send(key, body, "replace", life, send)
         if done:
-            with self._logging_errors():
+            with self._logging_errors(key):
                 await self._dropped(key, sent, version, expect, drop)
             if isinstance(expect, str) and not isinstance(ttl, Ttl):
                 await self._extend_life(key, ttl)
@@ -262,7 +263,7 @@ class LargeEntries:
         if done and seen is not None:
             seen.left |= seen.ids
             seen.version, seen.body, seen.order, seen.pointers = None, None, (), ()
-            with self._logging_errors():
+            with self._logging_errors(key):
                 await self._sweep(key, seen.left)
         return done
 
@@ -308,7 +309,7 @@ class LargeEntries:
         seen = self._remembered(key)
         if pointer not in seen.pointers:
             seen.pointers += (pointer,)
-        with self._logging_errors():
+        with self._logging_errors(key):
             await self._settle(key, pointer, value)
         return answer
 
@@ -338,7 +339,7 @@ class LargeEntries:
 
     async def _discard(self, key: Key, pointer: Pointer) -> None:
         """Remove the parts of a value whose pointer was not stored; parts that remain are garbage."""
-        with self._logging_errors():
+        with self._logging_errors(key):
             await self._parts.remove(key, pointer.id)
 
     async def _dropped(
@@ -380,7 +381,7 @@ class LargeEntries:
         Loads the record if this process has not done so recently: another may have added parts.
         """
         seen = self._seen.get(key)
-        with self._logging_errors():
+        with self._logging_errors(key):
             if ttl is not None and (seen is None or self._steady() - seen.at > FRESH * ttl):
                 await self._look(key)
                 seen = self._seen[key]
@@ -390,12 +391,16 @@ class LargeEntries:
                     await self._parts.keep_alive(key, pointer, ttl)
 
     @contextmanager
-    def _logging_errors(self) -> Generator[None]:
+    def _logging_errors(self, key: Key) -> Generator[None]:
         """Log an error of the work after a write: the write was done, and a later one completes the work."""
         try:
             yield
         except StorageError as error:
-            logger.warning("could not maintain the parts of a record; a later write will: %s", error)
+            logger.warning(
+                "could not maintain the parts of a record; a later write will: %s (conversation %s)",
+                error,
+                keys.log_name(key),
+            )
 
 
 def _has_pointer(record: Record) -> bool:
