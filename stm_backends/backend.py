@@ -28,6 +28,7 @@ from stm_backends.records.keys import LogKind
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
+from stm_backends.telemetry.denials import reporting_denials
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey, as_config
 
@@ -90,7 +91,9 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
-        self.driver = driver = LargeEntries(_sealed(observer.driver(driver), sealing, observer))
+        self.driver = driver = LargeEntries(
+            reporting_denials(_sealed(observer.driver(driver), sealing, observer), observer)
+        )
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
@@ -100,6 +103,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             self._codec,
             self._directory,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
+            observer=observer,
         )
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
         self._close_timeout_s = close_timeout_s

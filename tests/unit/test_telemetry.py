@@ -30,7 +30,7 @@ from stm_backends.backend import Backend
 from stm_backends.drivers import Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.records.large.driver import LargeEntries
-from stm_backends.telemetry.observer import SILENT, Observer
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -417,6 +417,12 @@ def test_the_page_has_every_instrument_with_its_kind_unit_and_attributes(ear: Ea
     telemetry.health_changed(MemoryHealth.HEALTHY, MemoryHealth.RETRY)
     telemetry.context_shown(lambda: 1)
     telemetry.key_unresolved("session")
+    telemetry.erased(Subject("acme"), 1)
+    telemetry.exported(Subject("acme"))
+    telemetry.imported(Subject("acme"))
+    telemetry.copied(Subject("acme"), 1)
+    telemetry.denied(Subject("acme"), "load")
+    telemetry.limit_reached(Subject("acme"), "turn_chars")
     rows = re.findall(
         r"^\| `([\w.]+)` \| (\w+) \| `([^`]+)` \|([^|]*)\|", TABLE.read_text("utf-8"), re.MULTILINE
     )
