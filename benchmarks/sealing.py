@@ -158,13 +158,13 @@ def written(results: dict[str, Figures], alone: dict[str, float]) -> str:
     one = [[name, f"{time_:.1f}"] for name, time_ in alone.items()]
     return f"""# What sealing costs
 
-Written by `nox -s bench -- sealing --write`. {machine()}, {time.strftime("%-d %B %Y", time.gmtime())}.
+Written by `python -m benchmarks.sealing --write`. {machine()}, {time.strftime("%-d %B %Y", time.gmtime())}.
 
-{warning}A turn is one `add_turn` of {TURN_BYTES:,} characters and one `get_llm_context`, in dialogues of {DIALOGUE}
-turns with the strategy `truncation`, one after the other. The time is the processor time of the process in
-microseconds: a median of {rounds} rounds, with the lowest and the highest. Each round has a block of each
-side, in random order; *added* is the difference of two blocks of one round. A read opens all turns that the
-record has. The goal is less than {GOAL_US:.0f} µs added.
+{warning}A turn is one `add_turn` of {TURN_BYTES:,} characters and one `get_llm_context`. A dialogue has
+{DIALOGUE} turns, the strategy is `truncation`, and one dialogue follows the other. The time is the processor
+time of the process in microseconds: a median of {rounds} rounds, with the lowest and the highest. Each round
+has a block of each side, in random order; *added* is the difference of two blocks of one round. A read opens
+all turns that the record has. The goal is less than {GOAL_US:.0f} µs added.
 
 {table(["", "keys", "a turn", "added", "goal"], rows)}
 The calls of the cipher alone, for a value of {TURN_BYTES:,} bytes:
