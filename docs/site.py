@@ -34,6 +34,7 @@ PAGES: Final = {
     "benchmarks/RESULTS.md": "explanation/benchmark-results.md",
     "benchmarks/SCALE.md": "explanation/scale.md",
     "benchmarks/COST.md": "explanation/cost.md",
+    "benchmarks/SEALING.md": "explanation/sealing-cost.md",
     "benchmarks/README.md": "explanation/benchmark-method.md",
     "benchmarks/PEERS.md": "explanation/peers.md",
     **{f"stm_backends_{name}/README.md": f"reference/{name}.md" for name in ("redis", "postgres")},

@@ -29,6 +29,7 @@ from stm_backends.records.keys import LogKind
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
+from stm_backends.telemetry.denials import reporting_denials
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.types import MemoryKey, as_config
 
@@ -96,7 +97,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
         observed = observer.driver(driver)
         sealed = _sealed(observed, sealing, observer)
-        self.driver = driver = LargeEntries(sealed or observed)
+        self.driver = driver = LargeEntries(reporting_denials(sealed or observed, observer))
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
@@ -107,6 +108,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             self._directory,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
             sealed=sealed,
+            observer=observer,
         )
         self.stats = Stats(driver, self._codec)
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from tests.support.places import Place
 
 
+@pytest.fixture(autouse=True)
+def _every_kind_of_message_is_new() -> Iterator[None]:
+    """Log in each test what an earlier one has logged already."""
+    yield
+    from stm_backends import logs  # noqa: PLC0415 -- the coverage of what it imports begins with the tests
+
+    logs.configure()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let one worker run all tests that share a server that is slow to start."""

@@ -27,6 +27,7 @@ from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
 AT_ONCE: Final = 8
 """How many records are processed concurrently."""
@@ -112,7 +113,8 @@ class Copy:
 
     Both drivers must be open and are not closed. With `replace`, different records of the target are
     replaced. `ttl` is the time to live in seconds of every record that is written; `None` is for ever.
-    `on_problem` is called once for each record that is not equal at both ends. Memory use depends on the
+    `on_problem` is called once for each record that is not equal at both ends, and `observer` receives each
+    record that was written. Memory use depends on the
     number of those records, not of all records.
     """
 
@@ -125,6 +127,7 @@ class Copy:
         replace: bool = False,
         ttl: float | None = None,
         on_problem: Callable[[Item, Problem, StorageError | None], None] = lambda item, problem, error: None,
+        observer: Observer = SILENT,
     ) -> None:
         if ttl is not None:
             require_seconds("ttl", ttl)
@@ -137,6 +140,7 @@ class Copy:
         self._replace = replace
         self._ttl = ttl
         self._on_problem = on_problem
+        self._observer = observer
         self._problems: set[Key] = set()
         self.tally: Counter[Outcome] = Counter()
 
@@ -282,6 +286,9 @@ class Copy:
 
     def _note(self, item: Item, outcome: Outcome, error: StorageError | None = None) -> None:
         self.tally[outcome] += 1
+        if outcome in get_args(Written):
+            session = item.name if item.kind == "memory" else ""
+            self._observer.copied(Subject(item.tenant, item.user, session), 1)
         if outcome in ("left", "behind", "changed", "failed"):
             self._problems.add(item.key)
             self._on_problem(item, outcome, error)

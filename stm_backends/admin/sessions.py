@@ -40,6 +40,7 @@ from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryHealth, MemoryKey
 
 if TYPE_CHECKING:
@@ -63,12 +64,14 @@ class Sessions:
         *,
         erase_keys: Callable[[str, str], Awaitable[None]] | None = None,
         sealed: SealedDriver | None = None,
+        observer: Observer = SILENT,
     ) -> None:
         self._driver = driver
         self._codec = codec
         self._directory = directory
         self._erase_keys = erase_keys or _no_keys
         self._sealed = sealed
+        self._observer = observer
 
     def tenants(self) -> AsyncIterator[str]:
         """Yield the tenants for whom anything was stored, where the driver can find them.
@@ -110,6 +113,7 @@ class Sessions:
                 {**dump_turn(stored), **self._codec.open("turn", record.tail[start])}
                 for stored, start in zip(snapshot.turns, snapshot.starts, strict=True)
             ]
+        self._observer.exported(Subject.of(key))
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -151,6 +155,7 @@ class Sessions:
                 # A turn creates the record if the conversation was just erased.
                 appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
                 listing.created = appended.created
+        self._observer.imported(Subject.of(session.key))
         return session.key
 
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
@@ -218,16 +223,22 @@ class Sessions:
         conversation = keys.memory_key(key)
         logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
         states, beneath = _states_of(key)
-        erased = await operations.erase(self._driver, conversation)
-        for place in (*logs, *states):
-            erased |= await operations.erase(self._driver, place)
+        erased = 0
+        for place in (conversation, *logs, *states):
+            erased += await operations.erase(self._driver, place)
         if beneath is not None:
             async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
-                erased |= await operations.erase(self._driver, keys.Key(beneath.scope, name))
-        return erased
+                erased += await operations.erase(self._driver, keys.Key(beneath.scope, name))
+        self._observer.erased(Subject.of(key), erased)
+        return erased > 0
 
     async def erase_user(self, tenant: str, user: str) -> int:
         """Erase all records of a user, of every kind, and the user's data keys; returns how many records."""
+        erased = await self._erase_user(tenant, user)
+        self._observer.erased(Subject(tenant, user), erased)
+        return erased
+
+    async def _erase_user(self, tenant: str, user: str) -> int:
         erased = parts = 0
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
@@ -259,6 +270,7 @@ class Sessions:
         async for user in self._directory.users(tenant):
             erased += await self.erase_user(tenant, user)
         await self._erase_keys(tenant, "")
+        self._observer.erased(Subject(tenant), 0)
         return erased
 
     async def reseal(self, tenant: str, user: str | None = None) -> ResealReport:

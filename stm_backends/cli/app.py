@@ -24,6 +24,7 @@ from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
 from stm_backends.cli.listing import list_
+from stm_backends.cli.observing import observer
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
 from stm_backends.cli.outcome import (
     FAILED,
@@ -377,7 +378,11 @@ def import_(
     async def work(lines: list[transfer.Line]) -> None:
         where = backend or datastores.given(url)
         async with open_backend(
-            where, url=url if backend else None, create=create, sealing=load_sealing(sealing)
+            where,
+            url=url if backend else None,
+            create=create,
+            sealing=load_sealing(sealing),
+            observer=observer(),
         ) as opened:
             await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported)
 

@@ -17,6 +17,7 @@ from stm_backends.admin.copying import UNOWNED, Copy, Item, Outcome, Owner, Prob
 from stm_backends.backend import open_backend
 from stm_backends.cli import datastores, transfer
 from stm_backends.cli.files import writing
+from stm_backends.cli.observing import observer
 from stm_backends.cli.options import Create
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
 from stm_backends.cli.progress import Progress
@@ -180,7 +181,15 @@ async def _copied(  # noqa: PLR0913 -- one per option
         def trouble(item: Item, trouble: Problem, error: StorageError | None) -> None:
             named.add(_named(item), _PROBLEMS[trouble] if error is None else str(error))
 
-        copy = Copy(opened.driver, taking.driver, owners, replace=replace, ttl=ttl, on_problem=trouble)
+        copy = Copy(
+            opened.driver,
+            taking.driver,
+            owners,
+            replace=replace,
+            ttl=ttl,
+            on_problem=trouble,
+            observer=observer(),
+        )
         counts = await copy.count()
         for owner, count in counts.items():
             if not count and not everything:

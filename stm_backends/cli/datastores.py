@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from stm_backends.backend import Backend, open_backend
+from stm_backends.cli.observing import observer
 from stm_backends.errors import ConfigurationError
 from stm_backends.sealing.keys import Sealing
 from stm_backends.sealing.naming import load_sealing
@@ -33,12 +34,12 @@ def existing(
 ) -> Backend:
     """Return a backend that does not create its datastore on opening, unless `create=True`."""
     if create:
-        return open_backend(name_or_url, url=url, create=True, sealing=sealing)
+        return open_backend(name_or_url, url=url, create=True, sealing=sealing, observer=observer())
     try:
-        return open_backend(name_or_url, url=url, must_exist=True, sealing=sealing)
+        return open_backend(name_or_url, url=url, must_exist=True, sealing=sealing, observer=observer())
     except ConfigurationError:
         # This backend has no such option, because it never creates anything; or there is another error.
-        return open_backend(name_or_url, url=url, sealing=sealing)
+        return open_backend(name_or_url, url=url, sealing=sealing, observer=observer())
 
 
 def chosen(

@@ -191,7 +191,9 @@ class ItemLog:
         try:
             await self._fold(log)
         except StorageError as error:
-            logger.warning("could not fold a log of items: %s", error)
+            logger.warning(
+                "could not fold a log of items: %s (conversation %s)", error, keys.log_name(self._where)
+            )
 
     async def _fold(self, log: Log) -> bool | None:
         """Fold the entries that were read; `False` after a lost race, `None` if the body would be too large.

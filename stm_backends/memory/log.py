@@ -1,38 +1,62 @@
-"""The log messages that both memories share. None contains text of a conversation."""
+"""The log messages that both memories share. None contains text of a conversation.
+
+`name` is the hash of the conversation's key; see `stm_backends.logs`.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 
+from stm_backends import logs
+
 logger = logging.getLogger("stm_backends")
 
 
-def retrying(attempt: int, cause: BaseException) -> None:
+def retrying(name: str, attempt: int, cause: BaseException) -> None:
     """Log that a summarizer call failed and will be retried. The message of the cause may quote a turn."""
-    logger.warning("summarizing failed (%s), attempt %d will be retried", type(cause).__name__, attempt)
-
-
-def degraded(cause: BaseException) -> None:
-    """Log that all retries failed, once when the memory becomes `DEGRADED`."""
     logger.warning(
-        "summarizing is unavailable (%s): only recent turns are shown until it works", type(cause).__name__
+        "summarizing failed (%s), attempt %d will be retried (conversation %s)",
+        type(cause).__name__,
+        attempt,
+        name,
+        exc_info=logs.shown(cause),
     )
 
 
-def recovered() -> None:
+def degraded(name: str, cause: BaseException) -> None:
+    """Log that all retries failed, once when the memory becomes `DEGRADED`."""
+    logger.warning(
+        "summarizing is unavailable (%s): only recent turns are shown until it works (conversation %s)",
+        type(cause).__name__,
+        name,
+        exc_info=logs.shown(cause),
+    )
+
+
+def recovered(name: str) -> None:
     """Log that the memory is healthy again after failed attempts."""
-    logger.info("summarizing works again")
+    logger.info("summarizing works again (conversation %s)", name)
 
 
-def trimmed_for_reading() -> None:
+def background_stopped(name: str, error: BaseException) -> None:
+    """Log an unexpected error, for example of a user's token estimator; its message may quote a turn."""
+    logger.error(
+        "the memory's background stopped: %s (conversation %s)",
+        type(error).__name__,
+        name,
+        exc_info=logs.shown(error),
+    )
+
+
+def trimmed_for_reading(name: str) -> None:
     """Log that a read was trimmed, because `overflow_policy="error"` never rejects a read."""
-    logger.warning("the memory exceeds total_max_tokens and was trimmed for reading")
+    logger.warning("the memory exceeds total_max_tokens and was trimmed for reading (conversation %s)", name)
 
 
-def dropped(count: int) -> None:
+def dropped(name: str, count: int) -> None:
     """Log that turns were dropped that no summary covers."""
-    logger.warning("%d turns beyond recovery_backlog_limit were dropped", count)
+    logger.warning("%d turns beyond recovery_backlog_limit were dropped (conversation %s)", count, name)
 
 
 @functools.cache  # once in a process
@@ -44,6 +68,8 @@ def keeps_nothing() -> None:
     )
 
 
-def dropped_for_room(count: int) -> None:
+def dropped_for_room(name: str, count: int) -> None:
     """Log that turns were dropped that no summary covers, because the record was full."""
-    logger.warning("%d turns of a full record were dropped, because summarizing fails", count)
+    logger.warning(
+        "%d turns of a full record were dropped, because summarizing fails (conversation %s)", count, name
+    )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from stm_backends import logs
+
 logger = logging.getLogger("stm_backends")
 
 LAST_S: Final = 1.0
@@ -111,9 +113,8 @@ async def _call_back(callback: Callable[..., object], args: tuple[object, ...]) 
     try:
         await _call(callback, args)
     except Exception as error:
-        # The message may quote the conversation, so it is only logged at the debug level.
-        logger.warning("a callback of the memory raised %s", type(error).__name__)
-        logger.debug("the callback's traceback", exc_info=True)
+        # The message may quote the conversation.
+        logger.warning("a callback of the memory raised %s", type(error).__name__, exc_info=logs.shown(error))
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:

@@ -20,6 +20,7 @@ import hashlib
 import re
 from typing import Final, Literal, TypeAlias, get_args
 
+from stm_backends import logs
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
 from stm_backends.errors import InvalidKey
 from stm_backends.types import MemoryKey
@@ -98,6 +99,15 @@ def owner_of(scope: str) -> tuple[str, str]:
     if not tenant or not kind or ":" in kind:
         return "", ""
     return unname(tenant), unname(user) if user else ""
+
+
+def log_name(key: Key) -> str:
+    """Return the hash that log messages name the conversation of a record by; see `logs`."""
+    tenant, user = owner_of(key.scope)
+    text = unname(key.name)
+    if user and not key.scope.endswith(":blob"):
+        text = MemoryKey(tenant, user, text).composite()
+    return logs.conversation(text)
 
 
 def name(text: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hmac
 import os
+from functools import lru_cache
 from typing import Final
 
 from stm_backends.drivers.contract import Key
@@ -104,10 +105,15 @@ def key_id_of(sealed: bytes) -> str | None:
     if not sealed.startswith(MAGIC):
         return None
     end = sealed.find(b"\n", len(MAGIC), len(MAGIC) + MAX_KEY_ID + 1)
-    key_id = sealed[len(MAGIC) : max(end, 0)]
-    if not is_key_id(key_id.decode("ascii", "replace")):
+    return _key_id(sealed[len(MAGIC) : max(end, 0)])
+
+
+@lru_cache(1_024)
+def _key_id(key_id: bytes) -> str:
+    text = key_id.decode("ascii", "replace")
+    if not is_key_id(text):
         raise Corrupt("the first line of a sealed value was altered")
-    return key_id.decode("ascii")
+    return text
 
 
 def joined(*parts: bytes) -> bytes:

@@ -7,6 +7,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from stm_backends.drivers.checks import require_fits
@@ -69,13 +70,19 @@ class SealedDriver(WrapperDriver):
         self._sealing = sealing
         self._clear_met = clear_met
         self._ciphers: OrderedDict[tuple[Key, str], Cipher] = OrderedDict()
+        self._traits_within: Traits | None = None
+        self._traits: Traits
 
     @property
     def traits(self) -> Traits:
         """The facts about the driver within, with limits on the values before they are sealed."""
         traits = self.inner.traits
-        overhead = traits.overhead + OVERHEAD
-        return replace(traits, max_entry=traits.max_entry - OVERHEAD, overhead=overhead)
+        if traits is not self._traits_within:
+            self._traits_within = traits
+            self._traits = replace(
+                traits, max_entry=traits.max_entry - OVERHEAD, overhead=traits.overhead + OVERHEAD
+            )
+        return self._traits
 
     async def load(self, key: Key) -> Record | None:
         """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""
@@ -205,4 +212,9 @@ class SealedDriver(WrapperDriver):
 
 
 def _owner(key: Key) -> Owner:
-    return Owner(*owner_of(key.scope))
+    return _owner_of(key.scope)
+
+
+@lru_cache(_REMEMBERED)
+def _owner_of(scope: str) -> Owner:
+    return Owner(*owner_of(scope))

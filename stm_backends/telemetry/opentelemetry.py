@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
-from stm_backends.telemetry.observer import KeyPart, Observer, TurnEvent
+from stm_backends.telemetry.observer import KeyPart, Observer, Subject, TurnEvent
 from stm_backends.types import MemoryHealth
 
 try:
@@ -88,6 +88,22 @@ class Telemetry(Observer):
         self._clear_text = meter.create_counter(
             "stm.sealing.clear_text", "{value}", "Values that were read without being sealed."
         )
+        self._erased = meter.create_counter("stm.records.erased", "{record}", "Records that were erased.")
+        self._copied = meter.create_counter(
+            "stm.records.copied", "{record}", "Records that were copied to another datastore."
+        )
+        self._exported = meter.create_counter(
+            "stm.conversations.exported", "{conversation}", "Conversations that were exported."
+        )
+        self._imported = meter.create_counter(
+            "stm.conversations.imported", "{conversation}", "Exported conversations that were imported."
+        )
+        self._denied = meter.create_counter(
+            "stm.operations.denied", "{operation}", "Operations that were refused for lack of permission."
+        )
+        self._limits = meter.create_counter(
+            "stm.limits.reached", "{refusal}", "Turns and conversations that were refused, by the limit."
+        )
         self._tokens = meter.create_gauge(
             "stm.context.tokens", "{token}", "Estimated tokens of the context that was shown last."
         )
@@ -141,6 +157,24 @@ class Telemetry(Observer):
 
     def key_unresolved(self, part: KeyPart) -> None:
         self._unresolved.add(1, {"stm.key.part": part})
+
+    def erased(self, subject: Subject, records: int) -> None:
+        self._erased.add(records)
+
+    def exported(self, subject: Subject) -> None:
+        self._exported.add(1)
+
+    def imported(self, subject: Subject) -> None:
+        self._imported.add(1)
+
+    def copied(self, subject: Subject, records: int) -> None:
+        self._copied.add(records)
+
+    def denied(self, subject: Subject, operation: str) -> None:
+        self._denied.add(1, {"db.operation.name": operation})
+
+    def limit_reached(self, subject: Subject, limit: str) -> None:
+        self._limits.add(1, {"stm.limit": limit})
 
     @contextmanager
     def _span(self, name: str, **options: Any) -> Generator[Span]:

@@ -71,7 +71,7 @@ def test_commands_take_the_sealing_of_a_program(
         ("myservice", "written MODULE:OBJECT"),
         ("myservice:nothing", "there is no 'nothing'"),
         ("nowhere:sealing", "there is no 'sealing'"),
-        ("myservice:Path", "not a Sealing"),
+        ("myservice:Path", "not Sealing"),
     ):
         result = cli("show", "acme:ada:trip", "--url", url, "--sealing", wrong)
         assert result.exit_code == 2

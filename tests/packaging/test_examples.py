@@ -19,7 +19,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def test_the_examples_were_found() -> None:
     names = {path.stem for path in EXAMPLES}
     embedded = {"basic", "truncation", "persistence", "callbacks", "custom_memory", "planner"}
-    assert names >= embedded | {"on_redis", "openai_agents", "synchronous", "telemetry"}
+    assert names >= embedded | {"on_redis", "openai_agents", "synchronous", "telemetry", "audit"}
 
 
 def run(example: Path, folder: Path, **environment: str) -> list[str]:

@@ -66,3 +66,12 @@ def test_the_cost_of_a_day_has_the_units_of_dynamodb(run: Run) -> None:
     cost = run("benchmarks.scale", "--small", "dynamo").with_name("COST.md").read_text("utf-8")
     assert "Not measured" not in cost
     assert "| folding on |" in cost
+
+
+def test_sealed_turns_are_compared_with_unsealed_ones(tmp_path: Path) -> None:
+    page = tmp_path / "PAGE.md"
+    options = ("-m", "benchmarks.sealing", "--tiny", "--write", str(page))
+    subprocess.run([sys.executable, *options], cwd=ROOT, capture_output=True, check=True, timeout=100)
+    rows = [line for line in page.read_text("utf-8").splitlines() if "Keys |" in line]
+    assert len(rows) == 4
+    assert "derive the key of a record" in page.read_text("utf-8")

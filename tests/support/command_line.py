@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 
-def cli(*arguments: object, timeout: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
+def cli(
+    *arguments: object, timeout: float = 100, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `stm-backends` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "stm_backends.cli", *map(str, arguments)],
@@ -18,6 +20,7 @@ def cli(*arguments: object, timeout: float = 100, **environment: str) -> subproc
         text=True,
         timeout=timeout,
         check=False,
+        cwd=cwd,
         env={**os.environ, "COLUMNS": "120", **environment},
     )
 

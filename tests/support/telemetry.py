@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -11,7 +12,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from stm_backends.telemetry.observer import Subject
 from stm_backends.telemetry.opentelemetry import Telemetry
+from stm_backends.types import MemoryHealth
 
 
 class Ear:
@@ -52,3 +55,24 @@ class Ear:
         return "".join(span.to_json() for span in self.spans) + json.dumps(
             [json.loads(metric.to_json()) for metric in self.metrics()]
         )
+
+
+def use_every_instrument(telemetry: Telemetry) -> None:
+    """Record something with each instrument and each attribute."""
+    with suppress(LookupError), telemetry.operation("load", "sqlite"):
+        raise LookupError
+    for event in ("appended", "folded", "dropped"):
+        telemetry.turns(event, 1)
+    telemetry.race_lost()
+    telemetry.clear_text_met()
+    telemetry.summarizer_failed(LookupError())
+    telemetry.health_changed(MemoryHealth.HEALTHY, MemoryHealth.RETRY)
+    telemetry.context_shown(lambda: 1)
+    telemetry.key_unresolved("session")
+    subject = Subject("acme", "ada", "trip")
+    telemetry.erased(subject, 1)
+    telemetry.exported(subject)
+    telemetry.imported(subject)
+    telemetry.copied(subject, 1)
+    telemetry.denied(subject, "load")
+    telemetry.limit_reached(subject, "turn_chars")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stm_backends import logs
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing.memory_contract import config, shown, turn
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer, covered, summary_of
@@ -124,6 +125,8 @@ async def test_turns_added_during_a_recovery_are_not_trimmed_under_it() -> None:
 
 
 def test_dropped_turns_are_counted_and_logged_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
+    logs.configure(every_s=0)
+
     async def main() -> None:
         one = memory(Timed(fails=10**6), retry_attempts=0, recovery_backlog_limit=3)
         await added(one, 0, 1)

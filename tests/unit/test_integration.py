@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stm_backends import logs
 from stm_backends.agents import (
     KeyResolver,
     ToolStep,
@@ -222,6 +223,7 @@ CYCLE["self"] = CYCLE
 async def test_a_context_that_is_not_json_is_unchanged_and_logged_without_data(
     odd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    logs.configure(every_s=0)
     assert await apply_memory({"mine": odd}, Fixed(PATCH)) == {"mine": odd}
     assert await apply_memory({"a": 1}, Fixed({"conversation_memory": odd})) == {"a": 1}
     assert caplog.text.count("memory left out") == 2

@@ -38,7 +38,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from stm_backends.telemetry.opentelemetry import SECONDS
-from tests.support.telemetry import Ear
+from tests.support.telemetry import Ear, use_every_instrument
 
 MARK = "MARKER"
 KEY = MemoryKey(f"{MARK}-tenant", f"{MARK}-user", f"{MARK}-session")
@@ -406,17 +406,7 @@ async def test_no_text_no_id_and_no_message_of_an_error_gets_out(
 
 
 def test_the_page_has_every_instrument_with_its_kind_unit_and_attributes(ear: Ear) -> None:
-    telemetry = ear.telemetry
-    with pytest.raises(LookupError), telemetry.operation("load", "sqlite"):
-        raise LookupError
-    for event in ("appended", "folded", "dropped"):
-        telemetry.turns(event, 1)
-    telemetry.race_lost()
-    telemetry.clear_text_met()
-    telemetry.summarizer_failed(LookupError())
-    telemetry.health_changed(MemoryHealth.HEALTHY, MemoryHealth.RETRY)
-    telemetry.context_shown(lambda: 1)
-    telemetry.key_unresolved("session")
+    use_every_instrument(ear.telemetry)
     rows = re.findall(
         r"^\| `([\w.]+)` \| (\w+) \| `([^`]+)` \|([^|]*)\|", TABLE.read_text("utf-8"), re.MULTILINE
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stm_backends import logs
 from stm_backends.errors import InvalidKey, Unavailable
 from stm_backends.memory import log, policy
 from stm_backends.memory.local.conversation import Conversation
@@ -118,6 +119,11 @@ class DefaultShortTermMemory:
         """The health of summarization; `RECOVERING` while an attempt to leave `DEGRADED` is running."""
         return self._conversation.health
 
+    @property
+    def _log_name(self) -> str:
+        """The hash that log messages name this conversation by."""
+        return "without a key" if self._key is None else logs.conversation(self._key)
+
     @observed
     async def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Store a completed turn; the cost does not depend on the length of the conversation. Never waits.
@@ -145,7 +151,7 @@ class DefaultShortTermMemory:
         self._wake()
         view = self._conversation.view()
         if view.trimmed and self._config.budget.overflow_policy == "error":
-            log.trimmed_for_reading()
+            log.trimmed_for_reading(self._log_name)
         self.observer.context_shown(lambda: view.tokens)
         return view.patch()
 
@@ -302,8 +308,12 @@ class DefaultShortTermMemory:
                     await self._save(slot, summary_only_of=conversation)
         except Exception as error:
             # Any error of a store; its message may quote the conversation.
-            logger.warning("could not save a summary (%s); the next persist saves it", type(error).__name__)
-            logger.debug("the traceback of saving a summary", exc_info=True)
+            logger.warning(
+                "could not save a summary (%s); the next persist saves it (conversation %s)",
+                type(error).__name__,
+                self._log_name,
+                exc_info=logs.shown(error),
+            )
 
     @observed
     async def hydrate(self, store: Any, key: str | MemoryKey) -> None:
@@ -318,7 +328,11 @@ class DefaultShortTermMemory:
             self._binding = object()
             unsaved = self._conversation.unsaved
             if unsaved:
-                logger.warning("hydrate with another key discards %d turns that were not persisted", unsaved)
+                logger.warning(
+                    "hydrate with another key discards %d turns that were not persisted (conversation %s)",
+                    unsaved,
+                    self._log_name,
+                )
             self._start_over(State())
         self._key = key
         slot, binding = StateSlot(store, key), self._binding
@@ -351,7 +365,10 @@ class DefaultShortTermMemory:
         """
         erased = conversation.discard_if_erased(stored, slot.authoritative, now=self._clock())
         if erased:
-            logger.info("a saved conversation was erased or has expired, and is discarded")
+            logger.info(
+                "a saved conversation was erased or has expired, and is discarded (conversation %s)",
+                self._log_name,
+            )
         return erased
 
     def _after_merge(self, shown: MemoryHealth) -> None:
@@ -406,17 +423,15 @@ class DefaultShortTermMemory:
             self._changed()
             if step.lost:
                 self.observer.turns("dropped", step.count)
-                log.dropped(step.count)
+                log.dropped(self._log_name, step.count)
 
     async def _work(self, worker: _Worker) -> None:
         """Take all due steps, then end."""
         try:
             await self._do_what_is_due(worker)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- for example of a token estimator
             worker.failed = True
-            # The message may quote the conversation.
-            logger.error("the memory's background stopped: %s", type(error).__name__)
-            logger.debug("the background's traceback", exc_info=True)
+            log.background_stopped(self._log_name, error)
 
     async def _do_what_is_due(self, worker: _Worker) -> None:
         """Take one step after another, with the waits of the policy."""
@@ -435,7 +450,7 @@ class DefaultShortTermMemory:
                 case Recover():
                     shown = self.health
                     self._conversation.recover()
-                    log.recovered()
+                    log.recovered(self._log_name)
                     self._announce(shown)
                 case _:
                     return
@@ -478,7 +493,7 @@ class DefaultShortTermMemory:
             self.observer.turns("folded", len(fold.turns))
             self._background.call_back(self._config.on_summary_updated, before.summary, body.summary)
             if before.health is not MemoryHealth.HEALTHY:
-                log.recovered()
+                log.recovered(self._log_name)
             self._schedule_summary_save(conversation)
         else:
             # The store had another summary or other turns, which are handled next.
@@ -492,9 +507,9 @@ class DefaultShortTermMemory:
         after = policy.after_failure(self._config, before, now=self._clock())
         conversation.body, conversation.recovering = after, False
         if after.health is MemoryHealth.RETRY:
-            log.retrying(after.attempts, error)
+            log.retrying(self._log_name, after.attempts, error)
         elif before.health is not MemoryHealth.DEGRADED:
-            log.degraded(error)
+            log.degraded(self._log_name, error)
         self._announce(shown)
 
     def _announce(self, shown: MemoryHealth) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
+from stm_backends import logs
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.maintenance import Maintenance
@@ -88,4 +89,6 @@ class Backgrounds:
                 await asyncio.wait(late, timeout=1.0 + deadline)
         for task in closings:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                logger.warning("closing a memory failed: %s", type(error).__name__)
+                logger.warning(
+                    "closing a memory failed: %s", type(error).__name__, exc_info=logs.shown(error)
+                )

@@ -94,7 +94,7 @@ class Writes(PlannedWork):
         if trim.lost:
             self.stats.dropped += len(gone)
             self._observer.turns("dropped", len(gone))
-            (log.dropped_for_room if full else log.dropped)(len(gone))
+            (log.dropped_for_room if full else log.dropped)(self.shared.log_name, len(gone))
         return AGAIN if trim.lost else None
 
     async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
@@ -108,7 +108,7 @@ class Writes(PlannedWork):
         body = policy.after_recovery(snapshot.body)
         if not await self.shared.replace(snapshot, body, drop=0):
             return AGAIN
-        log.recovered()
+        log.recovered(self.shared.log_name)
         self._health_changed(snapshot.body.health, body.health)
         return None
 
@@ -195,7 +195,7 @@ class Writes(PlannedWork):
         self.stats.folded += len(fold.turns)
         self._observer.turns("folded", len(fold.turns))
         if before.health is not MemoryHealth.HEALTHY:
-            log.recovered()
+            log.recovered(self.shared.log_name)
         self.background.call_back(self.config.on_summary_updated, before.summary, body.summary)
         self._attempt_ended(before, body)
 
@@ -218,9 +218,9 @@ class Writes(PlannedWork):
             return Plan(now() + policy.delay_after(self.config, snapshot.body.attempts + 1))
         self._unstored = None
         if body.health is MemoryHealth.RETRY:
-            log.retrying(body.attempts, error)
+            log.retrying(self.shared.log_name, body.attempts, error)
         elif snapshot.body.health is not MemoryHealth.DEGRADED:
-            log.degraded(error)
+            log.degraded(self.shared.log_name, error)
         self._attempt_ended(snapshot.body, body)
         return AGAIN
 

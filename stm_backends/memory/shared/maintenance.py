@@ -15,7 +15,7 @@ from typing import Final
 from weakref import WeakSet
 
 from stm_backends.errors import Corrupt, StorageError
-from stm_backends.memory import policy
+from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
@@ -173,17 +173,17 @@ class Maintenance(Writes):
             with self._observer.background():
                 return await self._advance_unless_held(plan)
         except Corrupt as error:
-            logger.error("the memory's background stopped: %s", error)
+            logger.error("the memory's background stopped: %s (conversation %s)", error, self.shared.log_name)
             self.failures += 1
         except StorageError as error:
-            logger.warning("background work on a memory failed: %s", error)
+            logger.warning(
+                "background work on a memory failed: %s (conversation %s)", error, self.shared.log_name
+            )
             self._faults += 1
             if self._faults <= FAULTS_BEFORE_REST:
                 return Plan(now() + 2.0**self._faults, firm=True)
-        except Exception as error:
-            # For example of a user's token estimator; its message may quote the conversation.
-            logger.error("the memory's background stopped: %s", type(error).__name__)
-            logger.debug("the background's traceback", exc_info=True)
+        except Exception as error:  # noqa: BLE001 -- for example of a token estimator
+            log.background_stopped(self.shared.log_name, error)
             self.failures += 1
         self._plan, self._faults = None, 0
         self.room.refuse()

@@ -165,7 +165,7 @@ class DistributedShortTermMemory:
         self._maintenance.notice(snapshot)
         view = self._shared.view(snapshot, self._config)
         if view.trimmed and self._config.budget.overflow_policy == "error":
-            log.trimmed_for_reading()
+            log.trimmed_for_reading(self._shared.log_name)
         self.observer.context_shown(lambda: view.tokens)
         return view.patch()
 

@@ -11,7 +11,7 @@ from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
 from stm_backends.errors import Corrupt, StorageError, located
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import View
-from stm_backends.records import operations
+from stm_backends.records import keys, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.records.operations import Appended
@@ -80,6 +80,11 @@ class SharedConversation:
     def health(self) -> MemoryHealth:
         """The health as of the last load; `RECOVERING` only while this process makes an attempt."""
         return MemoryHealth.RECOVERING if self.recovering else self.seen.body.health
+
+    @property
+    def log_name(self) -> str:
+        """The hash that log messages name this conversation by."""
+        return keys.log_name(self.key)
 
     def view(self, snapshot: Snapshot, config: ShortTermMemoryConfig) -> View:
         """Return what the model is shown of a snapshot by this process."""
@@ -196,4 +201,6 @@ class SharedConversation:
             try:
                 await self.replace(leased, replace(leased.body, lease=None), drop=0)
             except StorageError as error:
-                logger.warning("could not release a lease, it will expire: %s", error)
+                logger.warning(
+                    "could not release a lease, it will expire: %s (conversation %s)", error, self.log_name
+                )

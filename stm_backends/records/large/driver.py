@@ -34,6 +34,7 @@ from stm_backends.drivers.contract import (
     Ttl,
 )
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.records import keys
 from stm_backends.records.large.parts import REMEMBERED, Parts, remember
 from stm_backends.records.large.pointers import FRESH, MARK, POINTER, Pointer, id_in, open_pointer, time_of
 
@@ -253,7 +254,7 @@ class LargeEntries:
             life = self._last_ttl(key) if isinstance(ttl, Ttl) else ttl
             done = await self._send(key, values, "replace", life, send)
         if done:
-            with self._logging_errors():
+            with self._logging_errors(key):
                 await self._dropped(key, sent, version, expect, drop)
             if isinstance(expect, str) and not isinstance(ttl, Ttl):
                 await self._extend_life(key, ttl)
@@ -269,7 +270,7 @@ class LargeEntries:
         if done and seen is not None:
             seen.left |= seen.ids
             seen.version, seen.body, seen.order, seen.pointers = None, None, (), ()
-            with self._logging_errors():
+            with self._logging_errors(key):
                 await self._sweep(key, seen.left)
         return done
 
@@ -320,7 +321,7 @@ class LargeEntries:
             return answer
         seen = self._remembered(key)
         seen.pointers += tuple(one for one in pointers.values() if one not in seen.pointers)
-        with self._logging_errors():
+        with self._logging_errors(key):
             for place, pointer in pointers.items():
                 await self._settle(key, pointer, values[place])
         return answer
@@ -358,7 +359,7 @@ class LargeEntries:
 
     async def _discard(self, key: Key, pointers: Iterable[Pointer]) -> None:
         """Remove the parts of values whose pointers were not stored; parts that remain are garbage."""
-        with self._logging_errors():
+        with self._logging_errors(key):
             for pointer in pointers:
                 await self._parts.remove(key, pointer.id)
 
@@ -401,7 +402,7 @@ class LargeEntries:
         Loads the record if this process has not done so recently: another may have added parts.
         """
         seen = self._seen.get(key)
-        with self._logging_errors():
+        with self._logging_errors(key):
             if ttl is not None and (seen is None or self._steady() - seen.at > FRESH * ttl):
                 await self._look(key)
                 seen = self._seen[key]
@@ -411,12 +412,16 @@ class LargeEntries:
                     await self._parts.keep_alive(key, pointer, ttl)
 
     @contextmanager
-    def _logging_errors(self) -> Generator[None]:
+    def _logging_errors(self, key: Key) -> Generator[None]:
         """Log an error of the work after a write: the write was done, and a later one completes the work."""
         try:
             yield
         except StorageError as error:
-            logger.warning("could not maintain the parts of a record; a later write will: %s", error)
+            logger.warning(
+                "could not maintain the parts of a record; a later write will: %s (conversation %s)",
+                error,
+                keys.log_name(key),
+            )
 
 
 def _has_pointer(record: Record) -> bool:
