@@ -153,16 +153,17 @@ class Rewriting(Contract):
             not_asked(f"would write {driver.traits.max_record:,} bytes; give the driver a smaller limit")
         entry = noise(driver.traits.max_entry)
         count = driver.traits.max_record // (len(entry) + driver.traits.overhead)
-        small = [b"%d" % number for number in range(8)]
-        await append_all(driver, key, *small, *[entry] * (count - 1))
+        # Room for two large entries, of which small ones take a part, because each may need `overhead`.
+        small, large = [b"0", b"1", b"2"], [entry] * (count - 2)
+        await append_all(driver, key, *small, *large)
         before = await loaded(driver, key)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
-            await rewrite(driver, key, "initial", entry, entry, *small[2:])
+            await rewrite(driver, key, "initial", *[entry] * len(small))
         must_be(caught.value.what, "record", "each of the entries would fit")
         must_be(await driver.load(key), before, "a refused rewrite changes nothing")
-        changed = [number[::-1] * 2 for number in small]
-        must_be(await rewrite(driver, key, "initial", *changed, entry[::-1]), True, "the record has room")
-        tail = (*changed, entry[::-1], *[entry] * (count - 2))
+        changed = [number * 2 for number in small] + [one[::-1] for one in large[:1]]
+        must_be(await rewrite(driver, key, "initial", *changed), True, "the record has room")
+        tail = (*changed, *large[1:])
         must_be(
             (await loaded(driver, key)).tail, tail, "the rewritten entries take the place of the old ones"
         )
