@@ -153,15 +153,15 @@ class Rewriting(Contract):
             not_asked(f"would write {driver.traits.max_record:,} bytes; give the driver a smaller limit")
         entry = noise(driver.traits.max_entry)
         count = driver.traits.max_record // (len(entry) + driver.traits.overhead)
-        # Room for two large entries, of which small ones take a part, because each may need `overhead`.
-        small, large = [b"0", b"1", b"2"], [entry] * (count - 2)
-        await append_all(driver, key, *small, *large)
+        # Room for one large value: the body or the rewritten entry, but not both.
+        large = [entry] * (count - 1)
+        await append_all(driver, key, b"0", *large)
         before = await loaded(driver, key)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
-            await rewrite(driver, key, "initial", *[entry] * len(small))
-        must_be(caught.value.what, "record", "each of the entries would fit")
+            await rewrite(driver, key, "initial", entry, body=entry)
+        must_be(caught.value.what, "record", "body and entry would each fit")
         must_be(await driver.load(key), before, "a refused rewrite changes nothing")
-        changed = [number * 2 for number in small] + [one[::-1] for one in large[:1]]
+        changed = [b"00", *[one[::-1] for one in large[:1]]]
         must_be(await rewrite(driver, key, "initial", *changed), True, "the record has room")
         tail = (*changed, *large[1:])
         must_be(
