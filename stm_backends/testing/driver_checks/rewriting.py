@@ -153,18 +153,17 @@ class Rewriting(Contract):
             not_asked(f"would write {driver.traits.max_record:,} bytes; give the driver a smaller limit")
         entry = noise(driver.traits.max_entry)
         count = driver.traits.max_record // (len(entry) + driver.traits.overhead)
-        small = [b"%d" % number for number in range(8)]
-        # Room for the small entries, whatever a layer adds to each.
-        large = max(1, count - 3)
-        await append_all(driver, key, *small, *[entry] * large)
+        # Room for one large value: the body or the rewritten entry, but not both.
+        large = [entry] * (count - 1)
+        await append_all(driver, key, b"0", *large)
         before = await loaded(driver, key)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
-            await rewrite(driver, key, "initial", *[entry] * (count - large + 1))
-        must_be(caught.value.what, "record", "each of the entries would fit")
+            await rewrite(driver, key, "initial", entry, body=entry)
+        must_be(caught.value.what, "record", "body and entry would each fit")
         must_be(await driver.load(key), before, "a refused rewrite changes nothing")
-        changed = [number[::-1] * 2 for number in small]
-        must_be(await rewrite(driver, key, "initial", *changed, entry[::-1]), True, "the record has room")
-        tail = (*changed, entry[::-1], *[entry] * (large - 1))
+        changed = [b"00", *[one[::-1] for one in large[:1]]]
+        must_be(await rewrite(driver, key, "initial", *changed), True, "the record has room")
+        tail = (*changed, *large[1:])
         must_be(
             (await loaded(driver, key)).tail, tail, "the rewritten entries take the place of the old ones"
         )
