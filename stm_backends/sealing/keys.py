@@ -50,8 +50,11 @@ class KeySource(Protocol):
         """Return the key of that id, which an older value of `owner` was sealed with."""
         ...
 
-    async def erase(self, owner: Owner) -> None:
-        """Delete the keys of `owner` if they are its own, so that nothing sealed with them can be opened."""
+    async def erase(self, owner: Owner) -> bool:
+        """Delete the keys of `owner` if they are its own; returns whether there were any.
+
+        Nothing sealed with them can be opened afterwards.
+        """
         ...
 
 
@@ -115,8 +118,10 @@ class StaticKeys:
         except KeyError:
             raise Corrupt(f"sealed with the key {key_id!r}, which this process does not have") from None
 
-    async def erase(self, owner: Owner) -> None:
-        """Do nothing: no key belongs to one owner."""
+    async def erase(self, owner: Owner) -> bool:
+        """Delete nothing: no key belongs to one owner."""
+        del owner
+        return False
 
 
 def _data_keys(keys: object) -> Iterator[DataKey]:
