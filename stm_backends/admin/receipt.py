@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 FORMAT: Final = "stm-erasure"
@@ -51,6 +50,8 @@ class Receipt:
 
     def as_json(self, *, datastore: str = "") -> dict[str, Any]:
         """Return the receipt as a JSON object; `datastore` is its URL without secrets."""
+        from importlib import metadata  # noqa: PLC0415 -- takes long, and only this needs it
+
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,

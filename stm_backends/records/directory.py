@@ -69,7 +69,7 @@ class Directory:
         self._epoch = epoch
         self._noted: OrderedDict[tuple[str, str], _Noted] = OrderedDict()
 
-    async def note(self, tenant: str, user: str, *, ttl: float | None, fresh: bool = False) -> None:
+    async def note(self, tenant: str, user: str, *, ttl: float | None = None, fresh: bool = False) -> None:
         """List a user for whom a record is written that lives `ttl` seconds, or for ever.
 
         Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
@@ -98,6 +98,9 @@ class Directory:
         while True:
             now = self._epoch()
             found, until = await self._read(key)
+            if found is ANY:
+                # How long it was to live is unknown.
+                ttl = None
             if until - now >= (math.inf if ttl is None else ttl + spare / 2):
                 return until - now
             until = math.inf if ttl is None else max(until, now + ttl + spare)
@@ -122,7 +125,7 @@ class Directory:
             # It says nothing but how long it lives; the data key that it was sealed with may be erased.
             return ANY, -math.inf
 
-    def knows(self, owner: tuple[str, str], ttl: float | None) -> bool:
+    def knows(self, owner: tuple[str, str], ttl: float | None = None) -> bool:
         """Say whether this process listed a user within the last minute, for records that live as long."""
         noted = self._noted.get(owner)
         return (
@@ -135,7 +138,7 @@ class Directory:
         """Ask the datastore again before the next write for a user."""
         self._noted.pop(owner, None)
 
-    def listed(self, owner: tuple[str, str] | None, ttl: float | None) -> Listing:
+    def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:
         """Keep a user listed around a write that may create a record of theirs; `None` is no user.
 
         The record lives `ttl` seconds, or for ever. The user is listed before the write, so that an erasure

@@ -272,18 +272,18 @@ class SqliteDriver:
         then, the log is cut after a later write of this driver.
         """
         loop = asyncio.get_running_loop()
-        until, attempt = loop.time() + self._settings.deadline_s, 0
+        until, attempt, why = loop.time() + self._settings.deadline_s, 0, ""
         self._log_is_due = True
         try:
             await self._remove_buried(until)
             while not await self._run("erase", self._cut_log, until=until):
-                wait = pause(attempt)
+                why, wait = "another connection is reading an older state", pause(attempt)
                 if loop.time() + wait >= until:
-                    return _NOT_CUT.format("another connection is reading an older state")
+                    return _NOT_CUT.format(why)
                 attempt += 1
                 await asyncio.sleep(wait)
         except StorageError as error:
-            return _NOT_CUT.format(str(error))
+            return _NOT_CUT.format(why or str(error))
         return _CUT
 
     async def _remove_buried(self, until: float) -> None:
