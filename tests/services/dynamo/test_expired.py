@@ -14,14 +14,14 @@ from tests.services.dynamo.support import items_of, noted, opened
 
 
 @pytest.fixture
-def dynamodb(place):
+def client(place):
     client = place.client()
     yield client
     client.close()
 
 
 @pytest.mark.parametrize("size", [10, 20_000], ids=["whole", "with parts"])
-async def test_an_expired_record_is_listed_as_such_and_deleted(place, dynamodb, size):
+async def test_an_expired_record_is_listed_as_such_and_deleted(place, client, size):
     clock, key = FakeClock(), Key(f"acme:{uuid.uuid4().hex}:memory", "chat")
     async with opened(place, clock=clock) as driver:
         for _ in range(3):
@@ -33,11 +33,11 @@ async def test_an_expired_record_is_listed_as_such_and_deleted(place, dynamodb, 
         assert (await driver.scan_expired(key.scope, limit=10)).names == ("chat",)
         # It does not exist, so the answer is no; its items go all the same.
         assert await driver.delete(key) is False
-        assert items_of(dynamodb, place, key) == (None, [])
+        assert items_of(client, place, key) == (None, [])
         assert (await driver.scan_expired(key.scope, limit=10)).names == ()
 
 
-async def test_a_record_created_meanwhile_is_not_deleted_as_expired(place, dynamodb):
+async def test_a_record_created_meanwhile_is_not_deleted_as_expired(place, client):
     clock, key = FakeClock(), Key(f"acme:{uuid.uuid4().hex}:memory", "chat")
     async with opened(place, clock=clock) as driver:
         await driver.append(key, b"old", initial_version="v", ttl=60)
@@ -46,17 +46,17 @@ async def test_a_record_created_meanwhile_is_not_deleted_as_expired(place, dynam
             await other.replace(key, b"new", version="w", expect=ANY, ttl=None)
         assert (await driver.scan_expired(key.scope, limit=10)).names == ()
         assert await driver.delete(key, expect="v") is False
-        assert items_of(dynamodb, place, key)[0] is not None
+        assert items_of(client, place, key)[0] is not None
         assert await driver.delete(key) is True
 
 
 @pytest.fixture
-def bare_table(place, dynamodb):
+def bare_table(place, client):
     """A table without a time to live."""
     bare = replace(place, table=f"stm_test_{uuid.uuid4().hex}")
-    dynamodb.create_table(TableName=bare.table, **CREATE_TABLE.arguments)
+    client.create_table(TableName=bare.table, **CREATE_TABLE.arguments)
     yield bare
-    dynamodb.delete_table(TableName=bare.table)
+    client.delete_table(TableName=bare.table)
 
 
 async def test_a_table_without_time_to_live_is_warned_of_once(bare_table, caplog):
