@@ -72,7 +72,7 @@ def test_an_erasure_of_a_user_is_confirmed_by_a_receipt(datastore: str, tmp_path
         for key in (ADA, MemoryKey("acme", "bob", "chat")):
             await store(datastore, key)
         async with open_backend(datastore) as backend:
-            await backend.item_log(ADA, "langchain").add_items([{"a": 1}])
+            await backend.item_log(ADA, "langchain").add([{"a": 1}])
             await backend.state_store.save_memory_state(ADA.composite(), {})
             run = {"tool_context": {"tenant_id": ADA.tenant_id, "user_id": ADA.user_id}}
             await backend.state_store.save_planner_state("token", run)

@@ -42,7 +42,7 @@ async def users(backend: Backend) -> list[str]:
 async def fill(backend: Backend) -> None:
     for key in (KEY, OTHER):
         await add(backend, key)
-    await backend.item_log(KEY, "langchain").add_items([{"a": 1}])
+    await backend.item_log(KEY, "langchain").add([{"a": 1}])
     await backend.state_store.save_memory_state(KEY.composite(), {})
     await backend.state_store.save_memory_state(f"kv:v1:{KEY.composite()}:notes", {})
     await backend.state_store.save_planner_state("token", RUN)
@@ -137,11 +137,17 @@ class Clock:
         return self.now
 
 
+class Unswept(MemoryDriver):
+    """Its writes do not remove what has expired."""
+
+    _swept = 0
+
+
 @pytest.fixture
 async def aged() -> tuple[Backend, Clock]:
     """A backend with an expired record of each kind, and parts; the store has removed none of them."""
     clock = Clock()
-    driver = MemoryDriver(clock=clock, max_entry_bytes=20_000, max_record_bytes=50_000)
+    driver = Unswept(clock=clock, max_entry_bytes=20_000, max_record_bytes=50_000)
     backend = Backend(driver)
     await backend.open()
     await driver.replace(keys.directory_key("acme", "ada"), b"x", version="v", expect=ANY, ttl=60)
