@@ -39,8 +39,12 @@ def show(receipt: Receipt) -> bool:
     if not receipt.erased:
         typer.echo("Nothing is stored there.")
     else:
-        records = {kind: receipt.erased[kind] for kind in RECORDS if kind in receipt.erased}
-        others = {kind: count for kind, count in receipt.erased.items() if kind not in RECORDS}
+        records: dict[Counted, int] = {
+            kind: receipt.erased[kind] for kind in RECORDS if kind in receipt.erased
+        }
+        others: dict[Counted, int] = {
+            kind: count for kind, count in receipt.erased.items() if kind not in RECORDS
+        }
         what = f": {_listed(records)}" if records else ""
         beside = f"; also {_listed(others)}" if others else ""
         typer.echo(f"{counted(receipt.records, 'record')} erased{what}{beside}")
