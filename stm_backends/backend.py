@@ -31,7 +31,7 @@ from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.denials import reporting_denials
 from stm_backends.telemetry.observer import SILENT, Observer
-from stm_backends.types import MemoryKey, as_config
+from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
 if TYPE_CHECKING:
     from stm_backends.sealing.driver import SealedDriver
@@ -42,13 +42,14 @@ PING_KEY: Final = Key("::ping", "ping")
 """A key under which nothing is stored: no tenant is empty, so no user owns its scope."""
 
 
-def open_backend(
+def open_backend(  # noqa: PLR0913 -- one for each setting
     name_or_url: str,
     *,
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
     sealing: Sealing | None = None,
+    isolation: MemoryIsolation | None = None,
     max_summaries: int = MAX_SUMMARIES,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -56,18 +57,20 @@ def open_backend(
 ) -> Backend:
     """Return a backend by its entry-point name or its URL; use it with `async with`.
 
-    `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data in
-    order, for example compression. `sealing` encrypts everything that is stored. `max_summaries` limits the
-    summarizer calls in flight; a quarter of them is reserved for tenants without a call in flight.
-    `close_timeout_s` is how long closing waits for running summaries. `observer` receives events, for example
-    `telemetry.Telemetry()`. `options` are passed to the driver. Raises `ConfigurationError` for an invalid
-    name, URL or option.
+    `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data
+    in order, for example compression. `sealing` encrypts everything that is stored. `isolation` says where
+    paused runs name their tenant and user, if not under `tenant_id` and `user_id`. `max_summaries` limits
+    the summarizer calls in flight; a quarter of them is reserved for tenants without a call in flight.
+    `close_timeout_s` is how long closing waits for running summaries. `observer` receives events, for
+    example `telemetry.Telemetry()`. `options` are passed to the driver. Raises `ConfigurationError` for an
+    invalid name, URL or option.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
         driver,
         transforms=transforms,
         sealing=sealing,
+        isolation=isolation,
         max_summaries=max_summaries,
         close_timeout_s=close_timeout_s,
         observer=observer,
@@ -87,6 +90,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         *,
         transforms: Sequence[Transform] = (),
         sealing: Sealing | None = None,
+        isolation: MemoryIsolation | None = None,
         max_summaries: int = MAX_SUMMARIES,
         close_timeout_s: float = 10.0,
         observer: Observer = SILENT,
@@ -101,7 +105,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
-        self.state_store = StateStore(driver, self._codec, self._directory)
+        driver.before_parts = self._directory.note_parts
+        self.state_store = StateStore(driver, self._codec, self._directory, isolation=isolation)
         self.sessions = Sessions(
             driver,
             self._codec,
@@ -221,8 +226,8 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         await self.close()
 
 
-async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> None:
-    await sealing.keys.erase(Owner(tenant, user))
+async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> bool:
+    return await sealing.keys.erase(Owner(tenant, user))
 
 
 def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> SealedDriver | None:

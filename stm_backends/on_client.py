@@ -30,7 +30,10 @@ class ShortTermMemoryOnClient(DistributedShortTermMemory):
         **options: Any,
     ) -> None:
         driver = LargeEntries(self.open_driver(None, client=client, **options))
-        super().__init__(driver, key, config, summarizer=summarizer)
+        codec = Codec()
+        directory = Directory(driver, codec)
+        driver.before_parts = directory.note_parts
+        super().__init__(driver, key, config, summarizer=summarizer, codec=codec, directory=directory)
 
 
 class StateStoreOnClient(StateStore):
@@ -40,4 +43,6 @@ class StateStoreOnClient(StateStore):
 
     def __init__(self, client: Any, **options: Any) -> None:
         driver, codec = LargeEntries(self.open_driver(None, client=client, **options)), Codec()
-        super().__init__(driver, codec, Directory(driver, codec))
+        directory = Directory(driver, codec)
+        driver.before_parts = directory.note_parts
+        super().__init__(driver, codec, directory)

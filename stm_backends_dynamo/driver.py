@@ -82,6 +82,13 @@ from stm_backends_dynamo.stored import ROUNDS, Stored
 
 T = TypeVar("T")
 
+_REMAINS: Final = (
+    "DynamoDB: the deleted items remain in the table's stream for 24 hours if it has one, in point-in-time "
+    "recovery for its recovery period (35 days at most), and in on-demand backups and exports until these "
+    "are deleted. Items beside an expired conversation that DynamoDB had already removed go at their own "
+    "time to live."
+)
+
 _MAX_PAGE: Final = 10_000
 """DynamoDB itself ends a page after a megabyte."""
 
@@ -123,6 +130,7 @@ class DynamoDriver:
         self._limit: ConcurrencyLimit | None = None
         self._closing = AsyncExitStack()
         self._opening = asyncio.Lock()
+        self._is_checked = False
         self._running: set[asyncio.Future[None]] = set()
         self._shares_loads = True
         self.traits = Traits(
@@ -147,6 +155,9 @@ class DynamoDriver:
                 if self._create:
                     await table.prepare(self._edge, self._client, self._settings.table)
                     self._create = False
+                elif not self._is_checked:
+                    await table.check(self._edge, self._client, self._settings.table)
+                self._is_checked = True
             except BaseException:
                 await self.close()
                 raise
@@ -415,24 +426,29 @@ class DynamoDriver:
         return saved.done
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
-        """Remove the record if it exists and carries `expect`; returns whether it did."""
+        """Remove the record if it exists and carries `expect`; returns whether it did.
+
+        An expired record that DynamoDB has not removed yet does not exist, and is removed, too.
+        """
         version = None if expect is ANY else expect
 
         async def work(stored: Stored) -> bool:
+            expired = False
             for _ in range(ROUNDS):
-                deleting = statements.delete(key, expect=version, now=stored.now)
+                deleting = statements.delete(key, expect=version, now=stored.now, expired=expired)
                 deleted = await stored.requests.attempt(deleting)
                 if deleted.done:
-                    return True
+                    return not expired
                 found = deleted.content or await stored.item()
                 if "erased" in found:
                     await stored.finish_erasing(found)
                     return False
-                if not found or not is_alive(found, stored.now):
+                if not found:
                     return False
+                expired = not is_alive(found, stored.now)
                 if version is not None and found.get("version") != {"S": version}:
                     return False
-                erasing = statements.erase(key, expect=version, now=stored.now)
+                erasing = statements.erase(key, expect=version, now=stored.now, expired=expired)
                 if "life" in found:
                     erased = await stored.requests.attempt(erasing)
                     if erased.done:
@@ -445,17 +461,30 @@ class DynamoDriver:
                             raise OutcomeUnknown(
                                 "erased, but its parts could not be deleted yet; delete it again"
                             ) from error
-                        return True
+                        return not expired
             raise stored.unsettled()
 
         return await self._on(key, "delete", work)
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        return await self._names(scope, after, limit, expired=False)
+
+    async def scan_expired(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that have expired and still have an item; `delete` removes them."""
+        return await self._names(scope, after, limit, expired=True)
+
+    async def finish_erasure(self) -> str:
+        """Return what remains of deleted records."""
+        return _REMAINS
+
+    async def _names(self, scope: str, after: str, limit: int, *, expired: bool) -> Page:
         require_limit(limit)
 
         async def work(requests: Requests, now: float) -> Page:
-            statement = statements.scan(scope, after=after, limit=min(limit, _MAX_PAGE), now=now)
+            statement = statements.scan(
+                scope, after=after, limit=min(limit, _MAX_PAGE), now=now, expired=expired
+            )
             found = await requests.send(statement)
             names = tuple(item["sk"]["S"] for item in found["Items"])
             last = found.get("LastEvaluatedKey")

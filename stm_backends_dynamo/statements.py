@@ -66,6 +66,7 @@ _BEYOND: Final = 999_999
 """A place beyond every tail: a value that is set there is added at the end."""
 
 _ALIVE = "attribute_exists(pk) AND (attribute_not_exists(expires) OR expires > :now)"
+_EXPIRED = "expires <= :now"
 _ABSENT = "attribute_not_exists(pk) OR expires <= :now"
 _WHOLE = "attribute_not_exists(life)"
 """A record without parts."""
@@ -375,13 +376,13 @@ def fold_parts(
     )
 
 
-def delete(key: Key, *, expect: str | None, now: Seconds) -> Statement:
-    """Remove a live record without parts; with `expect`, only of this version."""
+def delete(key: Key, *, expect: str | None, now: Seconds, expired: bool = False) -> Statement:
+    """Remove a live, or an `expired`, record without parts; with `expect`, only of this version."""
     return Statement(
         "delete_item",
         {
             "Key": key_of(key),
-            "ConditionExpression": f"{_expected(expect)}{_WHOLE} AND {_ALIVE}",
+            "ConditionExpression": f"{_expected(expect)}{_WHOLE} AND {_EXPIRED if expired else _ALIVE}",
             "ExpressionAttributeValues": {
                 ":now": number(now),
                 **({} if expect is None else {":expect": text(expect)}),
@@ -391,18 +392,23 @@ def delete(key: Key, *, expect: str | None, now: Seconds) -> Statement:
     )
 
 
-def scan(scope: str, *, after: str, limit: int, now: Seconds) -> Statement:
-    """List live records in the order of their sort key, which DynamoDB compares as UTF-8 bytes.
+def scan(scope: str, *, after: str, limit: int, now: Seconds, expired: bool = False) -> Statement:
+    """List live records, or those that have `expired` and that DynamoDB has not removed yet.
 
-    The expired are left out after the page was cut, so it may be empty and not the last. A record whose
-    parts are still being erased is listed, so that erasing all listed records finds it again.
+    They are in the order of their sort key, which DynamoDB compares as UTF-8 bytes. The others are left out
+    after the page was cut, so it may be empty and not the last. A record whose parts are still being erased
+    is listed as live, so that erasing all listed records finds it again.
     """
     return Statement(
         "query",
         {
             # A key is never compared with empty text.
             "KeyConditionExpression": "pk = :scope AND sk > :after" if after else "pk = :scope",
-            "FilterExpression": "attribute_not_exists(expires) OR expires > :now OR attribute_exists(erased)",
+            "FilterExpression": (
+                f"{_EXPIRED} AND attribute_not_exists(erased)"
+                if expired
+                else "attribute_not_exists(expires) OR expires > :now OR attribute_exists(erased)"
+            ),
             "ExpressionAttributeValues": {
                 ":scope": text(scope),
                 ":now": number(now),
@@ -544,13 +550,13 @@ def fence(key: Key, *, life: Mapping[str, Any], new: str) -> Statement:
     )
 
 
-def erase(key: Key, *, expect: str | None, now: Seconds) -> Statement:
-    """End a living record with parts at once, say that these are to be deleted, and answer the head."""
+def erase(key: Key, *, expect: str | None, now: Seconds, expired: bool = False) -> Statement:
+    """End a live, or an `expired`, record with parts, mark it as erased, and return the head."""
     return _update(
         key,
         sets=["expires = :zero", "erased = :true"],
         removes=["reap_at"],
-        condition=f"{_expected(expect)}attribute_exists(life) AND {_ALIVE}",
+        condition=f"{_expected(expect)}attribute_exists(life) AND {_EXPIRED if expired else _ALIVE}",
         values={
             ":zero": number(0),
             ":true": {"BOOL": True},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
 from stm_backends.drivers.edge import Edge
@@ -21,7 +22,12 @@ from stm_backends_dynamo.statements import (
 PATIENCE_S: Final = 120.0
 """How many seconds creating a table may take; DynamoDB needs about ten."""
 
+CHECK_S: Final = 2.0
+"""How many seconds the check of the time to live may take; opening needs nothing else of the table."""
+
 _POLL_S: Final = 0.5
+
+logger = logging.getLogger("stm_backends")
 
 
 async def prepare(edge: Edge, client: Any, table: str) -> None:
@@ -33,6 +39,29 @@ async def prepare(edge: Edge, client: Any, table: str) -> None:
     until = asyncio.get_running_loop().time() + PATIENCE_S
     requests = Requests(client, table, until=until)
     await edge.run("open", lambda: _prepare(requests), deadline_s=PATIENCE_S)
+
+
+async def check(edge: Edge, client: Any, table: str) -> None:
+    """Warn if the table has no time to live, so that DynamoDB never removes what has expired.
+
+    Raises nothing: the role may lack `dynamodb:DescribeTimeToLive`, and an outage is reported by the first
+    operation.
+    """
+    requests = Requests(client, table, until=asyncio.get_running_loop().time() + CHECK_S)
+    try:
+        ends_nothing = await edge.run("open", lambda: _ends_nothing(requests), deadline_s=CHECK_S)
+    except ConfigurationError:
+        ends_nothing = True
+    except Exception as error:  # noqa: BLE001 -- nothing depends on this check
+        logger.debug("dynamo: could not check the time to live of the table: %s", type(error).__name__)
+        return
+    if ends_nothing:
+        logger.warning(
+            "the DynamoDB table has no time to live on %r: expired conversations are never shown, and never "
+            "removed; enable it with `stm-backends ping --create --url URL`, or with the commands that "
+            "`stm-backends schema --url URL` prints",
+            TIME_TO_LIVE,
+        )
 
 
 async def _prepare(requests: Requests) -> None:

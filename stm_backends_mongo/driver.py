@@ -19,7 +19,6 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
-from pymongo.results import DeleteResult
 from pymongo.write_concern import WriteConcern
 
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
@@ -52,6 +51,13 @@ Collection: TypeAlias = AsyncCollection[Document]
 Pipeline: TypeAlias = list[RawBSONDocument]
 
 _FIRST_LAYOUT: Final = Layout(version=1, readable_since=1)
+
+_REMAINS: Final = (
+    "MongoDB: the deleted documents remain in free blocks of the data files until later documents "
+    "overwrite them, in the journal until its next checkpoints, in secondaries until they apply the "
+    "deletion, and in snapshots and backups. Turns also remain in the oplog until its oldest entries make "
+    "room."
+)
 
 _MAX_PAGE: Final = 10_000
 """A larger page, with names of up to 1,000 bytes, may not fit into one answer."""
@@ -224,22 +230,33 @@ class MongoDriver:
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
         """Remove the record if it exists and carries `expect`; returns whether it did."""
-        query = {**statements.record(*key), "$expr": statements.IS_THERE}
+        query = statements.record(*key)
         if expect is not ANY:
             query["version"] = expect
 
-        async def work(records: Collection) -> DeleteResult:
+        async def work(records: Collection) -> Document | None:
             async with self._turns.turn(key):
-                return await records.delete_one(query)
+                # Removes an expired document, too, which the TTL monitor has not removed yet.
+                return await records.find_one_and_delete(query, projection=statements.WAS_THERE)
 
         deleted = await self._run("delete", work)
-        return deleted.deleted_count == 1
+        return deleted is not None and deleted["there"]
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        return await self._names(statements.names_after(scope, after), limit)
+
+    async def scan_expired(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that have expired and still have a document; `delete` removes them."""
+        return await self._names(statements.names_after(scope, after, expired=True), limit)
+
+    async def finish_erasure(self) -> str:
+        """Return what remains of deleted records."""
+        return _REMAINS
+
+    async def _names(self, query: Document, limit: int) -> Page:
         require_limit(limit)
         limit = min(limit, _MAX_PAGE)
-        query = statements.names_after(scope, after)
         found = await self._run(
             "scan",
             # The first answer contains the whole page, so it is one round trip.

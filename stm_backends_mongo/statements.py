@@ -178,6 +178,7 @@ AFTER_FOLD: Final[Document] = {"_id": 0, "version": 1, "size": FOLDED_SIZE}
 AFTER_REWRITE: Final[Document] = {"_id": 0, "version": 1, "size": REWRITTEN_SIZE}
 
 LOADED: Final[Document] = {"_id": 1, "version": 1, "size": 1, "body": 1, "tail": 1}
+WAS_THERE: Final[Document] = {"_id": 0, "there": IS_THERE}
 LISTED: Final[Document] = {"_id": 0, "name": "$_id.name"}
 SCOPE: Final[Document] = {"_id": 0, "scope": "$_id.scope"}
 
@@ -213,15 +214,16 @@ def records(keys: Sequence[Key]) -> Document:
     return {"_id": ids[0] if len(ids) == 1 else {"$in": ids}, "$expr": IS_THERE}
 
 
-def names_after(scope: str, after: str) -> Document:
-    """Return the filter of a listing, which reads a range of the index that every collection has.
+def names_after(scope: str, after: str, *, expired: bool = False) -> Document:
+    """Return the filter of a listing of what exists or, with `expired`, of what does not any more.
 
-    MongoDB orders documents field by field, and text by the bytes of its UTF-8. Any document sorts after any
-    text, so `{}` sorts after the last name of the scope.
+    It reads a range of the index that every collection has. MongoDB orders documents field by field, and text
+    by the bytes of its UTF-8. Any document sorts after any text, so `{}` sorts after the last name of the
+    scope.
     """
     return {
         "_id": {"$gt": {"scope": scope, "name": after}, "$lt": {"scope": scope, "name": {}}},
-        "$expr": IS_THERE,
+        "$expr": {"$not": [IS_THERE]} if expired else IS_THERE,
     }
 
 

@@ -27,7 +27,7 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.edge import Edge
-from stm_backends.errors import ConfigurationError, Corrupt, located
+from stm_backends.errors import ConfigurationError, Corrupt, StorageError, located
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, connect
 from stm_backends_postgres.connections import Connections
@@ -44,6 +44,12 @@ _PURGE_EVERY: Final = 16
 """On average, one write in this many is followed by a removal of expired records."""
 
 _MAX_PAGE: Final = 10_000
+
+_REMAINS: Final = (
+    "PostgreSQL: the deleted rows remain in the table's files until VACUUM FULL or later rows overwrite "
+    "them, in the write-ahead log until it is recycled, and in WAL archives, replicas, snapshots and "
+    "backups."
+)
 
 _MAX_KNOWN: Final = 10_000
 """How many records a driver remembers to exist. Each takes some 130 bytes."""
@@ -233,9 +239,16 @@ class PostgresDriver:
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        return await self._names(self._statements.scan, scope, after, limit)
+
+    async def scan_expired(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that have expired and still have a row; `delete` removes them."""
+        return await self._names(self._statements.scan_expired, scope, after, limit)
+
+    async def _names(self, statement: str, scope: str, after: str, limit: int) -> Page:
         require_limit(limit)
         limit = min(limit, _MAX_PAGE)
-        rows = await self._ask("scan", self._statements.scan, scope, after, limit + 1)
+        rows = await self._ask("scan", statement, scope, after, limit + 1)
         names = tuple(row["name"] for row in rows[:limit])
         return Page(names, names[-1] if len(rows) > limit else None)
 
@@ -243,6 +256,19 @@ class PostgresDriver:
         """Return the first scope greater than `after`, in the order of UTF-8 bytes, or `None`."""
         rows = await self._ask("scan", self._statements.next_scope, after)
         return rows[0]["scope"] if rows else None
+
+    async def finish_erasure(self) -> str:
+        """Remove the rows of large deleted records, within one deadline; returns what remains."""
+        now = asyncio.get_running_loop().time
+        until = now() + self._settings.deadline_s
+        try:
+            # The rows of deleted records come first.
+            while now() < until:
+                if await self._purge_step(0) is None:
+                    return _REMAINS
+        except StorageError as error:
+            return f"{_REMAINS} Rows of expired or large records may remain until a later write ({error})."
+        return f"{_REMAINS} Rows of expired or large records may remain until a later write."
 
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the tables; returns how many.

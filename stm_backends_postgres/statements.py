@@ -240,6 +240,11 @@ SCAN: Final = """
 # One search in the index of the keys. Row security leaves only the scopes of the role's tenant.
 NEXT_SCOPE: Final = "SELECT scope FROM {schema}.stm_record WHERE scope > $1 ORDER BY scope LIMIT 1"
 
+SCAN_EXPIRED: Final = """
+    SELECT name FROM {schema}.stm_record
+    WHERE scope = $1 AND name > $2 AND expires <= statement_timestamp()
+    ORDER BY name LIMIT $3"""
+
 # One step: an expired record, or the oldest entries of a larger one; the record's row is removed last. No
 # row: no record has expired, or others are removing them. It never waits for a lock, so it cannot deadlock.
 # The index has `due`, which is at most `DUE_S` before `expires`. With that number as $1, every row found in
@@ -464,6 +469,7 @@ class Statements:
         self.delete = here(DELETE)
         self.scan = here(SCAN)
         self.next_scope = here(NEXT_SCOPE)
+        self.scan_expired = here(SCAN_EXPIRED)
         self.purge = here(PURGE, due="due")
         self.purge_undated = here(PURGE, due="expires")
         self.sweep = here(SWEEP, "record", "first FROM record")

@@ -33,6 +33,12 @@ from stm_backends_redis.statements import Statement
 _MAX_DROP: Final = 1_000
 """A script that drops this many entries keeps the server from other clients for a few milliseconds."""
 
+_REMAINS: Final = (
+    "Redis: the commands that wrote the deleted records remain in the append-only file until its next "
+    "rewrite (BGREWRITEAOF), the records in the last snapshot until the next one (BGSAVE), in replicas "
+    "until they apply the deletion, and in copies of these files."
+)
+
 _MAX_PAGE: Final = 10_000
 """A larger page would keep the server from other clients for too long."""
 
@@ -167,6 +173,10 @@ class RedisDriver:
         found: list[bytes] = await self._run("scan", statements.SCAN, arguments, key=index)
         following, *names = (name.decode() for name in found)
         return Page(tuple(names), following or None)
+
+    async def finish_erasure(self) -> str:
+        """Return what remains of deleted records."""
+        return _REMAINS
 
     # Sending
 

@@ -200,7 +200,7 @@ class Copy:
     async def _copy(self, item: Item) -> None:
         owner = (item.tenant, item.user) if item.tenant else None
         try:
-            async with self._directory.listed(owner) as listing:
+            async with self._directory.listed(owner, self._ttl) as listing:
                 outcome = await self._bring(item.key)
                 listing.created = outcome in get_args(Written)
         except (Corrupt, TooLarge) as error:

@@ -16,18 +16,19 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin.copying import Owner
+from stm_backends.admin.erasing import EraseKeys, Erasure
+from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, new_version
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
-    InvalidKey,
     InvalidState,
     SessionExists,
     SessionNotFound,
@@ -62,7 +63,7 @@ class Sessions:
         codec: Codec,
         directory: Directory,
         *,
-        erase_keys: Callable[[str, str], Awaitable[None]] | None = None,
+        erase_keys: EraseKeys | None = None,
         sealed: SealedDriver | None = None,
         observer: Observer = SILENT,
     ) -> None:
@@ -147,11 +148,11 @@ class Sessions:
         session = _parse(document)
         entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
-        async with self._directory.listed(owner) as listing:
+        async with self._directory.listed(owner, ttl) as listing:
             target = await self._prepare(session, on_conflict, ttl)
             listing.created = True
         for turn_id in _missing(session, target):
-            async with self._directory.listed(owner) as listing:
+            async with self._directory.listed(owner, ttl) as listing:
                 # A turn creates the record if the conversation was just erased.
                 appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
                 listing.created = appended.created
@@ -214,64 +215,31 @@ class Sessions:
     async def erase(self, key: MemoryKey) -> bool:
         """Erase a conversation, readable or not; returns whether anything existed.
 
-        Erases its record, its item logs, the state saved under its composite, and its `kv:v1:`
-        states. The parts of `kv:v1:` keys are not escaped, so only states that certainly belong to this
-        conversation are erased, and none if its key contains ':'. A paused run is erased with its user, or
-        expires after an hour.
+        Erases its record, its item logs, the state saved under its composite, and the states under
+        `kv:v1:` and its composite. Other `kv:v1:` states of the user, and paused runs, are erased with the
+        user. The user leaves the tenant's directory with the last record.
         """
-        # Computed first: an invalid key raises before anything is erased.
-        conversation = keys.memory_key(key)
-        logs = [keys.log_key(key, kind) for kind in keys.LOG_KINDS]
-        states, beneath = _states_of(key)
-        erased = 0
-        for place in (conversation, *logs, *states):
-            erased += await operations.erase(self._driver, place)
-        if beneath is not None:
-            async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
-                erased += await operations.erase(self._driver, keys.Key(beneath.scope, name))
-        self._observer.erased(Subject.of(key), erased)
-        return erased > 0
+        receipt = await self.erase_with_receipt(key.tenant_id, key.user_id, key.session_id)
+        return bool(receipt.records or receipt.erased.get("parts"))
 
     async def erase_user(self, tenant: str, user: str) -> int:
         """Erase all records of a user, of every kind, and the user's data keys; returns how many records."""
-        erased = await self._erase_user(tenant, user)
-        self._observer.erased(Subject(tenant, user), erased)
-        return erased
-
-    async def _erase_user(self, tenant: str, user: str) -> int:
-        erased = parts = 0
-        for kind in keys.KINDS:
-            scope = keys.scope(tenant, user, kind)
-            async for name in operations.names(self._driver, scope):
-                if kind == "planner":
-                    erased += await operations.erase(self._driver, keys.Key(keys.PAUSED_RUNS, name))
-                deleted = await self._driver.delete(keys.Key(scope, name))
-                if kind == "part":
-                    parts += deleted
-                else:
-                    erased += deleted
-        await self._erase_keys(tenant, user)
-        await self._directory.forget(tenant, user)
-        # A process that creates a conversation lists its user again after the append, which covers creations
-        # from here on. An earlier creation may have listed the user just before `forget`.
-        for kind in keys.KINDS:
-            scope = keys.scope(tenant, user, kind)
-            async for name in operations.names(self._driver, scope):
-                if parts and await operations.erase_dangling(self._driver, keys.Key(scope, name)):
-                    continue
-                await self._directory.note(tenant, user, fresh=True)
-                if not parts:
-                    return erased
-        return erased
+        return (await self.erase_with_receipt(tenant, user)).records
 
     async def erase_tenant(self, tenant: str) -> int:
         """Erase all records and data keys of all users of a tenant; returns how many records."""
-        erased = 0
-        async for user in self._directory.users(tenant):
-            erased += await self.erase_user(tenant, user)
-        await self._erase_keys(tenant, "")
-        self._observer.erased(Subject(tenant), 0)
-        return erased
+        return (await self.erase_with_receipt(tenant)).records
+
+    async def erase_with_receipt(
+        self, tenant: str, user: str | None = None, session: str | None = None
+    ) -> Receipt:
+        """Erase a conversation, a user or a tenant, and return what was erased and what remains.
+
+        Then reads everything again. What another process writes during the erasure may be erased or not; what
+        the second reading finds of it is in the receipt. A later write starts a new conversation.
+        """
+        erasure = Erasure(self._driver, self._directory, self._erase_keys, self._observer)
+        return await erasure.erase(tenant, user, session)
 
     async def reseal(self, tenant: str, user: str | None = None) -> ResealReport:
         """Seal everything of a tenant, or of one of its users, with the primary key.
@@ -305,26 +273,10 @@ class Sessions:
         return False
 
 
-async def _no_keys(tenant: str, user: str) -> None:
+async def _no_keys(tenant: str, user: str) -> bool:
     """Erase no data keys: nothing is sealed."""
     del tenant, user
-
-
-def _states_of(key: MemoryKey) -> tuple[list[keys.Key], keys.Key | None]:
-    """Return the keys of a conversation's saved states, and the prefix of the states beneath it."""
-    texts: list[str] = []
-    with suppress(InvalidKey):
-        texts.append(key.composite())
-    prefix = ":".join(("kv:v1", key.tenant_id, key.user_id, key.session_id, ""))
-    owned = keys.blob_owner(f"{prefix}x") == (key.tenant_id, key.user_id) and ":" not in key.session_id
-    if owned:
-        texts += [prefix[:-1], prefix]
-    places: dict[str, keys.Key] = {}
-    for text in texts:
-        # There is no state under a key that is too long.
-        with suppress(InvalidKey):
-            places[text] = keys.blob_key(text)
-    return [*places.values()], places.get(prefix) if owned else None
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping
-from typing import Final, cast
+from collections.abc import Mapping
+from typing import cast
 
+from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
 from stm_backends.telemetry.observer import SILENT, KeyPart, Observer
 from stm_backends.types import MemoryIsolation, MemoryKey
 
 logger = logging.getLogger("stm_backends")
-
-DEFAULT_TENANT: Final = "default"
-DEFAULT_USER: Final = "anonymous"
 
 
 def resolve_memory_key(
@@ -103,27 +101,9 @@ def _checked(explicit: object) -> MemoryKey:
 
 
 def _part(context: Mapping[str, object], path: str, *, missing: str) -> str:
-    value: object = context
-    for step in path.split("."):
-        value = _found(value, step)
-    return missing if value is None else _text(value)
+    """Return the id at a path; blank if it begins or ends with white space.
 
-
-def _found(value: object, step: str) -> object:
-    return cast("Mapping[str, object]", value).get(step) if isinstance(value, Mapping) else None
-
-
-def _text(value: object) -> str:
-    """Return the text of an id; blank for values that cannot be one.
-
-    White space around an id is not removed: `"acme\u00a0"` may be another tenant than `acme`. A path
-    that is too short ends at a collection, which may contain secrets. The default `repr` of an object
-    contains its address, which another user's object can have later.
+    White space is not removed: `"acme\u00a0"` may be another tenant than `acme`.
     """
-    kind = type(value)
-    nameless = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
-    collection = issubclass(kind, Collection) and not issubclass(kind, str)
-    if collection or nameless or callable(value):
-        return ""
-    text = str(value)
+    text = part_of(context, path, missing=missing)
     return text if text == text.strip() else ""

@@ -16,9 +16,10 @@ from typing import Annotated, Final, Literal, TextIO
 import typer
 
 import stm_backends
+from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import datastores, render, transfer
+from stm_backends.cli import datastores, erasing, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
@@ -420,13 +421,20 @@ def erase(
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    receipt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", help="Also write a receipt to this file as JSON; it names the ids.", metavar="FILE"
+        ),
+    ] = None,
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
     """Erase a conversation, a user or a tenant, permanently.
 
-    Logs of agent frameworks are erased as well.
+    Logs of agent frameworks are erased as well. Afterwards everything is read again: the exit status is 1 if
+    another process has written in the meantime.
     """
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
@@ -437,13 +445,19 @@ def erase(
             abort=True,
         )
 
-    async def work() -> int:
+    async def work() -> Receipt:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             return await transfer.erase(opened, what)
 
-    with interruptible(lambda: "Some records were erased; run the command again to erase the rest."):
-        count = run(work())
-    typer.echo(f"{counted(count, 'record')} erased" if count else "Nothing is stored there.")
+    so_far = "Some records were erased; run the command again to erase the rest."
+    with contextlib.ExitStack() as cleanup, reported(), interruptible(lambda: so_far):
+        # Opened first, so that an unwritable path is reported before anything is erased.
+        out = cleanup.enter_context(writing(receipt_file)) if receipt_file else None
+        receipt = run(work())
+        if out is not None:
+            erasing.write(receipt, out, datastore=datastores.shown(backend or datastores.given(url), url))
+    if not erasing.show(receipt):
+        raise typer.Exit(FAILED)
 
 
 app.command()(conformance)

@@ -12,6 +12,7 @@ from typing import Final, TextIO, cast
 
 import typer
 
+from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.outcome import counted
@@ -244,14 +245,12 @@ def mention(logs: int, done: str) -> None:
         typer.echo(f"Not {done}: {what} of agent frameworks. `copy` and `erase` include them.", err=True)
 
 
-async def erase(backend: Backend, what: str) -> int:
-    """Erase a conversation, a user or a tenant; returns how many records were erased."""
+async def erase(backend: Backend, what: str) -> Receipt:
+    """Erase a conversation, a user or a tenant; returns the receipt."""
     if what.count(":") > 1:
-        return int(await backend.sessions.erase(conversation_key(what)))
-    tenant, user = owner(what)
-    if user is None:
-        return await backend.sessions.erase_tenant(tenant)
-    return await backend.sessions.erase_user(tenant, user)
+        key = conversation_key(what)
+        return await backend.sessions.erase_with_receipt(key.tenant_id, key.user_id, key.session_id)
+    return await backend.sessions.erase_with_receipt(*owner(what))
 
 
 def _lines(name: str, lines: Iterable[str]) -> Iterator[Line]:

@@ -238,20 +238,37 @@ class MemoryDriver:
         await _others()
         with self._scope(key.scope, "delete") as (scope, now):
             found = scope.find(key.name, now)
-            if not found or expect not in (ANY, found.version):
+            if found and expect not in (ANY, found.version):
                 return False
-            self._store.remove(key)
-            return True
+            if key.name in scope.records:
+                # An expired record, too.
+                self._store.remove(key)
+            return found is not None
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        return await self._names(scope, after, limit, expired=False)
+
+    async def scan_expired(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that have expired and are still in the store; `delete` removes them."""
+        return await self._names(scope, after, limit, expired=True)
+
+    async def finish_erasure(self) -> str:
+        """Return what remains of deleted records: nothing that this driver can reach."""
+        return "memory: nothing remains, except what the operating system may have swapped or dumped."
+
+    async def _names(self, scope: str, after: str, limit: int, *, expired: bool) -> Page:
         require_limit(limit)
         await _others()
         with self._scope(scope, "scan") as (found, now):
             start = after.encode()
             names = heapq.nsmallest(
                 limit + 1,
-                (name for name in found.records if name.encode() > start and found.find(name, now)),
+                (
+                    name
+                    for name in found.records
+                    if name.encode() > start and (found.find(name, now) is None) is expired
+                ),
                 key=str.encode,
             )
             return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)

@@ -182,7 +182,7 @@ class ItemLog:
             await asyncio.sleep(random.uniform(0, 0.01 * attempt))
 
     async def _send(self, data: bytes) -> None:
-        async with self._directory.listed(self._owner) as listing:
+        async with self._directory.listed(self._owner, self._ttl_s) as listing:
             appended = await operations.append(self._driver, self._where, data, ttl=self._ttl_s)
             listing.created = appended.created
 

@@ -1,8 +1,15 @@
 """Which users a tenant has, so that a tenant's conversations can be listed and erased.
 
-Each user of a tenant has a record without a time to live, in a scope of the tenant. It is written before the
-user's first conversation and, because an erasure may come in between, again after a conversation was
-created: every stored record belongs to a listed user.
+Each user of a tenant has an entry: a record in a scope of the tenant. Every stored record belongs to a user
+with an entry, for as long as the record exists:
+
+- The entry is written before the user's first record and, because an erasure may come in between, again after
+  a record was created.
+- The entry has at least the time to live of any record that was written for the user. It is extended in
+  advance, so most writes need not touch it. With a record that never expires, the entry never expires.
+
+So the entry of a user expires soon after the user's last record. `forget_if_unused` removes the entry of a
+user whose records were removed otherwise.
 """
 
 from __future__ import annotations
@@ -14,11 +21,12 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
-from stm_backends.drivers.contract import ABSENT, Driver, new_version
+from stm_backends.drivers.checks import LONGEST_S
+from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, new_version
 from stm_backends.drivers.scopes import next_scope_of
-from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 
@@ -28,67 +36,132 @@ REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
 """How many users a process remembers as listed, and for how many seconds."""
 
+SPARE: Final = 1 / 8
+LEAST_SPARE_S: Final = 2 * 3600.0
+"""How much longer than a record its user's entry is kept: a share of the record's time to live, and at least
+this many seconds. An entry is extended once half of that has passed, so clocks of processes may differ by an
+hour."""
+
+
+class _Noted(NamedTuple):
+    """An entry that this process read or wrote `at` (monotonic seconds), and how long it lived from then."""
+
+    at: float
+    life: float
+
 
 class Directory:
-    """The users of every tenant on one backend."""
+    """The users of every tenant on one backend.
 
-    def __init__(self, driver: Driver, codec: Codec, *, clock: Callable[[], float] = time.monotonic) -> None:
+    `clock` is monotonic; `epoch` is in epoch seconds.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], float] = time.time,
+    ) -> None:
         self._driver = driver
         self._codec = codec
         self._clock = clock
-        self._noted: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._epoch = epoch
+        self._noted: OrderedDict[tuple[str, str], _Noted] = OrderedDict()
 
-    async def note(self, tenant: str, user: str, *, fresh: bool = False) -> None:
-        """List a user of a tenant; without a round trip if this process did so within the last minute.
+    async def note(self, tenant: str, user: str, *, ttl: float | None = None, fresh: bool = False) -> None:
+        """List a user for whom a record is written that lives `ttl` seconds, or for ever.
 
-        `fresh=True` always takes a round trip.
+        Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
+        one more if the entry does not exist or does not live long enough.
         """
         owner = (tenant, user)
-        if not fresh and self.knows(owner):
+        if not fresh and self.knows(owner, ttl):
             return
-        now = self._clock()
-        key, body, version = keys.directory_key(*owner), self._codec.seal("user", {}), new_version()
-
-        async def ensure() -> None:
-            # A read: conversations of one user that begin at once do not wait for each other's writes.
-            if not (fresh and await self._driver.load(key)):
-                await self._driver.replace(key, body, version=version, expect=ABSENT, ttl=None)
-
+        at, key = self._clock(), keys.directory_key(*owner)
         try:
-            await operations.retried(ensure)
+            life = await self._cover(key, ttl)
         except BaseException:
             # An earlier listing counts until then, so that no write of the user waits for this one.
             self.doubt(owner)
             raise
-        self._noted[owner] = now
+        self._noted[owner] = _Noted(at, life)
         self._noted.move_to_end(owner)
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
 
-    def knows(self, owner: tuple[str, str]) -> bool:
-        """Say whether this process listed a user within the last minute."""
-        return self._clock() - self._noted.get(owner, -math.inf) < REMEMBERED_FOR_S
+    async def _cover(self, key: Key, ttl: float | None) -> float:
+        """Make an entry live long enough for a record; returns how many seconds it lives from now."""
+        if ttl is not None and ttl > LONGEST_S / 2:
+            ttl = None
+        spare = 0.0 if ttl is None else max(SPARE * ttl, LEAST_SPARE_S)
+        while True:
+            now = self._epoch()
+            found, until = await self._read(key)
+            if found is ANY:
+                # How long it was to live is unknown.
+                ttl = None
+            if until - now >= (math.inf if ttl is None else ttl + spare / 2):
+                return until - now
+            until = math.inf if ttl is None else max(until, now + ttl + spare)
+            body = self._codec.seal("user", {} if until == math.inf else {"until": until})
+            life, version = until - now, new_version()
+            if await operations.retried(
+                lambda found=found, body=body, version=version, life=life: self._driver.replace(
+                    key, body, version=version, expect=found, ttl=None if life == math.inf else life
+                )
+            ):
+                return life
+
+    async def _read(self, key: Key) -> tuple[str | AbsentType | AnyType, float]:
+        """Return the condition to replace an entry as it is now, and until when it lives (epoch seconds)."""
+        try:
+            record = await self._driver.load(key)
+            if record is None:
+                return ABSENT, -math.inf
+            content = self._codec.open("user", record.body or b"")
+            return record.version, float(content.get("until", math.inf))
+        except (Corrupt, AttributeError, TypeError, ValueError):
+            # It says nothing but how long it lives; the data key that it was sealed with may be erased.
+            return ANY, -math.inf
+
+    def knows(self, owner: tuple[str, str], ttl: float | None = None) -> bool:
+        """Say whether this process listed a user within the last minute, for records that live as long."""
+        noted = self._noted.get(owner)
+        return (
+            noted is not None
+            and self._clock() - noted.at < REMEMBERED_FOR_S
+            and (noted.life == math.inf if ttl is None else noted.life >= ttl + LEAST_SPARE_S / 2)
+        )
 
     def doubt(self, owner: tuple[str, str]) -> None:
         """Ask the datastore again before the next write for a user."""
         self._noted.pop(owner, None)
 
-    def listed(self, owner: tuple[str, str] | None) -> Listing:
+    def listed(self, owner: tuple[str, str] | None, ttl: float | None = None) -> Listing:
         """Keep a user listed around a write that may create a record of theirs; `None` is no user.
 
-        The user is listed before the write, so that an erasure of the tenant finds the record even if this
-        process dies after writing it. If `created` is set, the user is listed once more, because an erasure
-        may have come in between; a write that creates nothing needs no more, because the erasure finds the
-        record itself. After a write whose outcome is unknown, the next write asks the datastore again.
+        The record lives `ttl` seconds, or for ever. The user is listed before the write, so that an erasure
+        of the tenant finds the record even if this process dies after writing it. If `created` is set, the
+        user is listed once more, because an erasure may have come in between; a write that creates nothing
+        needs no more, because the erasure finds the record itself. After a write whose outcome is unknown,
+        the next write asks the datastore again.
         """
-        return Listing(self, owner)
+        return Listing(self, owner, ttl)
 
-    async def note_creation(self, owner: tuple[str, str]) -> None:
+    async def note_creation(self, owner: tuple[str, str], ttl: float | None) -> None:
         """List a user again after a record of theirs was created. Only logs a failure: the write was done."""
         try:
-            await self.note(*owner, fresh=True)
+            await self.note(*owner, ttl=ttl, fresh=True)
         except StorageError as error:
             logger.warning("could not refresh the tenant directory after creating a record: %s", error)
+
+    async def note_parts(self, key: Key, ttl: float | None) -> None:
+        """List the user of a record whose parts are about to live `ttl` seconds, longer than the record."""
+        tenant, user = keys.owner_of(key.scope)
+        if tenant and user:
+            await self.note(tenant, user, ttl=ttl)
 
     async def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant."""
@@ -112,13 +185,45 @@ class Directory:
                 yield keys.unname(tenant)
                 break
 
-    async def forget(self, tenant: str, user: str) -> bool:
-        """Remove a user from the list; returns whether the user was listed."""
+    async def forget(self, tenant: str, user: str) -> float | None:
+        """Remove the entry of a user; returns its remaining time to live, `None` if there was no entry."""
+        key = keys.directory_key(tenant, user)
         try:
-            return await self._driver.delete(keys.directory_key(tenant, user))
+            while True:
+                condition, until = await self._read(key)
+                # Without a condition, a driver also removes an entry that has expired.
+                removed = await self._driver.delete(key, expect=ANY if condition is ABSENT else condition)
+                if condition is ABSENT or removed:
+                    return until - self._epoch() if removed else None
         finally:
             # Last, so that a concurrent note is not remembered either.
             self.doubt((tenant, user))
+
+    async def restore(self, tenant: str, user: str, life: float | None) -> None:
+        """List a user again whose entry was removed although there are records; `life` is from `forget`."""
+        # The entry covered every record that was written before it was removed. Else nothing is known.
+        known = life is not None and 0 < life < math.inf
+        await self.note(tenant, user, ttl=life if known else None, fresh=True)
+
+    async def forget_if_unused(self, tenant: str, user: str) -> bool:
+        """Remove the entry of a user without any record; returns whether it was removed.
+
+        A process that creates a record for the user meanwhile lists the user again after the creation. If the
+        creation came before the removal, it is found here, and the user is listed again.
+        """
+        if await self._has_records(tenant, user):
+            return False
+        life = await self.forget(tenant, user)
+        if life is None or not await self._has_records(tenant, user):
+            return life is not None
+        await self.restore(tenant, user, life)
+        return False
+
+    async def _has_records(self, tenant: str, user: str) -> bool:
+        for kind in keys.KINDS:
+            async for _ in operations.names(self._driver, keys.scope(tenant, user, kind)):
+                return True
+        return False
 
 
 class Listing:
@@ -127,16 +232,17 @@ class Listing:
     Set `created` once the write may have created a record.
     """
 
-    __slots__ = ("_directory", "_owner", "created")
+    __slots__ = ("_directory", "_owner", "_ttl", "created")
 
-    def __init__(self, directory: Directory, owner: tuple[str, str] | None) -> None:
+    def __init__(self, directory: Directory, owner: tuple[str, str] | None, ttl: float | None) -> None:
         self._directory = directory
         self._owner = owner
+        self._ttl = ttl
         self.created = False
 
     async def __aenter__(self) -> Listing:
-        if self._owner is not None and not self._directory.knows(self._owner):
-            await self._directory.note(*self._owner)
+        if self._owner is not None and not self._directory.knows(self._owner, self._ttl):
+            await self._directory.note(*self._owner, ttl=self._ttl)
         return self
 
     async def __aexit__(
@@ -147,4 +253,4 @@ class Listing:
         if isinstance(error, (OutcomeUnknown, asyncio.CancelledError)):
             self._directory.doubt(self._owner)
         elif error is None and self.created:
-            await self._directory.note_creation(self._owner)
+            await self._directory.note_creation(self._owner, self._ttl)

@@ -44,6 +44,9 @@ PAUSED_RUNS: Final = "::planner"
 
 RESERVED_PREFIX: Final = "kv:v1:"
 
+_PARTS_AFTER: Final = {"session": 2, "task": 3}
+"""How many parts PenguiFlow writes at least after these words in a `kv:v1:` key."""
+
 _UNSAFE = re.compile("[%\0\ud800-\udfff]")
 _UNSAFE_IN_PART = re.compile("[%:\0\ud800-\udfff]")
 _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
@@ -131,8 +134,9 @@ def blob_key(key: str) -> Key:
 def blob(key: str) -> tuple[Key, tuple[str, str] | None]:
     """Return the key of the record for a saved state, and the tenant and user that it belongs to.
 
-    A composite, and a `kv:v1:tenant:user:...` key, belong to their own tenant and user, so that erasing
-    the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an invalid key.
+    A composite, and a `kv:v1:` key, belong to the tenant and user that they name, see `blob_owner`, so that
+    erasing the user erases them; every other string belongs to `OTHER_BLOBS`. Raises `InvalidKey` for an
+    invalid key.
     """
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
         raise InvalidKey(f"the key of a saved state is a string, not {type(key).__name__}")
@@ -151,17 +155,38 @@ def planner_note_key(tenant_id: str, user_id: str, token: str) -> Key:
 
 
 def blob_owner(key: str) -> tuple[str, str] | None:
-    """Return the tenant and user that a saved state's key names, or `None` if it names none."""
+    """Return the tenant and user that a saved state's key names, or `None` if it may name several or none.
+
+    The ids in a `kv:v1:` key are written in one of two ways: as in a composite; or unchanged, by PenguiFlow,
+    as in `kv:v1:tenant:user:session:session:namespace:key`. With ':' in an id, the latter names a session
+    of the tenant `a` or of the tenant `a:b`. So a key with the word `session` or `task` belongs to a user
+    only if there is one such word where PenguiFlow writes it, after exactly three ids.
+    """
+    composite = key
     if key.startswith(RESERVED_PREFIX):
         parts = key.removeprefix(RESERVED_PREFIX).split(":")
-        if len(parts) > 2 and parts[0].strip() and parts[1].strip():
-            return parts[0], parts[1]
-        return None
+        words = [
+            place
+            for place, part in enumerate(parts)
+            if place >= 3 and len(parts) - place > _PARTS_AFTER.get(part, len(parts))
+        ]
+        if words:
+            decided = words == [3] and all(part.strip() and _unquote(part) == part for part in parts[:2])
+            return (parts[0], parts[1]) if decided else None
+        if len(parts) < 3:
+            return None
+        composite = f"{parts[0]}:{parts[1]}:-"
     try:
-        parsed = parse_composite(key)
+        parsed = parse_composite(composite)
     except InvalidKey:
         return None
     return parsed.tenant_id, parsed.user_id
+
+
+def undecided_prefixes(tenant_id: str, user_id: str) -> list[Key]:
+    """Return the scope, and prefixes of names, of saved states that may be of this user or of another."""
+    parts = (f"{tenant_id}:{user_id}", MemoryKey(tenant_id, user_id, "-").composite()[:-2])
+    return [Key(OTHER_BLOBS, name(f"{RESERVED_PREFIX}{part}:")) for part in dict.fromkeys(parts)]
 
 
 def parse_composite(composite: str) -> MemoryKey:

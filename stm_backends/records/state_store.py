@@ -12,7 +12,9 @@ from stm_backends.errors import Corrupt, InvalidState, OutcomeUnknown, StorageEr
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
 from stm_backends.records.steps import run_in_slices
+from stm_backends.types import MemoryIsolation
 
 REMEMBERED_VERSIONS: Final = 10_000
 """For how many states a store remembers the version that it loaded or saved last."""
@@ -27,10 +29,19 @@ class StateStore:
     What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
     become lists. Large states are saved and loaded in steps, so that other tasks run in between; do not
     change a state before its save has returned. A state under a key that names a tenant and a user
-    (`MemoryKey.composite()`, or `kv:v1:tenant:user:...`) is erased with the user.
+    (`MemoryKey.composite()`, or `kv:v1:` and a composite) is erased with the user. `isolation` says where a
+    paused run names its tenant and user.
     """
 
-    def __init__(self, driver: Driver, codec: Codec, directory: Directory) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        *,
+        isolation: MemoryIsolation | None = None,
+    ) -> None:
+        self._isolation = isolation or MemoryIsolation()
         self._driver = driver
         self._codec = codec
         self._directory = directory
@@ -51,7 +62,7 @@ class StateStore:
 
         # What belongs to no user is never listed, so it does not matter whether the save creates it.
         known = None if owner is None else self._versions.get(key)
-        async with self._directory.listed(owner) as listing:
+        async with self._directory.listed(owner, ttl) as listing:
             if known is None or not await operations.retried(lambda: send(version, known)):
                 await operations.retried(lambda: send(version, ANY))
                 listing.created = True
@@ -83,7 +94,7 @@ class StateStore:
         where, owner = keys.blob(key)
         send, version = await self._writer(where, state, ttl=ttl), new_version()
         condition = ABSENT if expect is None else expect
-        async with self._directory.listed(owner) as listing:
+        async with self._directory.listed(owner, ttl) as listing:
             saved = await self._settled(key, lambda: send(version, condition), version=version, expect=expect)
             # Also after a lost race: another process may have replaced the state that this call created.
             listing.created = expect is None
@@ -118,17 +129,20 @@ class StateStore:
     async def save_planner_state(self, token: str, payload: dict[str, Any]) -> None:
         """Keep a paused run under the token that resumes it, for an hour, in any process.
 
-        If its `tool_context` names a `tenant_id` and a `user_id`, it is erased with that user. Raises
-        `InvalidState`, naming the path, for what is not JSON.
+        It is erased with the user that its `tool_context` names, at the paths of `isolation`. A missing
+        tenant is `default`, and a missing user `anonymous`, as for conversations. Raises `InvalidState`,
+        naming the path, for what is not JSON.
         """
         send = await self._writer(keys.planner_key(token), payload, ttl=PLANNER_STATE_TTL_S)
-        owner = _owner(payload)
+        owner = _owner(payload, self._isolation)
+        # An id that is too long raises before anything is written.
+        note_key = None if owner is None else keys.planner_note_key(*owner, token)
         version = new_version()
-        async with self._directory.listed(owner) as listing:
+        async with self._directory.listed(owner, PLANNER_STATE_TTL_S) as listing:
             await operations.retried(lambda: send(version, ANY))
-            if owner is not None:
+            if note_key is not None:
                 # After the run itself: an erasure of the user that comes later finds both.
-                note = await self._writer(keys.planner_note_key(*owner, token), {}, ttl=PLANNER_STATE_TTL_S)
+                note = await self._writer(note_key, {}, ttl=PLANNER_STATE_TTL_S)
                 await operations.retried(lambda: note(version, ANY))
             listing.created = True
 
@@ -188,11 +202,13 @@ class StateStore:
             self._versions.popitem(last=False)
 
 
-def _owner(payload: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the tenant and user that a paused run's tool context names, or `None` if it names none."""
+def _owner(payload: dict[str, Any], isolation: MemoryIsolation) -> tuple[str, str] | None:
+    """Return the tenant and user of a paused run, as `KeyResolver` finds them; `None` for unusable ids.
+
+    PenguiFlow's own memory removes white space around ids, and the resolver refuses such ids.
+    """
     context: object = payload.get("tool_context")
-    if not isinstance(context, dict):
-        return None
-    named = cast("dict[str, object]", context)
-    tenant, user = (str(named.get(name) or "").strip() for name in ("tenant_id", "user_id"))
+    found = cast("dict[str, object]", context) if isinstance(context, dict) else {}
+    tenant = part_of(found, isolation.tenant_key, missing=DEFAULT_TENANT).strip()
+    user = part_of(found, isolation.user_key, missing=DEFAULT_USER).strip()
     return (tenant, user) if tenant and user else None

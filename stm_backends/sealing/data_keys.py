@@ -119,14 +119,15 @@ class EnvelopeKeys:
                 self._known.pop(owner, None)
                 return len(old)
 
-    async def erase(self, owner: Owner) -> None:
+    async def erase(self, owner: Owner) -> bool:
         """Delete the keys of a user or, with `Owner(tenant, "")`, of the tenant itself.
 
-        Keys per tenant are not touched by the erasure of a user.
+        Returns whether there were any. Keys per tenant are not touched by the erasure of a user.
         """
-        if self._holder(owner) == owner:
-            self._known.pop(owner, None)
-            await _stored(self._store.delete(data_keys_key(*owner)))
+        if self._holder(owner) != owner:
+            return False
+        self._known.pop(owner, None)
+        return await _stored(self._store.delete(data_keys_key(*owner)))
 
     def _holder(self, owner: Owner) -> Owner:
         return owner if self._per_user else Owner(owner.tenant, "")

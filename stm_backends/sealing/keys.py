@@ -57,8 +57,11 @@ class KeySource(Protocol):
         """
         ...
 
-    async def erase(self, owner: Owner) -> None:
-        """Delete the keys of `owner` if they are its own, so that nothing sealed with them can be opened."""
+    async def erase(self, owner: Owner) -> bool:
+        """Delete the keys of `owner` if they are its own; returns whether there were any.
+
+        Nothing sealed with them can be opened afterwards.
+        """
         ...
 
 
@@ -127,8 +130,10 @@ class StaticKeys:
         del owner
         return 0
 
-    async def erase(self, owner: Owner) -> None:
-        """Do nothing: no key belongs to one owner."""
+    async def erase(self, owner: Owner) -> bool:
+        """Delete nothing: no key belongs to one owner."""
+        del owner
+        return False
 
 
 def _data_keys(keys: object) -> Iterator[DataKey]:

@@ -23,18 +23,19 @@ from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer, in_threads
 from stm_backends.sync.thread import LoopThread
 from stm_backends.telemetry.observer import SILENT, Observer
-from stm_backends.types import MemoryKey, as_config
+from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
 T = TypeVar("T")
 
 
-def open_backend(
+def open_backend(  # noqa: PLR0913 -- one for each setting
     name_or_url: str,
     *,
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
     sealing: Sealing | None = None,
+    isolation: MemoryIsolation | None = None,
     max_summaries: int = 8,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -51,6 +52,7 @@ def open_backend(
             create=create,
             transforms=transforms,
             sealing=sealing,
+            isolation=isolation,
             max_summaries=max_summaries,
             close_timeout_s=close_timeout_s,
             observer=observer,

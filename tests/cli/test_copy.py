@@ -137,7 +137,7 @@ def test_both_ends_show_list_and_export_the_same_after_a_copy(source: str, tmp_p
         assert one.exit_code == 0
         assert one.stdout
         assert one.stdout == other.stdout
-    assert cli("erase", "acme", "--yes", "--url", target).stdout == "5 records erased\n"
+    assert cli("erase", "acme", "--yes", "--url", target).stdout.startswith("5 records erased: ")
 
 
 def test_users_tenants_and_other_states_may_be_given_together(source: str, tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
+from stm_backends.drivers.erasing import expired_names
+from stm_backends.records import keys
 from tests.support.command_line import cli, generated, replay
 from tests.support.places import EACH, Place, quick_on
 from tests.support.servers import Proxy
@@ -49,3 +54,76 @@ def test_the_conformance_command_finds_nothing_broken(datastore: str, place_on: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{datastore} passes a selection" in done.stdout
     assert re.search(r"^\+ driver\.replace\b", done.stdout, re.MULTILINE)
+
+
+CONFIG = ShortTermMemoryConfig(strategy="truncation")
+ADA = MemoryKey("acme", "ada@example.com", "chat")
+
+
+async def store(url: str, key: MemoryKey, *, ttl: float | None = None) -> None:
+    async with open_backend(url, create=True) as backend:
+        config = ShortTermMemoryConfig(strategy="truncation", session_ttl_s=ttl)
+        await backend.memory(key, config).add_turn(ConversationTurn("Hello", "Hi"))
+
+
+@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+def test_an_erasure_of_a_user_is_confirmed_by_a_receipt(
+    datastore: str, place_on: PlaceOn, tmp_path: Path
+) -> None:
+    url = place_on(datastore).url
+
+    async def fill() -> None:
+        for key in (ADA, MemoryKey("acme", "bob", "chat")):
+            await store(url, key)
+        async with open_backend(url) as backend:
+            await backend.item_log(ADA, "langchain").add([{"a": 1}])
+            await backend.state_store.save_memory_state(ADA.composite(), {})
+            run = {"tool_context": {"tenant_id": ADA.tenant_id, "user_id": ADA.user_id}}
+            await backend.state_store.save_planner_state("token", run)
+
+    asyncio.run(fill())
+    file = tmp_path / "receipt.json"
+    done = cli("erase", "acme:ada@example.com", "-y", "--url", url, "--receipt", file)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("4 records erased: 1 conversation, ")
+    assert rest[-1] == "A second reading found nothing."
+
+    receipt = json.loads(file.read_text())
+    counts = {kind: count for kind, count in receipt["erased"].items() if count}
+    assert counts == {"conversations": 1, "logs": 1, "states": 1, "paused_runs": 1, "directory_entries": 1}
+    assert receipt["second_reading"] == {}
+    assert receipt["of"] == {"tenant_id": "acme", "user_id": "ada@example.com", "session_id": None}
+    assert receipt["remains"].lower().startswith(receipt["backend"][:5])
+    assert receipt["datastore"].partition(":")[0] == url.partition(":")[0]
+    assert "secret" not in json.dumps(receipt)
+    assert file.stat().st_mode & 0o077 == 0
+    listed = cli("ls", "acme", "--url", url)
+    assert listed.stdout == "acme:bob\n"
+
+
+@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+async def test_what_has_expired_is_erased_though_it_is_still_stored(
+    datastore: str, place_on: PlaceOn
+) -> None:
+    url = place_on(datastore).url
+    await store(url, ADA, ttl=1.0)
+    async with open_backend(url) as backend:
+        for _ in range(300):
+            if await backend.driver.load(keys.memory_key(ADA)) is None:
+                break
+            await asyncio.sleep(0.1)
+        receipt = await backend.sessions.erase_with_receipt(ADA.tenant_id, ADA.user_id)
+        # Redis, or the TTL monitor of MongoDB, may have been faster.
+        assert receipt.erased.get("expired", 0) <= 1
+        scope = keys.scope(ADA.tenant_id, ADA.user_id, "memory")
+        assert [name async for name in expired_names(backend.driver, scope)] == []
+        assert receipt.found == {}
+
+
+def test_a_receipt_that_cannot_be_written_prevents_the_erasure(place_on: PlaceOn, tmp_path: Path) -> None:
+    url = place_on("sqlite").url
+    asyncio.run(store(url, ADA))
+    done = cli("erase", "acme", "-y", "--url", url, "--receipt", tmp_path / "missing" / "receipt.json")
+    assert done.returncode == 2
+    assert cli("ls", "acme", "--url", url).stdout == "acme:ada@example.com\n"

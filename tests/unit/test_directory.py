@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import Driver, Key, Record
+from stm_backends.backend import Backend
+from stm_backends.drivers.contract import ANY, Driver, Key
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.scopes import next_scope_of
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown
@@ -15,6 +18,7 @@ from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
 from stm_backends.records.operations import ATTEMPTS
+from stm_backends.testing.workbench.spy import SpyDriver
 
 
 class Clock:
@@ -73,10 +77,10 @@ async def test_noting_again_costs_nothing_for_a_minute(
     await directory.note("acme", "u")
     clock.now = REMEMBERED_FOR_S - 1
     await directory.note("acme", "u")
-    assert calls == ["replace"]
+    assert calls == ["load", "replace"]
     clock.now = REMEMBERED_FOR_S
     await directory.note("acme", "u")
-    assert calls == ["replace", "replace"]
+    assert calls == ["load", "replace", "load"]
 
 
 async def test_a_fresh_note_lists_a_user_that_another_process_removed(
@@ -92,8 +96,8 @@ async def test_a_fresh_note_lists_a_user_that_another_process_removed(
 
 async def test_a_forgotten_user_is_noted_again(directory: Directory) -> None:
     await directory.note("acme", "u")
-    assert await directory.forget("acme", "u")
-    assert not await directory.forget("acme", "u")
+    assert await directory.forget("acme", "u") == math.inf
+    assert await directory.forget("acme", "u") is None
     await directory.note("acme", "u")
     assert await users(directory, "acme") == ["u"]
 
@@ -109,7 +113,7 @@ async def test_a_process_remembers_a_bounded_number_of_users(
         await directory.note("acme", user)
     assert calls == []
     await directory.note("acme", "u1")
-    assert calls == ["replace"]
+    assert calls == ["load"]
     assert REMEMBERED_USERS >= 1_000
 
 
@@ -195,7 +199,7 @@ async def test_a_write_that_creates_nothing_lists_its_user_once(
     for _ in range(3):
         async with directory.listed(("acme", "u")):
             calls.append("write")
-    assert calls == ["replace", "write", "write", "write"]
+    assert calls == ["load", "replace", "write", "write", "write"]
 
 
 async def test_a_write_for_no_user_lists_no_user(directory: Directory, calls: list[str]) -> None:
@@ -220,10 +224,11 @@ async def test_a_write_with_an_unknown_outcome_lists_its_user_again(
 
 
 async def test_a_write_succeeds_though_its_user_could_not_be_listed_again(
-    directory: Directory, lose: Any, caplog: pytest.LogCaptureFixture
+    driver: Driver, directory: Directory, lose: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with directory.listed(("acme", "u")) as listing:
-        lose("load", done=False, times=ATTEMPTS)
+        await Directory(driver, Codec()).forget("acme", "u")
+        lose("replace", done=False, times=ATTEMPTS)
         listing.created = True
     assert "could not refresh" in caplog.text
 
@@ -231,7 +236,7 @@ async def test_a_write_succeeds_though_its_user_could_not_be_listed_again(
 async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(
     driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace, reached = driver.replace, asyncio.Event()
+    load, reached = driver.load, asyncio.Event()
 
     async def hanging(*args: Any, **options: Any) -> bool:
         reached.set()
@@ -239,13 +244,13 @@ async def test_a_fresh_note_that_fails_or_is_cancelled_is_tried_again(
 
     await directory.note("acme", "u")
     await Directory(driver, Codec()).forget("acme", "u")
-    monkeypatch.setattr(driver, "replace", hanging)
+    monkeypatch.setattr(driver, "load", hanging)
     noting = asyncio.create_task(directory.note("acme", "u", fresh=True))
     await reached.wait()
     noting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await noting
-    monkeypatch.setattr(driver, "replace", replace)
+    monkeypatch.setattr(driver, "load", load)
     await directory.note("acme", "u")
     assert await users(directory, "acme") == ["u"]
 
@@ -256,7 +261,7 @@ async def test_no_write_waits_for_a_fresh_note_of_its_user(
     await directory.note("acme", "u")
     load, reached, go = driver.load, asyncio.Event(), asyncio.Event()
 
-    async def slow(*args: Any, **options: Any) -> Record | None:
+    async def slow(*args: Any, **options: Any) -> Any:
         reached.set()
         await go.wait()
         return await load(*args, **options)
@@ -282,7 +287,151 @@ async def test_a_note_answered_during_a_forget_is_not_remembered(
         await directory.note("acme", "u", fresh=True)
         return await delete(*args, **options)
 
+    await directory.note("acme", "u")
     monkeypatch.setattr(driver, "delete", noted_meanwhile)
-    assert await directory.forget("acme", "u")
+    assert await directory.forget("acme", "u") == math.inf
     await directory.note("acme", "u")
     assert await users(directory, "acme") == ["u"]
+
+
+# The time to live of an entry
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+class Aging:
+    """A directory on a store whose clock can be moved; `process()` is the directory of another process."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.driver = SpyDriver(MemoryDriver(clock=self.clock))
+        self.directory = self.process()
+
+    def process(self, *, ahead: float = 0.0) -> Directory:
+        """Return another directory, with epoch seconds that are so many seconds ahead."""
+        return Directory(self.driver, Codec(), clock=self.clock, epoch=lambda: 1e9 + self.clock.now + ahead)
+
+    @property
+    def writes(self) -> int:
+        return self.driver.count("replace", "users")
+
+    async def listed(self) -> bool:
+        return await users(self.directory, "acme") == ["u"]
+
+    async def write(self, ttl: float | None, by: Directory | None = None) -> None:
+        """Store a conversation as a memory does."""
+        async with (by or self.directory).listed(("acme", "u"), ttl):
+            await self.driver.append(keys.Key("acme:u:memory", "s"), b"x", initial_version="v", ttl=ttl)
+
+
+@pytest.fixture
+async def aging() -> Aging:
+    made = Aging()
+    await made.driver.open()
+    return made
+
+
+async def test_the_entry_of_a_user_expires_after_the_last_conversation(aging: Aging) -> None:
+    await aging.write(30 * DAY)
+    aging.clock.now = 30 * DAY - 1
+    assert await aging.listed()
+    aging.clock.now = 34 * DAY
+    assert not await aging.listed()
+
+
+async def test_an_entry_outlives_every_conversation_of_its_user(aging: Aging) -> None:
+    """Writes at any distance, by processes whose clocks differ by an hour; the entry is always there."""
+    processes = [aging.process(ahead=ahead) for ahead in (0.0, HOUR / 2, -HOUR / 2)]
+    for number in range(300):
+        ttl = (HOUR, 3 * HOUR, 2 * DAY)[number * 7 % 3]
+        await aging.write(ttl, by=processes[number % 3])
+        aging.clock.now += number * 397 % 7200
+        if await aging.driver.load(keys.Key("acme:u:memory", "s")) is not None:
+            assert await aging.listed()
+
+
+async def test_an_active_user_is_written_to_the_directory_rarely(aging: Aging) -> None:
+    for _ in range(30 * 24 * 6):
+        await aging.write(30 * DAY)
+        aging.clock.now += 600
+    # 30 days with a write every ten minutes: once in about two days.
+    assert aging.writes <= 17
+
+
+async def test_the_entry_of_a_user_with_an_endless_conversation_never_expires(aging: Aging) -> None:
+    await aging.write(HOUR)
+    await aging.write(None)
+    await aging.write(HOUR)
+    aging.clock.now = 10_000 * DAY
+    assert await aging.listed()
+
+
+async def test_a_shorter_time_to_live_never_shortens_an_entry(aging: Aging) -> None:
+    await aging.write(30 * DAY)
+    for _ in range(48):
+        aging.clock.now += HOUR / 2
+        async with aging.process().listed(("acme", "u"), HOUR):
+            pass
+    aging.clock.now = 30 * DAY - 1
+    assert await aging.listed()
+
+
+async def test_an_entry_that_cannot_be_read_is_replaced_by_an_endless_one(aging: Aging) -> None:
+    where = keys.directory_key("acme", "u")
+    await aging.driver.replace(where, b"sealed with an erased key", version="v", expect=ANY, ttl=60)
+    await aging.write(HOUR)
+    aging.clock.now = 10_000 * DAY
+    assert await aging.listed()
+
+
+async def test_parts_that_outlive_their_record_keep_their_user_listed() -> None:
+    clock = Clock()
+    driver = MemoryDriver(clock=clock, max_entry_bytes=20_000, max_record_bytes=50_000)
+    backend = Backend(driver)
+    await backend.open()
+    store = backend.state_store
+    await store.save_memory_state("acme:u:s", {"text": "x" * 30_000}, ttl=DAY)
+    clock.now = 2 * DAY
+    assert [user async for user in backend.sessions.users("acme")] == ["u"]
+    assert (await backend.sessions.erase_with_receipt("acme")).erased["parts"] > 0
+
+
+# Users without records
+
+
+async def test_a_user_without_records_is_removed(aging: Aging) -> None:
+    await aging.write(None)
+    assert not await aging.directory.forget_if_unused("acme", "u")
+    assert await aging.listed()
+    await aging.driver.delete(keys.Key("acme:u:memory", "s"))
+    assert await aging.directory.forget_if_unused("acme", "u")
+    assert not await aging.listed()
+    assert not await aging.directory.forget_if_unused("acme", "u")
+
+
+async def test_a_note_removed_while_a_conversation_is_created_comes_back(aging: Aging) -> None:
+    other = aging.process()
+    async with aging.directory.listed(("acme", "u"), HOUR) as listing:
+        assert await other.forget_if_unused("acme", "u")
+        await aging.driver.append(keys.Key("acme:u:memory", "s"), b"x", initial_version="v", ttl=HOUR)
+        listing.created = True
+    assert await aging.listed()
+
+
+async def test_a_conversation_created_before_the_removal_is_found_again(aging: Aging) -> None:
+    """The other side has looked for records, and removes the entry after the creation was noted."""
+    other = aging.process()
+    await aging.directory.note("acme", "u", ttl=HOUR)
+    delete = aging.driver.delete
+
+    async def deleting(key: keys.Key, **options: Any) -> bool:
+        async with aging.directory.listed(("acme", "u"), HOUR) as listing:
+            await aging.driver.append(keys.Key("acme:u:memory", "s"), b"x", initial_version="v", ttl=HOUR)
+            listing.created = True
+        return await delete(key, **options)
+
+    aging.driver.delete = deleting
+    assert not await other.forget_if_unused("acme", "u")
+    assert await aging.listed()
+    aging.clock.now = 10 * HOUR
+    assert not await aging.listed()

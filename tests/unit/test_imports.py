@@ -286,7 +286,7 @@ def test_no_chain_of_imports_leads_through_more_than_ten_rooms() -> None:
             {"drivers.contract", "drivers.wrapper", "extras", "telemetry.observer", "types"},
         ),
         ("sync.thread", {"errors"}),
-        ("agents.resolving", {"telemetry.observer", "types"}),
+        ("agents.resolving", {"records.identity", "telemetry.observer", "types"}),
         ("agents.prompt", {"protocols"}),
         ("agents.turns", {"errors", "types"}),
         ("integrations.summary_prompt", {"agents.prompt", "memory.policy", "memory.view"}),

@@ -202,6 +202,16 @@ def test_different_strings_never_share_a_saved_state(one: str, other: str) -> No
         ("a%3Ab:u:s", ("a:b", "u")),
         ("kv:v1:acme:u:s", ("acme", "u")),
         ("kv:v1:acme:u:session:task", ("acme", "u")),
+        ("kv:v1:acme:u:s:session:ns:key", ("acme", "u")),
+        ("kv:v1:acme:u:s:task:t:ns:key", ("acme", "u")),
+        ("kv:v1:acme:50%:s:session:ns:key", ("acme", "50%")),
+        ("kv:v1:a%3Ab:u:s:pins", ("a:b", "u")),
+        # Of the tenant `a` and its user `b`, or of `a:b`, or of a user `b:c`.
+        ("kv:v1:a:b:c:s:session:ns:key", None),
+        ("kv:v1:a:b:c:s:task:t:ns:key", None),
+        ("kv:v1:a:b:session:session:session:ns:key", None),
+        # Of the tenant `a:b` in a composite, or of one that PenguiFlow writes so.
+        ("kv:v1:a%3Ab:u:s:session:ns:key", None),
         ("kv:v1:acme:u:", ("acme", "u")),
         ("kv:v1:acme:u", None),
         ("kv:v1::u:s", None),

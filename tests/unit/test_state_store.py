@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stm_backends.agents.resolving import resolve_memory_key
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, Driver
 from stm_backends.drivers.in_memory import MemoryDriver
@@ -24,7 +25,7 @@ from stm_backends.records.compression import Zlib
 from stm_backends.records.directory import Directory
 from stm_backends.records.operations import ATTEMPTS
 from stm_backends.records.state_store import StateStore
-from stm_backends.types import ConversationTurn, ShortTermMemoryConfig
+from stm_backends.types import ConversationTurn, MemoryIsolation, ShortTermMemoryConfig
 
 
 def store_on(driver: Driver, *transforms: Any) -> StateStore:
@@ -278,7 +279,7 @@ async def test_a_store_remembers_a_bounded_number_of_versions(
     await store.save_memory_state("acme:u:c", {})
     assert calls == ["replace"]
     await store.save_memory_state("acme:u:a", {"of": "a again"})
-    assert calls == ["replace"] * 3
+    assert calls == ["replace", "replace", "load"]
     assert await store.load_memory_state("acme:u:a") == {"of": "a again"}
 
 
@@ -502,9 +503,50 @@ async def test_a_run_is_erased_with_the_user_that_its_tool_context_names(
     await store.save_planner_state("nobody's", RUN)
     sessions = Backend(driver).sessions
     assert [user async for user in sessions.users("acme")] == ["u"]
-    assert await sessions.erase_tenant("acme") == 2
+    assert await sessions.erase_tenant("acme") == 1
     assert await store.load_planner_state("mine") is None
     assert await store.load_planner_state("nobody's") == RUN
+
+
+@pytest.mark.parametrize(
+    ("context", "isolation"),
+    [
+        ({"tenant_id": "acme", "user_id": "u"}, None),
+        ({"tenant_id": 7, "user_id": 0}, None),
+        ({"tenant_id": True, "user_id": 1.5}, None),
+        ({"user_id": "u"}, None),
+        ({"tenant_id": "acme"}, None),
+        ({}, None),
+        ({"org": {"id": "acme"}, "who": "u"}, MemoryIsolation("org.id", "who")),
+        ({"org": {"id": "a:b"}, "who": "%"}, MemoryIsolation("org.id", "who")),
+    ],
+)
+async def test_a_run_is_found_by_every_owner_that_the_resolver_finds(
+    driver: Driver, context: dict[str, Any], isolation: MemoryIsolation | None
+) -> None:
+    backend = Backend(driver, isolation=isolation)
+    key = resolve_memory_key(context | {"session_id": "s"}, isolation)
+    assert key is not None
+    await backend.state_store.save_planner_state("token", RUN | {"tool_context": context})
+    receipt = await backend.sessions.erase_with_receipt(key.tenant_id, key.user_id)
+    assert receipt.erased["paused_runs"] == 1
+    assert await backend.state_store.load_planner_state("token") is None
+
+
+async def test_a_run_is_found_by_the_ids_that_penguiflow_strips(driver: Driver) -> None:
+    backend = Backend(driver)
+    context = {"tenant_id": " acme ", "user_id": "u\n"}
+    await backend.state_store.save_planner_state("token", RUN | {"tool_context": context})
+    assert await backend.sessions.erase_user("acme", "u") == 1
+
+
+async def test_an_owner_that_is_too_long_is_refused_before_a_run_is_saved(
+    driver: Driver, store: StateStore
+) -> None:
+    context = {"tenant_id": "t" * 2_000, "user_id": "u"}
+    with pytest.raises(InvalidKey):
+        await store.save_planner_state("token", RUN | {"tool_context": context})
+    assert await store.load_planner_state("token") is None
 
 
 @pytest.mark.parametrize(

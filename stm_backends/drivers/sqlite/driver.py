@@ -50,6 +50,16 @@ from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")
 
+_CUT: Final = (
+    "SQLite: what was deleted is overwritten in the file, and the write-ahead log was cut. Backups, "
+    "snapshots of the file system and the disk's own copies are not reached."
+)
+_NOT_CUT: Final = (
+    "SQLite: the write-ahead log was not cut ({}). The log and the file may contain what was deleted until "
+    "the log is cut: after a later write, or when the last process closes the file. Erase again to repeat "
+    "it."
+)
+
 _MAX_PAGE: Final = 10_000
 """A larger page would keep the thread from other operations for too long."""
 
@@ -86,6 +96,8 @@ class SqliteDriver:
         self._thread: ConnectionThread | None = None
         self._files: dict[str, tuple[int, int]] = {}
         self._opening = asyncio.Lock()
+        # Set from the event loop and from the thread; either may only be late.
+        self._log_is_due = False
         self.traits = Traits(
             reach="host",
             clock="host",
@@ -108,7 +120,7 @@ class SqliteDriver:
             self._thread = ConnectionThread(
                 self._connect,
                 check=self._require_own_files,
-                purge=lambda connection: self._purge_step(connection).more,
+                purge=self._clean,
                 name="stm-sqlite",
             )
             try:
@@ -236,25 +248,28 @@ class SqliteDriver:
             purging.remove(connection, found.id, found.first, found.next, found.size)
             return found
 
-        def remove_rest(connection: sqlite3.Connection) -> bool:
-            return self._purge_step(connection, until=statements.BURIED_UNTIL).more
-
         until = asyncio.get_running_loop().time() + self._settings.deadline_s
         found = await self._run("delete", work, Kind.WRITE, until=until)
         if found is not None and not purging.fits_a_step(found.first, found.next, found.size):
             # The record is gone, even if removing the rest fails.
             with contextlib.suppress(StorageError):
-                while await self._run("delete", remove_rest, until=until):
-                    pass
+                await self._remove_buried(until)
         return found is not None
 
     async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
         """List names of one scope that are greater than `after`, in the order of their UTF-8 bytes."""
+        return await self._names(statements.SCAN, scope, after, limit)
+
+    async def scan_expired(self, scope: str, *, after: str = "", limit: int) -> Page:
+        """List names of one scope that have expired and are still in the file; `delete` removes them."""
+        return await self._names(statements.SCAN_EXPIRED, scope, after, limit)
+
+    async def _names(self, statement: str, scope: str, after: str, limit: int) -> Page:
         require_limit(limit)
         limit = min(limit, _MAX_PAGE)
 
         def work(connection: sqlite3.Connection) -> list[Any]:
-            return connection.execute(statements.SCAN, (scope, after, self._clock(), limit + 1)).fetchall()
+            return connection.execute(statement, (scope, after, self._clock(), limit + 1)).fetchall()
 
         names = [name for (name,) in await self._run("scan", work, Kind.READ)]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
@@ -267,6 +282,46 @@ class SqliteDriver:
 
         found = await self._run("scan", work, Kind.READ)
         return found[0] if found else None
+
+    async def finish_erasure(self) -> str:
+        """Remove the rest of large deleted records, and cut the write-ahead log; returns what remains.
+
+        Waits for other connections that read an older state, at most one deadline. If one does not end by
+        then, the log is cut after a later write of this driver.
+        """
+        loop = asyncio.get_running_loop()
+        until, attempt, why = loop.time() + self._settings.deadline_s, 0, ""
+        self._log_is_due = True
+        try:
+            await self._remove_buried(until)
+            while not await self._run("erase", self._cut_log, until=until):
+                why, wait = "another connection is reading an older state", pause(attempt)
+                if loop.time() + wait >= until:
+                    return _NOT_CUT.format(why)
+                attempt += 1
+                await asyncio.sleep(wait)
+        except StorageError as error:
+            return _NOT_CUT.format(why or str(error))
+        return _CUT
+
+    async def _remove_buried(self, until: float) -> None:
+        """Remove the entries of deleted records that were too large for one transaction."""
+
+        def step(connection: sqlite3.Connection) -> bool:
+            return self._purge_step(connection, until=statements.BURIED_UNTIL).more
+
+        while await self._run("delete", step, until=until):
+            pass
+
+    def _cut_log(self, connection: sqlite3.Connection) -> bool:
+        self._log_is_due = not statements.cut_log(connection)
+        return not self._log_is_due
+
+    def _clean(self, connection: sqlite3.Connection) -> bool:
+        """Remove some expired records, and cut the log if an erasure could not; returns whether to repeat."""
+        if self._log_is_due:
+            self._cut_log(connection)
+        return self._purge_step(connection).more
 
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the file; returns how many.

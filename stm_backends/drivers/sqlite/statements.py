@@ -66,6 +66,13 @@ _SET_META: Final = "INSERT OR REPLACE INTO stm_meta VALUES ('version', {}), ('re
 # Readers and the writer do not wait for each other; the file stores this mode.
 JOURNAL: Final = "PRAGMA journal_mode = WAL"
 
+# Overwrites what is deleted with zeros, in used and in free pages. The default of a build may be off.
+SECURE_DELETE: Final = "PRAGMA secure_delete = ON"
+# The first write after all of the log was copied into the file starts the log again. By default, what the
+# log had beyond that write stays in it; this cuts it off, whichever process writes.
+LOG_LIMIT: Final = "PRAGMA journal_size_limit = 0"
+CUT_LOG: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
+
 BEGIN: Final = "BEGIN IMMEDIATE"
 COMMIT: Final = "COMMIT"
 ROLLBACK: Final = "ROLLBACK"
@@ -83,6 +90,11 @@ SCAN: Final = """
 
 # One search in the index of the keys.
 NEXT_SCOPE: Final = "SELECT scope FROM stm_record WHERE scope > ? ORDER BY scope LIMIT 1"
+
+SCAN_EXPIRED: Final = """
+    SELECT name FROM stm_record
+    WHERE scope = ? AND name > ? AND expires <= ?
+    ORDER BY name LIMIT ?"""
 
 FIND: Final = """
     SELECT id, version, expires, written, first, next, size FROM stm_record WHERE scope = ? AND name = ?"""
@@ -136,11 +148,19 @@ def prepare(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
         )
     connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
     connection.execute(JOURNAL)
+    connection.execute(SECURE_DELETE)
+    connection.execute(LOG_LIMIT)
     if outdated:
         with transaction(connection):
             # Read again, because another process may have migrated the file in between.
             for statement in _steps_from(_layout(connection).version):
                 connection.execute(statement)
+
+
+def cut_log(connection: sqlite3.Connection) -> bool:
+    """Copy all of the write-ahead log into the file, and cut the log; `False` if a reader needs it."""
+    (busy, *_) = connection.execute(CUT_LOG).fetchone()
+    return not busy
 
 
 @contextmanager

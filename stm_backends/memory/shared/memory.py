@@ -122,8 +122,8 @@ class DistributedShortTermMemory:
         # background, because an erasure may have come in between.
         known = turn_id is not None and self._shared.remembers(stored.id)
         try:
-            if not self._directory.knows(self._owner):
-                await self._directory.note(*self._owner)
+            if not self._directory.knows(self._owner, self._config.session_ttl_s):
+                await self._directory.note(*self._owner, ttl=self._config.session_ttl_s)
             try:
                 length, created = await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
             except TooLarge as error:
@@ -135,7 +135,7 @@ class DistributedShortTermMemory:
             raise
         if created:
             self._maintenance.background.start(
-                self._directory.note_creation(self._owner), name="stm-directory"
+                self._directory.note_creation(self._owner, self._config.session_ttl_s), name="stm-directory"
             )
         if self._shared.outcome_unknown.pop(stored.id, False) is None or not (
             known or stored.id in self._shared.added

@@ -36,7 +36,16 @@ from stm_backends.drivers.contract import (
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable, located
 from stm_backends.records import keys
 from stm_backends.records.large.parts import REMEMBERED, Parts, remember
-from stm_backends.records.large.pointers import FRESH, MARK, POINTER, Pointer, id_in, open_pointer, time_of
+from stm_backends.records.large.pointers import (
+    FRESH,
+    MARK,
+    POINTER,
+    Life,
+    Pointer,
+    id_in,
+    open_pointer,
+    time_of,
+)
 
 logger = logging.getLogger("stm_backends")
 
@@ -114,6 +123,8 @@ class LargeEntries:
         self._seen: OrderedDict[Key, _Seen] = OrderedDict()
         self._unsettled: OrderedDict[tuple[Key, str, int], Pointer] = OrderedDict()
         self._parts = Parts(inner, clock=clock, steady=steady)
+        self.before_parts: Callable[[Key, float | None], Awaitable[None]] | None = None
+        """Called with the key of a record and the time to live of its parts, before they are stored."""
         self.traits = self._limits(inner.traits)
         # Small values stay in the record, where one round trip loads them.
         self._inline = min(inner.traits.max_entry, max(inner.traits.max_record // SHARE, 4 * POINTER))
@@ -301,6 +312,7 @@ class LargeEntries:
                     continue
                 pointer = self._sent_before(key, value, place)
                 if pointer is None:
+                    await self._announce(key, operation, ttl)
                     pointer = await self._parts.store(key, value, operation, ttl)
                     ours.append(pointer)
                 pointers[place] = pointer
@@ -408,8 +420,22 @@ class LargeEntries:
                 seen = self._seen[key]
             if seen is not None:
                 seen.ttl = ttl
+                if seen.pointers:
+                    await self._announce(key, "append", ttl)
                 for pointer in seen.pointers:
                     await self._parts.keep_alive(key, pointer, ttl)
+
+    async def _announce(self, key: Key, operation: str, ttl: float | None) -> None:
+        """Call `before_parts` with the time to live of the parts of a record with a time to live of `ttl`."""
+        if self.before_parts is not None:
+            try:
+                await self.before_parts(key, Life(ttl, 0.0).given)
+            except OutcomeUnknown as error:
+                raise Unavailable(
+                    "the owner of a large value could not be listed; nothing was stored",
+                    backend=self.name,
+                    operation=operation,
+                ) from error
 
     @contextmanager
     def _logging_errors(self, key: Key) -> Generator[None]:

@@ -108,7 +108,7 @@ async def test_each_operation_carries_its_concern_and_its_deadline(replica_place
         assert await driver.delete(key) is True
     sent = [command for command in commands.sent if "endSessions" not in command]
     assert [next(iter(command)) for command in sent] == [
-        *("findAndModify", "find", "find", "findAndModify", "delete"),
+        *("findAndModify", "find", "find", "findAndModify", "findAndModify"),
     ]
     for command in sent:
         assert 0 < command["maxTimeMS"] <= 3000

@@ -1,0 +1,195 @@
+"""The erasure of a conversation, a user or a tenant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from stm_backends.admin.receipt import RECORDS, Counted, Receipt
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.erasing import expired_names, finish_erasure
+from stm_backends.errors import Corrupt, Denied, InvalidKey
+from stm_backends.records import keys, operations
+from stm_backends.records.directory import Directory
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
+from stm_backends.types import MemoryKey
+
+EraseKeys = Callable[[str, str], Awaitable[bool]]
+"""Erases the data keys of a tenant and a user (`""`: of the tenant); returns whether there were any."""
+
+
+class Erasure:
+    """Erases, counts what it erases, and reads again what it erased. Use each object once."""
+
+    def __init__(
+        self, driver: Driver, directory: Directory, erase_keys: EraseKeys, observer: Observer = SILENT
+    ) -> None:
+        self._driver = driver
+        self._directory = directory
+        self._erase_keys = erase_keys
+        self._observer = observer
+        self._erased: Counter[Counted] = Counter()
+        self._found: Counter[Counted] = Counter()
+        self._undecided = 0
+
+    async def erase(self, tenant: str, user: str | None = None, session: str | None = None) -> Receipt:
+        """Erase a conversation, a user or a tenant, and return the receipt."""
+        began = datetime.now(UTC)
+        if user is None:
+            await self._tenant(tenant)
+        elif session is None:
+            await self._user(tenant, user)
+        else:
+            await self._conversation(MemoryKey(tenant, user, session))
+        remains = await finish_erasure(self._driver)
+        return Receipt(
+            tenant_id=tenant,
+            user_id=user,
+            session_id=session,
+            backend=self._driver.name,
+            began=began,
+            ended=datetime.now(UTC),
+            erased=+self._erased,
+            found=+self._found,
+            undecided=self._undecided,
+            remains=remains,
+        )
+
+    async def _conversation(self, key: MemoryKey) -> None:
+        # Computed first: an invalid key raises before anything is erased.
+        places: dict[Key, Counted] = {keys.memory_key(key): "conversations"}
+        places |= {keys.log_key(key, kind): "logs" for kind in keys.LOG_KINDS}
+        states, prefixes = _states_of(key)
+        places |= dict.fromkeys(states, "states")
+        for place, kind in places.items():
+            await self._record(place, kind)
+        for beneath in prefixes:
+            async for name in operations.names_of(self._driver, beneath.scope, beneath.name):
+                await self._record(Key(beneath.scope, name), "states")
+            async for name in expired_names(self._driver, beneath.scope, after=beneath.name):
+                if not name.startswith(beneath.name):
+                    break
+                await self._expired(Key(beneath.scope, name))
+        for place, kind in places.items():
+            self._found[kind] += await self._is_there(place)
+        owner = (key.tenant_id, key.user_id)
+        self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
+        self._observer.erased(Subject.of(key), self._records)
+
+    async def _record(self, place: Key, kind: Counted) -> None:
+        """Erase a record, and its parts, expired or not."""
+        self._erased[kind] += await operations.erase(self._driver, place)
+        parts = keys.parts_of(place)
+        async for name in expired_names(self._driver, parts.scope, after=parts.name):
+            if not name.startswith(parts.name):
+                break
+            await self._expired(Key(parts.scope, name))
+
+    async def _expired(self, place: Key) -> None:
+        """Remove a record that has expired, and that the datastore has not removed."""
+        await self._driver.delete(place)
+        self._erased["expired"] += 1
+
+    async def _is_there(self, place: Key) -> bool:
+        try:
+            return await self._driver.load(place) is not None
+        except Corrupt:
+            return True
+
+    @property
+    def _records(self) -> int:
+        return sum(self._erased[kind] for kind in RECORDS)
+
+    async def _user(self, tenant: str, user: str) -> None:
+        before = self._records
+        for kind in keys.KINDS:
+            scope, counted = keys.scope(tenant, user, kind), _counted(kind)
+            async for name in operations.names(self._driver, scope):
+                run = kind == "planner" and await operations.erase(self._driver, Key(keys.PAUSED_RUNS, name))
+                self._erased[counted] += await self._driver.delete(Key(scope, name)) or run
+            async for name in expired_names(self._driver, scope):
+                if kind == "planner":
+                    await self._driver.delete(Key(keys.PAUSED_RUNS, name))
+                await self._expired(Key(scope, name))
+        self._erased["data_keys"] += await self._erase_keys(tenant, user)
+        life = await self._directory.forget(tenant, user)
+        self._erased["directory_entries"] += life is not None
+        # A process that creates a conversation lists its user again after the append, which covers creations
+        # from here on. An earlier creation may have listed the user just before `forget`.
+        if await self._second_reading(tenant, user):
+            await self._directory.restore(tenant, user, life)
+        await self._count_undecided(tenant, user)
+        self._observer.erased(Subject(tenant, user), self._records - before)
+
+    async def _second_reading(self, tenant: str, user: str) -> bool:
+        """Count what was written in the meantime; returns whether there is anything."""
+        found = False
+        for kind in keys.KINDS:
+            scope = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, scope):
+                where = Key(scope, name)
+                if self._erased["parts"] and await operations.erase_dangling(self._driver, where):
+                    continue
+                found = True
+                self._found[_counted(kind)] += 1
+        return found
+
+    async def _count_undecided(self, tenant: str, user: str) -> None:
+        """Count saved states that may be the user's or another's; a role for one tenant may not list them."""
+        with suppress(Denied, InvalidKey):
+            for prefix in keys.undecided_prefixes(tenant, user):
+                async for _ in operations.names_of(self._driver, prefix.scope, prefix.name):
+                    self._undecided += 1
+
+    async def _tenant(self, tenant: str) -> None:
+        async for user in self._directory.users(tenant):
+            await self._user(tenant, user)
+        # Whose entries have expired, but have not been removed. There may be such records, too.
+        async for name in expired_names(self._driver, keys.directory_scope(tenant)):
+            await self._user(tenant, keys.unname(name))
+        self._erased["data_keys"] += await self._erase_keys(tenant, "")
+        async for _ in self._directory.users(tenant):
+            self._found["directory_entries"] += 1
+        # The records were those of users.
+        self._observer.erased(Subject(tenant), 0)
+
+
+def _counted(kind: keys.Kind) -> Counted:
+    match kind:
+        case "memory":
+            return "conversations"
+        case "blob":
+            return "states"
+        case "planner":
+            return "paused_runs"
+        case "part":
+            return "parts"
+        case _:
+            return "logs"
+
+
+def _states_of(key: MemoryKey) -> tuple[list[Key], list[Key]]:
+    """Return the keys of a conversation's saved states, and the prefixes of the states beneath it."""
+    composite = ""
+    with suppress(InvalidKey):
+        composite = key.composite()
+    owner = (key.tenant_id, key.user_id)
+    texts = [composite] if composite else []
+    # As in a composite, and as PenguiFlow writes them.
+    for ids in dict.fromkeys((composite, ":".join((*owner, key.session_id)))):
+        prefix = f"{keys.RESERVED_PREFIX}{ids}:"
+        if ids and (ids == composite or ":" not in "".join((*owner, key.session_id))):
+            texts += [prefix[:-1], prefix]
+    places: dict[str, Key] = {}
+    beneath: list[Key] = []
+    for text in texts:
+        # There is no state under a key that is too long.
+        with suppress(InvalidKey):
+            place, owned_by = keys.blob(text)
+            if owned_by == owner:
+                places[text] = place
+            if text.endswith(":"):
+                beneath.append(Key(keys.scope(*owner, "blob"), place.name))
+    return [*places.values()], beneath

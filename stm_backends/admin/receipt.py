@@ -1,0 +1,68 @@
+"""The receipt of an erasure: what was erased, what remains physically, and what a second reading found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+FORMAT: Final = "stm-erasure"
+FORMAT_VERSION: Final = 1
+
+Counted: TypeAlias = Literal[
+    "conversations", "logs", "states", "paused_runs", "parts", "expired", "data_keys", "directory_entries"
+]
+"""What is counted: records by kind; the pieces of large values; records of any kind that had expired before;
+users and tenants whose data keys were erased; users who left the directory of their tenant."""
+
+COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
+
+RECORDS: Final[tuple[Counted, ...]] = ("conversations", "logs", "states", "paused_runs")
+"""The kinds that are records of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What one erasure did. Without a `session_id` it was of a user, without a `user_id` of a tenant.
+
+    `erased` and `found` have only counts above 0. `found` is what a second reading found after everything was
+    erased: records that another process wrote in the meantime. `undecided` counts saved states that were not
+    erased, because their keys may belong to another owner, too. `remains` says what the datastore keeps of
+    deleted records, and where.
+    """
+
+    tenant_id: str
+    user_id: str | None
+    session_id: str | None
+    backend: str
+    began: datetime
+    ended: datetime
+    erased: Mapping[Counted, int]
+    found: Mapping[Counted, int]
+    undecided: int
+    remains: str
+
+    @property
+    def records(self) -> int:
+        """How many records were erased, without parts, expired records, data keys and directory entries."""
+        return sum(self.erased.get(kind, 0) for kind in RECORDS)
+
+    def as_json(self, *, datastore: str = "") -> dict[str, Any]:
+        """Return the receipt as a JSON object; `datastore` is its URL without secrets."""
+        from importlib import metadata  # noqa: PLC0415 -- takes long, and only this needs it
+
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "library": f"stm-backends {metadata.version('stm-backends')}",
+            "backend": self.backend,
+            "datastore": datastore or self.backend,
+            "of": {"tenant_id": self.tenant_id, "user_id": self.user_id, "session_id": self.session_id},
+            "began": self.began.isoformat(),
+            "ended": self.ended.isoformat(),
+            "erased": {kind: self.erased.get(kind, 0) for kind in COUNTED},
+            "undecided_states": self.undecided,
+            "second_reading": {kind: count for kind, count in self.found.items() if count},
+            "remains": self.remains,
+        }

@@ -1,0 +1,69 @@
+"""What `erase` prints and writes: the receipt of an erasure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final, TextIO
+
+import typer
+
+from stm_backends.admin.receipt import RECORDS, Counted, Receipt
+from stm_backends.cli.outcome import counted, say_wrong
+from stm_backends.cli.render import plain
+
+_NAMES: Final[Mapping[Counted, str]] = {
+    "conversations": "conversation",
+    "logs": "log",
+    "states": "saved state",
+    "paused_runs": "paused run",
+    "parts": "part of large values",
+    "expired": "expired record",
+    "data_keys": "set of data keys",
+    "directory_entries": "directory entry",
+}
+_PLURALS: Final = {
+    "part of large values": "parts of large values",
+    "set of data keys": "sets of data keys",
+} | {"directory entry": "directory entries"}
+
+
+def write(receipt: Receipt, out: TextIO, *, datastore: str) -> None:
+    """Write a receipt as JSON."""
+    json.dump(receipt.as_json(datastore=datastore), out, indent=2)
+    out.write("\n")
+
+
+def show(receipt: Receipt) -> bool:
+    """Print what was erased and what remains; returns whether the second reading found nothing."""
+    if not receipt.erased:
+        typer.echo("Nothing is stored there.")
+    else:
+        records: dict[Counted, int] = {
+            kind: receipt.erased[kind] for kind in RECORDS if kind in receipt.erased
+        }
+        others: dict[Counted, int] = {
+            kind: count for kind, count in receipt.erased.items() if kind not in RECORDS
+        }
+        what = f": {_listed(records)}" if records else ""
+        beside = f"; also {_listed(others)}" if others else ""
+        typer.echo(f"{counted(receipt.records, 'record')} erased{what}{beside}")
+    typer.echo(plain(receipt.remains))
+    if receipt.undecided:
+        typer.echo(
+            f"Not erased: {counted(receipt.undecided, 'saved state')} under keys that may belong to another "
+            "owner, because an id in them contains ':' or '%'. Delete each with delete_memory_state(key).",
+            err=True,
+        )
+    if receipt.found:
+        say_wrong(f"a second reading found {_listed(receipt.found)}: written by another process meanwhile")
+        return False
+    typer.echo("A second reading found nothing.")
+    return True
+
+
+def _listed(counts: Mapping[Counted, int]) -> str:
+    return ", ".join(
+        f"{count:,} {_NAMES[kind] if count == 1 else _PLURALS.get(_NAMES[kind], f'{_NAMES[kind]}s')}"
+        for kind, count in counts.items()
+    )
