@@ -26,9 +26,11 @@ from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.limited import LimitedDriver
+from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
-from stm_backends.telemetry.observer import SILENT, Observer
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey, as_config
 
 logger = logging.getLogger("stm_backends")
@@ -37,13 +39,14 @@ PING_KEY: Final = Key("::ping", "ping")
 """A key under which nothing is stored: no tenant is empty, so no user owns its scope."""
 
 
-def open_backend(
+def open_backend(  # noqa: PLR0913 -- everything that is not the driver's is an option here
     name_or_url: str,
     *,
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
     sealing: Sealing | None = None,
+    limits: Limits | None = None,
     max_summaries: int = MAX_SUMMARIES,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -51,18 +54,19 @@ def open_backend(
 ) -> Backend:
     """Return a backend by its entry-point name or its URL; use it with `async with`.
 
-    `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data in
-    order, for example compression. `sealing` encrypts everything that is stored. `max_summaries` limits the
-    summarizer calls in flight; a quarter of them is reserved for tenants without a call in flight.
-    `close_timeout_s` is how long closing waits for running summaries. `observer` receives events, for example
-    `telemetry.Telemetry()`. `options` are passed to the driver. Raises `ConfigurationError` for an invalid
-    name, URL or option.
+    `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data
+    in order, for example compression. `sealing` encrypts everything that is stored. `limits` refuses what is
+    too much. `max_summaries` limits the summarizer calls in flight; a quarter of them is reserved for
+    tenants without a call in flight. `close_timeout_s` is how long closing waits for running summaries.
+    `observer` receives events, for example `telemetry.Telemetry()`. `options` are passed to the driver.
+    Raises `ConfigurationError` for an invalid name, URL or option.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
         driver,
         transforms=transforms,
         sealing=sealing,
+        limits=limits,
         max_summaries=max_summaries,
         close_timeout_s=close_timeout_s,
         observer=observer,
@@ -82,6 +86,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         *,
         transforms: Sequence[Transform] = (),
         sealing: Sealing | None = None,
+        limits: Limits | None = None,
         max_summaries: int = MAX_SUMMARIES,
         close_timeout_s: float = 10.0,
         observer: Observer = SILENT,
@@ -90,15 +95,18 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
-        self.driver = driver = LargeEntries(_sealed(observer.driver(driver), sealing, observer))
+        self._guard = guard = Guard(limits, backend=driver.name, reached=partial(_limit_reached, observer))
+        inner = LargeEntries(_sealed(observer.driver(driver), sealing, observer))
+        self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
-        self.state_store = StateStore(driver, self._codec, self._directory)
+        self.state_store = StateStore(driver, self._codec, self._directory, guard)
         self.sessions = Sessions(
             driver,
             self._codec,
             self._directory,
+            guard=guard,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
         )
         self._backgrounds = Backgrounds(driver, self._codec, max_summaries=max_summaries, observer=observer)
@@ -134,6 +142,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             codec=self._codec,
             directory=self._directory,
             backgrounds=self._backgrounds,
+            guard=self._guard,
             observer=self._observer,
         )
 
@@ -155,7 +164,15 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         _require_key(key)
         if ttl_s is not None:
             require_seconds("ttl_s", ttl_s)
-        return ItemLog(self.driver, key, kind, codec=self._codec, directory=self._directory, ttl_s=ttl_s)
+        return ItemLog(
+            self.driver,
+            key,
+            kind,
+            codec=self._codec,
+            directory=self._directory,
+            guard=self._guard,
+            ttl_s=ttl_s,
+        )
 
     async def ping(self) -> float:
         """Load a record that does not exist; returns how many seconds that took."""
@@ -209,6 +226,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _limit_reached(observer: Observer, whose: Whose, limit: str) -> None:
+    observer.limit_reached(Subject(*whose), limit)
 
 
 async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> None:

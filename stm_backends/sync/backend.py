@@ -17,6 +17,7 @@ from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Transform
+from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
@@ -28,13 +29,14 @@ from stm_backends.types import MemoryKey, as_config
 T = TypeVar("T")
 
 
-def open_backend(
+def open_backend(  # noqa: PLR0913 -- as the asynchronous one
     name_or_url: str,
     *,
     url: str | None = None,
     create: bool = False,
     transforms: Sequence[Transform] = (),
     sealing: Sealing | None = None,
+    limits: Limits | None = None,
     max_summaries: int = 8,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -51,6 +53,7 @@ def open_backend(
             create=create,
             transforms=transforms,
             sealing=sealing,
+            limits=limits,
             max_summaries=max_summaries,
             close_timeout_s=close_timeout_s,
             observer=observer,

@@ -16,6 +16,7 @@ from typing import (
     Concatenate,
     Final,
     Literal,
+    NamedTuple,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -27,10 +28,27 @@ if TYPE_CHECKING:
     from types import CoroutineType
 
     from stm_backends.drivers.contract import Driver
-    from stm_backends.types import MemoryHealth
+    from stm_backends.types import MemoryHealth, MemoryKey
 
 TurnEvent: TypeAlias = Literal["appended", "folded", "dropped"]
 KeyPart: TypeAlias = Literal["tenant", "user", "session"]
+
+
+class Subject(NamedTuple):
+    """Whose data an event is about. `""` for a session means all of a user, for a user all of a tenant.
+
+    All three are `""` for data that names no tenant, such as paused runs.
+    """
+
+    tenant: str = ""
+    user: str = ""
+    session: str = ""
+
+    @classmethod
+    def of(cls, key: MemoryKey) -> Subject:
+        """Return the subject of one conversation."""
+        return cls(key.tenant_id, key.user_id, key.session_id)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,9 +57,10 @@ T = TypeVar("T")
 class Observer:
     """Receives events of memories in this process. Derive from it and override the methods you need.
 
-    No argument contains text or ids of a conversation, except perhaps an error's message. The methods are
-    called during the work, on the event loop, so they must return at once and raise nothing. One observer may
-    serve any number of backends and memories.
+    No argument contains text of a conversation, except perhaps an error's message. Only a `Subject` contains
+    ids; hash them before you store them, as `examples/audit.py` does. The methods are called during the work,
+    on the event loop, so they must return at once and raise nothing. One observer may serve any number of
+    backends and memories.
     """
 
     def driver(self, driver: Driver) -> Driver:
@@ -77,6 +96,26 @@ class Observer:
 
     def key_unresolved(self, part: KeyPart) -> None:
         """Receive that a call has no memory because its context lacks a usable tenant, user or session."""
+
+    # For accountability
+
+    def erased(self, subject: Subject, records: int) -> None:
+        """Receive that an erasure is complete, and how many records it removed, perhaps none."""
+
+    def exported(self, subject: Subject) -> None:
+        """Receive that a conversation was exported."""
+
+    def imported(self, subject: Subject) -> None:
+        """Receive that an exported conversation was imported."""
+
+    def copied(self, subject: Subject, records: int) -> None:
+        """Receive that records were written to another datastore, or a conversation under another key."""
+
+    def denied(self, subject: Subject, operation: str) -> None:
+        """Receive that the datastore or the store of keys refused an operation for lack of permission."""
+
+    def limit_reached(self, subject: Subject, limit: str) -> None:
+        """Receive that a turn or a conversation was refused; `limit` names the limit that it exceeds."""
 
 
 _NOTHING: Final = nullcontext()
