@@ -212,7 +212,7 @@ def _by_name(transforms: object) -> dict[str, Transform]:
                 f"not {'a class' if isinstance(transform, type) else type(transform).__name__}"
             )
         if not (name.isascii() and name.replace("-", "").isalnum()):
-            raise ConfigurationError(f"a transform's name must consist of letters, digits and '-': {name!r}")
+            raise ConfigurationError("a transform's name must consist of ASCII letters, digits and '-'")
         if name in found:
             raise ConfigurationError(f"two transforms have the name {name!r}")
         found[name] = cast("Transform", transform)

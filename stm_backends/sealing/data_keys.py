@@ -58,7 +58,7 @@ class EnvelopeKeys:
     ) -> None:
         require_seconds("lifetime_s", lifetime_s)
         if per not in ("user", "tenant"):
-            raise ConfigurationError(f"per is 'user' or 'tenant', not {per!r}")
+            raise ConfigurationError("per is 'user' or 'tenant'")
         self._store = store
         self._wrapping = wrapping
         self._per_user = per == "user"
@@ -125,7 +125,9 @@ class EnvelopeKeys:
         before = self._known.pop(owner, None)
         try:
             primary, wrapped = str(content["primary"]), {str(k): str(v) for k, v in content["keys"].items()}
-        except (KeyError, AttributeError, TypeError):
+            for one in (wrapped[primary], *wrapped.values()):
+                base64.b64decode(one)
+        except (KeyError, AttributeError, TypeError, ValueError):
             raise Corrupt("the stored data keys of an owner cannot be read") from None
         opened = {k: v for k, v in before.opened.items() if k in wrapped} if before else {}
         keys = self._known[owner] = _Keys(at, record.version, primary, wrapped, opened)
