@@ -65,10 +65,9 @@ def attempts(backend: str) -> list[Callable[[], object]]:
     names = [one.name for one in dataclasses.fields(cls)] if cls else ["name", "clock", "deadline_s"]
     names += ["create", "url", "client", "unknown"]
     for name in names:
-        for value in values():
-            found.append(lambda name=name, value=value: open_driver(backend, **{name: value}))
-        for query in (f"{name}={SECRET}", f"{name}={SECRET}&{name}=1", f"{name}=1&{name}={SECRET}", name):
-            found.append(lambda query=query: open_driver(f"{leading}?{query}"))
+        found += [lambda name=name, value=value: open_driver(backend, **{name: value}) for value in values()]
+        queries = (f"{name}={SECRET}", f"{name}={SECRET}&{name}=1", f"{name}=1&{name}={SECRET}", name)
+        found += [lambda query=query: open_driver(f"{leading}?{query}") for query in queries]
     scheme = leading.partition("://")[0]
     for text in (
         # What an unescaped password makes of a URL.
