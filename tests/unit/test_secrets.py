@@ -53,7 +53,7 @@ def told(attempt: Callable[[], object]) -> tuple[str, object]:
     return "", made
 
 
-def values() -> list[object]:
+def values() -> list[Any]:
     """Return values in which the secret is, or that are no value of any setting."""
     return [SECRET, [SECRET], {SECRET: SECRET}]
 
