@@ -7,6 +7,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
