@@ -9,6 +9,7 @@ from stm_backends.errors import (
     Denied,
     InvalidKey,
     InvalidState,
+    LimitReached,
     MemoryBudgetExceeded,
     MissingExtra,
     OutcomeUnknown,
@@ -34,6 +35,7 @@ from stm_backends.protocols import (
     SupportsMemoryState,
 )
 from stm_backends.records.codec import Transform
+from stm_backends.records.limits import Limits
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.keys import Sealing, StaticKeys
@@ -65,6 +67,8 @@ __all__ = [
     "InvalidKey",
     "InvalidState",
     "ItemLog",
+    "LimitReached",
+    "Limits",
     "MemoryBudget",
     "MemoryBudgetExceeded",
     "MemoryHealth",

@@ -27,10 +27,12 @@ from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
 from stm_backends.records.large.driver import LargeEntries
+from stm_backends.records.limited import LimitedDriver
+from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.denials import reporting_denials
-from stm_backends.telemetry.observer import SILENT, Observer
+from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     transforms: Sequence[Transform] = (),
     sealing: Sealing | None = None,
     isolation: MemoryIsolation | None = None,
+    limits: Limits | None = None,
     max_summaries: int = MAX_SUMMARIES,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -58,12 +61,12 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     """Return a backend by its entry-point name or its URL; use it with `async with`.
 
     `create=True` creates what the datastore needs, such as tables. `transforms` are applied to stored data
-    in order, for example compression. `sealing` encrypts everything that is stored. `isolation` says where
-    paused runs name their tenant and user, if not under `tenant_id` and `user_id`. `max_summaries` limits
-    the summarizer calls in flight; a quarter of them is reserved for tenants without a call in flight.
-    `close_timeout_s` is how long closing waits for running summaries. `observer` receives events, for
-    example `telemetry.Telemetry()`. `options` are passed to the driver. Raises `ConfigurationError` for an
-    invalid name, URL or option.
+    in order, for example compression. `sealing` encrypts everything that is stored. `limits` refuses what is
+    too much. `isolation` says where paused runs name their tenant and user, if not under `tenant_id` and
+    `user_id`. `max_summaries` limits the summarizer calls in flight; a quarter of them is reserved for
+    tenants without a call in flight. `close_timeout_s` is how long closing waits for running summaries.
+    `observer` receives events, for example `telemetry.Telemetry()`. `options` are passed to the driver.
+    Raises `ConfigurationError` for an invalid name, URL or option.
     """
     driver = plugins.open_driver(name_or_url, url=url, create=create, **options)
     return Backend(
@@ -71,6 +74,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
         transforms=transforms,
         sealing=sealing,
         isolation=isolation,
+        limits=limits,
         max_summaries=max_summaries,
         close_timeout_s=close_timeout_s,
         observer=observer,
@@ -91,6 +95,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         transforms: Sequence[Transform] = (),
         sealing: Sealing | None = None,
         isolation: MemoryIsolation | None = None,
+        limits: Limits | None = None,
         max_summaries: int = MAX_SUMMARIES,
         close_timeout_s: float = 10.0,
         observer: Observer = SILENT,
@@ -101,16 +106,20 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
         observed = observer.driver(driver)
         sealed = _sealed(observed, sealing, observer)
-        self.driver = driver = LargeEntries(reporting_denials(sealed or observed, observer))
+        inner = LargeEntries(reporting_denials(sealed or observed, observer))
+        guard = Guard(limits, backend=driver.name, reached=partial(_limit_reached, observer))
+        self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
+        self._guard = guard
         self._observer = observer
         self._codec = Codec(transforms)
         self._directory = Directory(driver, self._codec)
-        driver.before_parts = self._directory.note_parts
-        self.state_store = StateStore(driver, self._codec, self._directory, isolation=isolation)
+        inner.before_parts = self._directory.note_parts
+        self.state_store = StateStore(driver, self._codec, self._directory, guard, isolation=isolation)
         self.sessions = Sessions(
             driver,
             self._codec,
             self._directory,
+            guard=guard,
             erase_keys=None if sealing is None else partial(_erase_keys, sealing),
             sealed=sealed,
             observer=observer,
@@ -149,6 +158,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             codec=self._codec,
             directory=self._directory,
             backgrounds=self._backgrounds,
+            guard=self._guard,
             observer=self._observer,
         )
 
@@ -170,7 +180,15 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         _require_key(key)
         if ttl_s is not None:
             require_seconds("ttl_s", ttl_s)
-        return ItemLog(self.driver, key, kind, codec=self._codec, directory=self._directory, ttl_s=ttl_s)
+        return ItemLog(
+            self.driver,
+            key,
+            kind,
+            codec=self._codec,
+            directory=self._directory,
+            guard=self._guard,
+            ttl_s=ttl_s,
+        )
 
     async def ping(self) -> float:
         """Load a record that does not exist; returns how many seconds that took."""
@@ -224,6 +242,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _limit_reached(observer: Observer, whose: Whose, limit: str) -> None:
+    observer.limit_reached(Subject(*whose), limit)
 
 
 async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> bool:

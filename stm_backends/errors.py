@@ -12,6 +12,7 @@ StmError
 │   ├── Unavailable         the operation was not done; it may be retried
 │   ├── OutcomeUnknown      the operation may have been done
 │   ├── TooLarge            nothing was written: an entry, or the whole record, exceeds a limit
+│   ├── LimitReached        nothing was written: a limit of the backend, such as conversations of a user
 │   ├── Corrupt             the stored data cannot be read by this version; nothing was overwritten
 │   └── Denied              the datastore denies access to this user, role or process
 ├── SessionNotFound         there is no conversation to export or copy
@@ -115,6 +116,28 @@ def _too_large(
     what: Literal["entry", "record"], size: int, limit: int, backend: str, operation: str
 ) -> TooLarge:
     return TooLarge(what, size=size, limit=limit, backend=backend, operation=operation)
+
+
+class LimitReached(StorageError):
+    """The call would exceed one of the backend's `Limits`; nothing was written.
+
+    `limit` is the name of the limit, `most` its value and `given` what the call would have led to.
+    """
+
+    def __init__(self, limit: str, *, given: int, most: int, backend: str = "", operation: str = "") -> None:
+        super().__init__(
+            f"{limit} is {most:,}, and this would be {given:,}", backend=backend, operation=operation
+        )
+        self.limit = limit
+        self.given = given
+        self.most = most
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_limit_reached, (self.limit, self.given, self.most, self.backend, self.operation))
+
+
+def _limit_reached(limit: str, given: int, most: int, backend: str, operation: str) -> LimitReached:
+    return LimitReached(limit, given=given, most=most, backend=backend, operation=operation)
 
 
 class Corrupt(StorageError):

@@ -91,10 +91,7 @@ class MemoryBudget:
     def __post_init__(self) -> None:
         _require_count(self, "full_zone_turns", "summary_max_tokens", "total_max_tokens")
         if self.total_max_tokens and self.summary_max_tokens > self.total_max_tokens:
-            raise ConfigurationError(
-                "summary_max_tokens must be <= total_max_tokens, "
-                f"and {self.summary_max_tokens} is more than {self.total_max_tokens}"
-            )
+            raise ConfigurationError("summary_max_tokens must be <= total_max_tokens")
         _require_one_of(self, "overflow_policy", ("truncate_summary", "truncate_oldest", "error"))
 
 

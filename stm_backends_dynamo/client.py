@@ -134,9 +134,11 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
         except (BotoCoreError, ValueError) as error:
             if meaning(error) is not None:
                 raise
+            # Its message may quote a value.
             raise ConfigurationError(
-                f"no client for DynamoDB can be made with these settings: {error}"
-            ) from error
+                "no client for DynamoDB can be made with these settings; check region, profile, endpoint_url,"
+                f" the environment and the shared files ({type(error).__name__})"
+            ) from None
         yield client
 
 

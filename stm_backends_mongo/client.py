@@ -13,9 +13,11 @@ from stm_backends_mongo.settings import MongoSettings
 
 
 def require_client(client: object) -> None:
-    """Raise `ConfigurationError` for PyMongo's synchronous client."""
+    """Raise `ConfigurationError` for PyMongo's synchronous client, and for what is no client."""
     if isinstance(client, MongoClient):
         raise ConfigurationError("this driver is asynchronous: hand in pymongo.AsyncMongoClient(...)")
+    if not hasattr(client, "get_database"):
+        raise ConfigurationError(f"client must be a pymongo.AsyncMongoClient, not {type(client).__name__}")
 
 
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:

@@ -136,6 +136,8 @@ def _parts(url: str) -> tuple[str, str, str]:
     hosts, _, database = rest.partition("/")
     if not hosts:
         raise ConfigurationError("a MongoDB URL needs a host, as in mongodb://localhost:27017/database")
+    if "@" in database:
+        raise ConfigurationError("in a MongoDB URL, percent-encode '/' in a user name or password, as %2F")
     if "#" in rest + query or ";" in query:
         raise ConfigurationError("in a MongoDB URL, write '#' as %23, and join options by '&'")
     return f"{scheme.lower()}://{hosts}", unquote(database), query
@@ -146,21 +148,22 @@ def _options_in(query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         name, _, text = pair.partition("=")
-        name = _canonical(unquote(name))
+        name = _canonical(unquote(name), shown=False)
         if name in found:
             raise ConfigurationError(f"the URL sets {name} twice")
         found[name] = unquote(text)
     return found
 
 
-def _canonical(name: str) -> str:
+def _canonical(name: str, *, shown: bool = True) -> str:
     """Return the name of a client's option as MongoDB writes it. Raises for an unknown one."""
     if name.lower() in _NOT_HERE:
         raise ConfigurationError(f"{name} cannot be given here: {_NOT_HERE[name.lower()]}")
     if name in query_parsers(MongoSettings):
         raise ConfigurationError(f"{name} in this URL is read by MongoSettings.from_url(...) only")
     if name.lower() not in _CANONICAL:
-        require_known([name], [*query_parsers(MongoSettings), *CLIENT_OPTIONS], backend="mongo")
+        known = [*query_parsers(MongoSettings), *CLIENT_OPTIONS]
+        require_known([name], known, backend="mongo", shown=shown)
     return _CANONICAL[name.lower()]
 
 

@@ -132,8 +132,11 @@ class PostgresDriver:
                 await self._make_ready()
             except exceptions.ClientConfigurationError as error:
                 await self.close()
-                # Its message names hosts, files and modes, and never the password.
-                raise ConfigurationError(f"asyncpg cannot connect with these settings: {error}") from error
+                # Its message quotes hosts, files and modes.
+                raise ConfigurationError(
+                    "asyncpg cannot connect with these settings; check the URL, the environment (PGHOST, "
+                    f"PGUSER, ...) and the files that they name ({type(error).__name__})"
+                ) from None
             except BaseException:
                 await self.close()
                 raise

@@ -154,6 +154,10 @@ class PostgresSettings(Settings):
     @classmethod
     def before_query(cls, parts: SplitResult) -> dict[str, Any]:
         """Return the `dsn`: the URL without the settings of this library."""
+        if "@" in parts.path:
+            raise ConfigurationError(
+                "in a postgres URL, percent-encode '/' in a user name or password, as %2F"
+            )
         libpq = _libpq(parts.query)
         for name, choices in _CHOICES.items():
             if name in libpq and libpq[name] not in choices:
@@ -166,7 +170,8 @@ class PostgresSettings(Settings):
     def read_query(cls, query: str) -> dict[str, Any]:
         """Return the settings of this library in a URL's query."""
         given = parse_qsl(query, keep_blank_values=True)
-        require_known([name for name, _ in given], {*query_parsers(cls), *_LIBPQ}, backend=cls.backend)
+        known = {*query_parsers(cls), *_LIBPQ}
+        require_known([name for name, _ in given], known, backend=cls.backend, shown=False)
         return super().read_query(urlencode([pair for pair in given if pair[0] not in _LIBPQ]))
 
 

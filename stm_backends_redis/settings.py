@@ -84,13 +84,13 @@ class RedisSettings(Settings):
         if not self.tls and (self.tls_ca_file or self.tls_cert_file or self.tls_key_file):
             raise ConfigurationError("certificates need TLS: write rediss:// instead of redis://")
         if self.db < 0:
-            raise ConfigurationError(f"db must be the number of a database, at least 0, not {self.db}")
+            raise ConfigurationError("db must be the number of a database, at least 0")
         if "{" in self.key_prefix or "}" in self.key_prefix:
             raise ConfigurationError(
                 "key_prefix must contain no braces: in a cluster, braces decide which node a key belongs to"
             )
         if self.wait_replicas < 0:
-            raise ConfigurationError(f"wait_replicas must be at least 0, not {self.wait_replicas}")
+            raise ConfigurationError("wait_replicas must be at least 0")
         require_seconds("connect_timeout_s", self.connect_timeout_s)
         require_count("pool_size", self.pool_size)
         require_count("max_record_bytes", self.max_record_bytes)
@@ -102,6 +102,8 @@ class RedisSettings(Settings):
         `redis://user:password@host:6379/0`, `redis+cluster://host:7000,host:7001`,
         `redis+sentinel://host:26379,host:26379/service/0`; `rediss` instead of `redis` for TLS.
         """
+        if "@" in parts.path:
+            raise ConfigurationError("in a redis URL, percent-encode '/' in a user name or password, as %2F")
         mode, tls = _SCHEMES[parts.scheme]
         user, _, hosts = parts.netloc.rpartition("@")
         username, _, password = user.partition(":")

@@ -16,9 +16,10 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin.copying import Owner
@@ -41,6 +42,7 @@ from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
+from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryHealth, MemoryKey
 
@@ -63,6 +65,7 @@ class Sessions:
         codec: Codec,
         directory: Directory,
         *,
+        guard: Guard = UNLIMITED,
         erase_keys: EraseKeys | None = None,
         sealed: SealedDriver | None = None,
         observer: Observer = SILENT,
@@ -70,6 +73,7 @@ class Sessions:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._guard = guard
         self._erase_keys = erase_keys or _no_keys
         self._sealed = sealed
         self._observer = observer
@@ -142,22 +146,36 @@ class Sessions:
         `ttl` is the time to live of the conversation in seconds, as `session_ttl_s` is; `None`, the default,
         is for ever. A merge that adds a turn sets it, too, even if the conversation had another time to live.
         A merge that adds no turn does not change the time to live.
+
+        The backend's `Limits` apply. A document that exceeds them by itself, and a new conversation beyond
+        `user_conversations`, raise `LimitReached` before anything is written. A merge ends with it at the
+        turn that exceeds them; the turns before it are stored.
         """
         if on_conflict not in get_args(OnConflict):
             raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
         session = _parse(document)
         entries = {turn_id: self._codec.seal("turn", turn) for turn_id, turn in session.turns.items()}
         where, owner = keys.memory_key(session.key), (session.key.tenant_id, session.key.user_id)
-        async with self._directory.listed(owner, ttl) as listing:
-            target = await self._prepare(session, on_conflict, ttl)
-            listing.created = True
-        for turn_id in _missing(session, target):
+        with self._guard.reporting(Whose(*owner, session.key.session_id), "import"):
+            self._require_within_limits(session, entries.values())
             async with self._directory.listed(owner, ttl) as listing:
-                # A turn creates the record if the conversation was just erased.
-                appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
-                listing.created = appended.created
+                target = await self._prepare(session, on_conflict, ttl)
+                listing.created = True
+            for turn_id in _missing(session, target):
+                async with self._directory.listed(owner, ttl) as listing:
+                    # A turn creates the record if the conversation was just erased.
+                    appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
+                    listing.created = appended.created
         self._observer.imported(Subject.of(session.key))
         return session.key
+
+    def _require_within_limits(self, session: _Session, entries: Collection[bytes]) -> None:
+        """Raise `LimitReached` for a document that exceeds the limits of a conversation by itself."""
+        for turn in session.turns.values():
+            self._guard.require("turn_characters", partial(_characters, turn))
+        self._guard.require("conversation_turns", len(entries))
+        body = len(self._codec.seal_body(session.body))
+        self._guard.require("conversation_bytes", body + sum(map(len, entries)))
 
     async def _prepare(self, session: _Session, on_conflict: OnConflict, ttl: float | None) -> Snapshot:
         """Store the body unless the existing one stays; returns the resulting conversation."""
@@ -286,6 +304,10 @@ class _Session:
     key: MemoryKey
     body: Body
     turns: Mapping[str, Mapping[str, Any]]
+
+
+def _characters(turn: Mapping[str, Any]) -> int:
+    return characters_of(load_turn(turn))
 
 
 def _has_left(body: Body) -> bool:

@@ -64,18 +64,17 @@ def require_fits(
         raise TooLarge(what, size=size, limit=limit, backend=backend, operation=operation)
 
 
-def require_known(given: Iterable[str], known: Iterable[str], *, backend: str) -> None:
+def require_known(given: Iterable[str], known: Iterable[str], *, backend: str, shown: bool = True) -> None:
     """Raise `ConfigurationError` for an unknown setting, with the most similar name of a known one.
 
-    The message shows the unknown name only if it is an identifier: other text may be the end of a password.
+    `shown=False` keeps the unknown name out of the message. In a URL it may be the end of a password.
     """
     names = sorted(known)
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            is_word = name.replace("-", "_").isidentifier()
-            what = f"setting {name!r}" if is_word else "such setting (write '?' in a password as %3F)"
+            what = f"setting {name!r}" if shown else "such setting in a URL (write '?' in a password as %3F)"
             raise ConfigurationError(f"backend {backend!r} has no {what}; {hint}it has: {', '.join(names)}")
 
 
@@ -88,20 +87,20 @@ def require_seconds(name: str, value: object, *, zero: bool = False) -> None:
         or value > LONGEST_S
     ):
         least = "a number of seconds, at least 0" if zero else "a positive number of seconds"
-        raise ConfigurationError(f"{name} must be {least}, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be {least}{_not(value)}")
 
 
 def require_count(name: str, value: object, *, most: int | None = None) -> None:
     """Raise `ConfigurationError` unless a setting is an integer of at least 1, and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
         allowed = f"between 1 and {most:,}" if most else "an integer of at least 1"
-        raise ConfigurationError(f"{name} must be {allowed}, not {_shown(value)}")
+        raise ConfigurationError(f"{name} must be {allowed}{_not(value)}")
 
 
 def require_clock(clock: object) -> None:
     """Raise `ConfigurationError` unless a clock is a function."""
     if isinstance(clock, type) or not callable(clock):
-        raise ConfigurationError(f"clock must be a function that returns seconds, not {_shown(clock)}")
+        raise ConfigurationError(f"clock must be a function that returns seconds{_not(clock)}")
 
 
 def not_open(*, backend: str = "", operation: str = "") -> Unavailable:
@@ -114,8 +113,6 @@ def not_open(*, backend: str = "", operation: str = "") -> Unavailable:
     )
 
 
-def _shown(value: object) -> str:
-    """Return a number or a short text as it is, and the type of any other value."""
-    return (
-        repr(value) if isinstance(value, (int, float, str)) and len(str(value)) < 40 else type(value).__name__
-    )
+def _not(value: object) -> str:
+    """Return what a value of another type is. Never shows the value, which may be a secret."""
+    return "" if type(value) in (int, float) else f", not {type(value).__name__}"

@@ -164,7 +164,7 @@ _Claims: TypeAlias = "dict[str, list[EntryPoint]]"
 
 _NAME = re.compile(r"[A-Za-z0-9_+.\-]{1,60}")
 
-_DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
+DATABASE_FILE = re.compile(r"([A-Za-z]:)?[\w./\\+ -]{1,200}\.(db3?|sqlite3?)", re.IGNORECASE)
 """What looks like the path of a database, and cannot be the part of a URL that holds a secret."""
 
 
@@ -342,7 +342,7 @@ def _unknown(
 ) -> UnknownBackend:
     """Return the error for an unknown backend; it does not show what may be part of a mistyped URL."""
     text = asked.lower()
-    if _DATABASE_FILE.fullmatch(asked):
+    if DATABASE_FILE.fullmatch(asked):
         problem = f"a path is not a backend; for the SQLite database in it write {_at(asked)}."
     else:
         problem = (

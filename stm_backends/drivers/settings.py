@@ -70,8 +70,9 @@ class Settings:
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             if not _admits(kind, value):
-                shown = repr(value) if _words(kind) and isinstance(value, str) else type(value).__name__
-                raise ConfigurationError(f"{name} must be {_described(kind)}, not {shown}")
+                # No value is shown: it may be a secret that was given under the wrong name.
+                given = "" if _words(kind) and isinstance(value, str) else f", not {type(value).__name__}"
+                raise ConfigurationError(f"{name} must be {_described(kind)}{given}")
         require_seconds("deadline_s", self.deadline_s)
         require_count("max_entry_bytes", self.max_entry_bytes, most=self.largest_entry)
 
@@ -82,8 +83,8 @@ class Settings:
         `url=None` leaves the options alone to decide. `client=...` among the options says that the caller
         hands in a client: the settings of a connection are then refused, wherever they are given. Raises
         `ConfigurationError` for an unknown setting (with a near miss), for one that the URL and the options
-        give differently, and for a value that cannot work. No message shows any part of the URL before its
-        query.
+        give differently, and for a value that cannot work. No message shows a value, or a part
+        of the URL that is not the name of a setting.
         """
         return cls.from_options(**merged(cls.read_url(url) if url else {}, options))
 
@@ -139,14 +140,14 @@ class Settings:
         parsers = query_parsers(cls)
         given: dict[str, Any] = {}
         for name, text in parse_qsl(query, keep_blank_values=True):
-            require_known([name], parsers, backend=cls.backend)
+            require_known([name], parsers, backend=cls.backend, shown=name in _declared(cls))
             if name in given:
                 raise ConfigurationError(f"the URL sets {name} twice")
             try:
                 given[name] = parsers[name](text)
             except ValueError:
                 expected = "true or false" if parsers[name] is _truth else "a number"
-                raise ConfigurationError(f"{name} in the URL is not {expected}: {text!r}") from None
+                raise ConfigurationError(f"{name} in the URL is not {expected}") from None
         return given
 
 

@@ -14,16 +14,25 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import KEEP, Driver, new_version
-from stm_backends.errors import InvalidState, OutcomeUnknown, StorageError, TooLarge, located
+from stm_backends.errors import (
+    InvalidState,
+    LimitReached,
+    OutcomeUnknown,
+    StorageError,
+    TooLarge,
+    located,
+)
 from stm_backends.history import items
 from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import LogKind
+from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_in
 from stm_backends.types import MemoryKey
 
 logger = logging.getLogger("stm_backends")
@@ -51,12 +60,15 @@ class ItemLog:
         *,
         codec: Codec | None = None,
         directory: Directory | None = None,
+        guard: Guard = UNLIMITED,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._driver = driver
         self._where = keys.log_key(key, kind)
         self._owner = (key.tenant_id, key.user_id)
+        self._whose = Whose(*self._owner, key.session_id)
+        self._guard = guard
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._ttl_s = ttl_s
@@ -73,9 +85,9 @@ class ItemLog:
     async def add(self, items: Sequence[Mapping[str, Any]]) -> None:
         """Add items at the end, all or none, in one round trip. An empty list is a no-op.
 
-        Raises `InvalidState`, naming the path, for a value that is not a JSON object; `TooLarge` if the items
-        do not fit into one entry, or the log into one record; `OutcomeUnknown` if the items may have been
-        stored.
+        Raises `InvalidState`, naming the path, for a value that is not a JSON object; `LimitReached`;
+        `TooLarge` if the items do not fit into one entry, or the log into one record; `OutcomeUnknown` if the
+        items may have been stored.
         """
         added: list[Item] = []
         for index, item in enumerate(items):
@@ -83,8 +95,11 @@ class ItemLog:
                 raise InvalidState(f"items[{index}] is {type(item).__name__}, not an object")
             added.append(dict(item))
             require_json(added[-1], f"items[{index}]", deepest=DEEPEST_IN_TURN)
-        if added:
-            await self._append(Add(_new_id(), added))
+        with self._guard.reporting(self._whose, "add"):
+            for item in added:
+                self._guard.require("turn_characters", partial(characters_in, item))
+            if added:
+                await self._append(Add(_new_id(), added))
 
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.
@@ -98,7 +113,7 @@ class ItemLog:
         pop = Pop(_new_id(), self._clock())
         try:
             await self._send(items.seal_entry(pop, self._codec))
-        except TooLarge as error:
+        except (TooLarge, LimitReached) as error:
             return await self._pop_from_full(pop, error)
         try:
             log = await self._load("pop")
@@ -136,7 +151,7 @@ class ItemLog:
         with located(self._driver.name, operation):
             return items.read(record, self._codec)
 
-    async def _pop_from_full(self, pop: Pop, full: TooLarge) -> Item | None:
+    async def _pop_from_full(self, pop: Pop, full: TooLarge | LimitReached) -> Item | None:
         """Remove the last item of a log that has no room for another entry, as part of a fold.
 
         Raises `full` if there is nothing to fold, or the items do not fit into a body.
@@ -168,11 +183,12 @@ class ItemLog:
         A fold that loses the race to another process has made room, too.
         """
         data = items.seal_entry(entry, self._codec)
+        self._guard.require("conversation_bytes", len(data))
         for attempt in range(ROUNDS):
             try:
                 await self._send(data)
-            except TooLarge as error:
-                if error.what == "entry" or attempt == ROUNDS - 1:
+            except (TooLarge, LimitReached) as error:
+                if (isinstance(error, TooLarge) and error.what == "entry") or attempt == ROUNDS - 1:
                     raise
                 log = await self._load("add")
                 if not log.length or await self._fold(log) is None:

@@ -212,7 +212,7 @@ def _by_name(transforms: object) -> dict[str, Transform]:
                 f"not {'a class' if isinstance(transform, type) else type(transform).__name__}"
             )
         if not (name.isascii() and name.replace("-", "").isalnum()):
-            raise ConfigurationError(f"a transform's name must consist of letters, digits and '-': {name!r}")
+            raise ConfigurationError("a transform's name must consist of ASCII letters, digits and '-'")
         if name in found:
             raise ConfigurationError(f"two transforms have the name {name!r}")
         found[name] = cast("Transform", transform)
@@ -300,7 +300,7 @@ def dump_turn(stored: StoredTurn) -> dict[str, Any]:
     """
     turn = stored.turn
     optional: dict[str, Any] = {
-        "trajectory_digest": _dump_digest(turn.trajectory_digest),
+        "trajectory_digest": dump_digest(turn.trajectory_digest),
         "artifacts_shown": turn.artifacts_shown,
         "artifacts_hidden_refs": turn.artifacts_hidden_refs,
         "ts": turn.ts,
@@ -333,7 +333,7 @@ def encode_turn(stored: StoredTurn) -> bytes:
         raise InvalidState("turn_id, user_message or assistant_response is not a string") from None
     if turn.trajectory_digest or turn.artifacts_shown or turn.artifacts_hidden_refs:
         text += _members_of(
-            trajectory_digest=_dump_digest(turn.trajectory_digest),
+            trajectory_digest=dump_digest(turn.trajectory_digest),
             artifacts_shown=turn.artifacts_shown,
             artifacts_hidden_refs=turn.artifacts_hidden_refs,
         )
@@ -355,7 +355,8 @@ def _members_of(**fields: Any) -> str:
     return text
 
 
-def _dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
+def dump_digest(digest: TrajectoryDigest | None) -> dict[str, Any] | None:
+    """Return the digest of a turn as JSON."""
     return (
         None
         if digest is None

@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from stm_backends import logs
 from stm_backends.drivers.contract import MAX_KEY_BYTES, Key
-from stm_backends.errors import InvalidKey
+from stm_backends.errors import Corrupt, InvalidKey
 from stm_backends.types import MemoryKey
 
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
@@ -119,11 +119,14 @@ def name(text: str) -> str:
 
 
 def unname(escaped: str) -> str:
-    """Return the text that `name` escaped."""
+    """Return the text that `name` escaped. Raises `Corrupt` for a name that it has not."""
     if escaped == "%":
         return ""
-    raw = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), escaped.encode())
-    return raw.decode("utf-8", "surrogatepass")
+    try:
+        raw = _ESCAPED.sub(lambda match: bytes.fromhex(match[1].decode()), escaped.encode())
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeError:
+        raise Corrupt("a stored name is none that this library writes") from None
 
 
 def blob_key(key: str) -> Key:

@@ -13,6 +13,7 @@ from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
+from stm_backends.records.limits import UNLIMITED, Guard, Whose
 from stm_backends.records.steps import run_in_slices
 from stm_backends.types import MemoryIsolation
 
@@ -28,7 +29,8 @@ class StateStore:
 
     What is loaded is JSON-equal to what was saved: NaN, lone surrogates and big integers are kept, and tuples
     become lists. Large states are saved and loaded in steps, so that other tasks run in between; do not
-    change a state before its save has returned. A state under a key that names a tenant and a user
+    change a state before its save has returned. A save beyond the backend's `Limits` raises `LimitReached`
+    before anything is written. A state under a key that names a tenant and a user
     (`MemoryKey.composite()`, or `kv:v1:` and a composite) is erased with the user. `isolation` says where a
     paused run names its tenant and user.
     """
@@ -38,6 +40,7 @@ class StateStore:
         driver: Driver,
         codec: Codec,
         directory: Directory,
+        guard: Guard = UNLIMITED,
         *,
         isolation: MemoryIsolation | None = None,
     ) -> None:
@@ -45,6 +48,7 @@ class StateStore:
         self._driver = driver
         self._codec = codec
         self._directory = directory
+        self._guard = guard
         self._versions: OrderedDict[str, str] = OrderedDict()
 
     async def save_memory_state(self, key: str, state: dict[str, Any], *, ttl: float | None = None) -> None:
@@ -146,12 +150,15 @@ class StateStore:
                 await operations.retried(lambda: note(version, ANY))
             listing.created = True
 
-    async def load_planner_state(self, token: str) -> dict[str, Any] | None:
+    async def load_planner_state(self, token: str, *, tenant: str | None = None) -> dict[str, Any] | None:
         """Return a paused run and remove it: exactly one of any number of callers receives it.
 
         `None` if there is no run under the token: it was never saved, has expired, or was loaded before. Two
         round trips. Raises `OutcomeUnknown` if it is unknown whether this call removed the run. The run is
         lost then, because resuming it twice would do everything twice.
+
+        With `tenant`, only a run whose `tool_context` names this tenant is returned; any other is
+        `None` and stays. Pass it wherever the request names a tenant: a token alone may have leaked.
         """
         where, tried = keys.planner_key(token), None
         while True:
@@ -159,6 +166,8 @@ class StateStore:
             if record is None or record.version == tried:
                 return None
             payload = await self._read(record, "load_planner_state")
+            if tenant is not None and (_owner(payload, self._isolation) or ("",))[0] != tenant:
+                return None
             if await self._claim(where, record.version):
                 return payload
             # Loaded by another caller; or sealed again, or saved again, under another version.
@@ -191,9 +200,15 @@ class StateStore:
         if not isinstance(state, dict):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are not all typed
             raise InvalidState(f"a state is a dict, not {type(state).__name__}")
         body = await run_in_slices(self._codec.seal_steps("state", state))
-        return lambda version, expect: self._driver.replace(
-            where, body, version=version, expect=expect, ttl=ttl
-        )
+        reporting = self._guard.reporting(Whose(*keys.owner_of(where.scope)), "save")
+        with reporting:
+            self._guard.require("state_bytes", len(body))
+
+        async def write(version: str, expect: str | AbsentType | AnyType) -> bool:
+            with reporting:
+                return await self._driver.replace(where, body, version=version, expect=expect, ttl=ttl)
+
+        return write
 
     def _remember(self, key: str, version: str) -> None:
         self._versions[key] = version

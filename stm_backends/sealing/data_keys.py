@@ -58,7 +58,7 @@ class EnvelopeKeys:
     ) -> None:
         require_seconds("lifetime_s", lifetime_s)
         if per not in ("user", "tenant"):
-            raise ConfigurationError(f"per is 'user' or 'tenant', not {per!r}")
+            raise ConfigurationError("per is 'user' or 'tenant'")
         self._store = store
         self._wrapping = wrapping
         self._per_user = per == "user"
@@ -148,6 +148,7 @@ class EnvelopeKeys:
         try:
             primary = str(content["primary"])
             wrapped = {str(one): base64.b64decode(text) for one, text in content["keys"].items()}
+            _ = wrapped[primary]
         except (KeyError, AttributeError, TypeError, ValueError):
             raise Corrupt("the stored data keys of an owner cannot be read") from None
         opened = {k: v for k, v in before.opened.items() if k in wrapped} if before else {}

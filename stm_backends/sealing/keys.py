@@ -144,7 +144,7 @@ def _data_keys(keys: object) -> Iterator[DataKey]:
         if not isinstance(key_id, str) or not is_key_id(key_id):
             raise ConfigurationError("a key's id has 1 to 32 ASCII letters, digits, '-', '_' or '.'")
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
-            raise ConfigurationError(f"the key {key_id!r} must be {KEY_BYTES} bytes")
+            raise ConfigurationError(f"each key must be {KEY_BYTES} bytes")
         yield DataKey(key_id, bytes(key))
 
 

@@ -17,6 +17,7 @@ from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Transform
+from stm_backends.records.limits import Limits
 from stm_backends.sealing.keys import Sealing
 from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
@@ -36,6 +37,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
     transforms: Sequence[Transform] = (),
     sealing: Sealing | None = None,
     isolation: MemoryIsolation | None = None,
+    limits: Limits | None = None,
     max_summaries: int = 8,
     close_timeout_s: float = 10.0,
     observer: Observer = SILENT,
@@ -53,6 +55,7 @@ def open_backend(  # noqa: PLR0913 -- one for each setting
             transforms=transforms,
             sealing=sealing,
             isolation=isolation,
+            limits=limits,
             max_summaries=max_summaries,
             close_timeout_s=close_timeout_s,
             observer=observer,

@@ -44,6 +44,6 @@ class StateStore:
         """Keep a paused run for an hour under the token that resumes it, in any process."""
         self._run(self._store.save_planner_state(token, payload))
 
-    def load_planner_state(self, token: str) -> dict[str, Any] | None:
-        """Return a paused run and erase it; of several concurrent callers, only one receives it."""
-        return self._run(self._store.load_planner_state(token))
+    def load_planner_state(self, token: str, *, tenant: str | None = None) -> dict[str, Any] | None:
+        """Return a paused run, if it is the tenant's, and erase it; only one of many callers receives it."""
+        return self._run(self._store.load_planner_state(token, tenant=tenant))

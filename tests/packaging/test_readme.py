@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from stm_backends import MemoryBudget, MemoryIsolation, ShortTermMemoryConfig, errors
+from stm_backends import Limits, MemoryBudget, MemoryIsolation, ShortTermMemoryConfig, errors
 from stm_backends.cli.replay.conversations import read_conversations
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 
@@ -183,6 +183,13 @@ def test_the_table_of_settings_has_each_with_its_default() -> None:
     # The URL gives it.
     del expected["path"]
     assert rows == expected
+
+
+def test_the_table_of_limits_has_each() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text("utf-8")
+    table = page.partition("\n## Limits")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z_]+)` \|", table, re.MULTILINE)
+    assert rows == [field.name for field in dataclasses.fields(Limits)]
 
 
 def _default(field: dataclasses.Field[object]) -> str:

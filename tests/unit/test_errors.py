@@ -15,6 +15,7 @@ from stm_backends.errors import (
     Denied,
     InvalidKey,
     InvalidState,
+    LimitReached,
     MemoryBudgetExceeded,
     MissingExtra,
     OutcomeUnknown,
@@ -40,6 +41,7 @@ def missing_extra() -> MissingExtra:
 EXAMPLES: list[StmError] = [
     *(kind("message", backend="redis", operation="load") for kind in (StorageError, *STORAGE)),
     TooLarge("entry", size=2_000_000, limit=400_000, backend="dynamo", operation="append"),
+    LimitReached("conversation_turns", given=501, most=500, backend="redis", operation="add_turn"),
     *(
         kind("message")
         for kind in (

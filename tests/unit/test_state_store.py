@@ -628,3 +628,15 @@ async def test_a_newer_state_fails_to_load_and_a_plain_save_replaces_it(
     assert [turn.user_message for turn in await memory.turns()] == ["u1"]
     await store.save_memory_state("acme:u:s", {"version": 1})
     assert await store.load_memory_state("acme:u:s") == {"version": 1}
+
+
+async def test_a_paused_run_is_returned_to_its_own_tenant_only(driver: Driver) -> None:
+    store = store_on(driver)
+    owned = {**RUN, "tool_context": {"tenant_id": "acme", "user_id": "u"}}
+    await store.save_planner_state("token", owned)
+    assert await store.load_planner_state("token", tenant="other") is None
+    assert await store.load_planner_state("token", tenant="acme") == owned
+    # A run that names no tenant is nobody's who names one.
+    await store.save_planner_state("token", RUN)
+    assert await store.load_planner_state("token", tenant="acme") is None
+    assert await store.load_planner_state("token") == RUN

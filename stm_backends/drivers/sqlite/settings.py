@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote
 
 from stm_backends.drivers.checks import require_count
-from stm_backends.drivers.plugins import scheme_of
+from stm_backends.drivers.plugins import DATABASE_FILE, scheme_of
 from stm_backends.drivers.settings import MIB, Settings, setting
 from stm_backends.errors import ConfigurationError
 
@@ -69,7 +69,7 @@ class SqliteSettings(Settings):
         if scheme == "sqlite" and url.partition(":")[2][:2] not in ("", "//"):
             raise ConfigurationError(
                 "a sqlite URL has three slashes before the path; for this one write "
-                f"{_url_of(urlsplit(url).path)}"
+                f"{_url_of(url.partition(':')[2].partition('?')[0])}"
             )
         return super().read_url(url)
 
@@ -89,5 +89,6 @@ class SqliteSettings(Settings):
 
 
 def _url_of(path: str) -> str:
-    """Return the correct URL for the path of a malformed one."""
-    return f"sqlite:///{quote(unquote(path))}"
+    """Return the correct URL for the path of a malformed one; only what is surely a path is shown."""
+    path = unquote(path)
+    return f"sqlite:///{quote(path) if DATABASE_FILE.fullmatch(path) else 'PATH'}"

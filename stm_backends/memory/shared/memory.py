@@ -21,6 +21,7 @@ from stm_backends.memory.shared.folds import Stats
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.records.operations import Appended
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
@@ -55,6 +56,7 @@ class DistributedShortTermMemory:
         codec: Codec | None = None,
         directory: Directory | None = None,
         backgrounds: Backgrounds | None = None,
+        guard: Guard = UNLIMITED,
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -63,6 +65,8 @@ class DistributedShortTermMemory:
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
         self._owner = (key.tenant_id, key.user_id)
+        self._whose = Whose(*self._owner, key.session_id)
+        self._guard = guard
         if backgrounds is None:
             backgrounds = Backgrounds(driver, self._codec, observer=observer, clock=clock)
         self._maintenance = backgrounds.of(key)
@@ -98,14 +102,20 @@ class DistributedShortTermMemory:
         fails, it loses its oldest pending turns, so that this turn is stored.
 
         Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
-        rejects the turn, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored. After any other
-        error the turn is not stored.
+        rejects the turn, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored.
+        After any other error the turn is not stored.
         """
         if self._config.strategy == "none":
             log.keeps_nothing()
             return
+        with self._guard.reporting(self._whose, "add_turn"):
+            await self._add(turn, turn_id)
+
+    async def _add(self, turn: ConversationTurn, turn_id: str | None) -> None:
         stored = self.checked(turn, turn_id)
         entry = self._codec.seal_turn(stored)
+        # Before anything is written; the other limits are the driver's, which knows the record.
+        self._guard.require("conversation_bytes", len(entry))
         refuses = self._config.budget.overflow_policy == "error"
         if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
@@ -151,10 +161,15 @@ class DistributedShortTermMemory:
         if self._config.on_turn_added is not None:
             self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
-    @staticmethod
-    def checked(turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
-        """Return a copy of a turn with its id, by default a new one. Raises `InvalidState`."""
-        return StoredTurn(as_turn_id(turn_id), as_turn(turn))
+    def checked(self, turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
+        """Return a copy of a turn with its id, by default a new one.
+
+        Raises `InvalidState`, and `LimitReached` for a turn of too many characters.
+        """
+        stored = StoredTurn(as_turn_id(turn_id), as_turn(turn))
+        with self._guard.reporting(self._whose, "add_turn"):
+            self._guard.require("turn_characters", lambda: characters_of(stored.turn))
+        return stored
 
     @observed
     async def get_llm_context(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_options_of_the_connection_may_stand_beside_the_url():
         ("mongodb://h/?tls=true;w=majority", "join options by '&'"),
         ("mongodb://h/?colection=x", "did you mean 'collection'"),
         ("mongodb://h/?maxPolSize=5", "did you mean 'maxPoolSize'"),
-        ("mongodb://h/?client=x", "no setting 'client'"),
+        ("mongodb://h/?client=x", "no such setting in a URL"),
         ("mongodb://h/?username=x", "precede the host"),
         ("mongodb://h/?collection=a&collection=b", "sets collection twice"),
         ("mongodb://h/?tls=true&TLS=true", "sets tls twice"),

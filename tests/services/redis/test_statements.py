@@ -9,6 +9,7 @@ import redis
 
 import stm_backends
 from stm_backends.drivers.contract import ANY, KEEP, Key, Record
+from stm_backends.errors import Corrupt
 from stm_backends.testing import open_at
 from stm_backends_redis import statements
 
@@ -163,3 +164,11 @@ async def test_the_next_write_repairs_an_index_that_was_evicted(server, driver):
     server.ask("DEL", INDEX)
     await driver.append(KEY, b"b", initial_version="initial", ttl=None)
     assert (await driver.scan(KEY.scope, limit=9)).names == (KEY.name,)
+
+
+@pytest.mark.parametrize("member", [b"without nul", b"\xff\xfe\0", b"\0\xff", b"name\0not a number"])
+async def test_a_member_of_the_index_of_another_kind_is_corrupt(server, driver, member):
+    with contextlib.closing(redis.Redis(port=server.port)) as client:
+        client.zadd(INDEX, {member: 0})
+    with pytest.raises(Corrupt):
+        await driver.scan(KEY.scope, limit=10)
