@@ -90,6 +90,7 @@ class PostgresDriver:
         self._has_warned = False
         self._statements = Statements(settings.schema)
         self._purge_statement = self._statements.purge
+        self._count_statement = self._statements.count_expired
         self._loads = Coalesced(self._find, size=lambda found: found.size)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
         ours = self._given is None and not settings.pgbouncer
@@ -230,6 +231,11 @@ class PostgresDriver:
         names = tuple(row["name"] for row in rows[:limit])
         return Page(names, names[-1] if len(rows) > limit else None)
 
+    async def expired(self) -> int:
+        """Return how many expired records the tables still hold."""
+        (row,) = await self._ask("purge", self._count_statement)
+        return row["expired"]
+
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the tables; returns how many.
 
@@ -319,7 +325,9 @@ class PostgresDriver:
 
         with located(self.name, "open"):
             is_dated = await make_ready(send, self._settings, self._statements, create=self._create)
-        self._purge_statement = self._statements.purge if is_dated else self._statements.purge_undated
+        here = self._statements
+        self._purge_statement = here.purge if is_dated else here.purge_undated
+        self._count_statement = here.count_expired if is_dated else here.count_expired_undated
         self._is_ready = True
 
     async def _borrow(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:

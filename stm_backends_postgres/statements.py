@@ -230,6 +230,10 @@ PURGE: Final = """
     )
     SELECT (SELECT count(*) FROM purged) AS purged FROM due"""
 
+COUNT_EXPIRED: Final = """
+    SELECT count(*) AS expired FROM {schema}.stm_record
+    WHERE {due} <= statement_timestamp() AND expires <= statement_timestamp()"""
+
 # One step for a record that is in use. It needs no lock, because `first` only increases.
 SWEEP: Final = """
     WITH record AS (
@@ -423,6 +427,8 @@ class Statements:
         self.scan = here(SCAN)
         self.purge = here(PURGE, due="due")
         self.purge_undated = here(PURGE, due="expires")
+        self.count_expired = here(COUNT_EXPIRED, due="due")
+        self.count_expired_undated = here(COUNT_EXPIRED, due="expires")
         self.sweep = here(SWEEP, "record", "first FROM record")
         self.numbers = here(NUMBERS)
 

@@ -18,7 +18,7 @@ import typer
 import stm_backends
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import datastores, render, transfer
+from stm_backends.cli import datastores, durations, render, transfer
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.files import is_standard, reading, writing
@@ -34,6 +34,7 @@ from stm_backends.cli.outcome import (
     told_as,
 )
 from stm_backends.cli.progress import Progress
+from stm_backends.cli.purging import expire, purge
 from stm_backends.cli.replay import readback
 from stm_backends.cli.replay.conversations import read_conversations
 from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
@@ -422,6 +423,13 @@ def import_(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace conversations that exist already.")
     ] = False,
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Time to live of what is imported, from now on: {durations.SPELLING}. [default: no expiry]",
+            metavar="DURATION",
+        ),
+    ] = None,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
@@ -429,7 +437,8 @@ def import_(
 ) -> None:
     """Import exported conversations. Fails if one exists already, unless --merge or --replace is given.
 
-    The whole file is checked before anything is stored.
+    The whole file is checked before anything is stored. With --merge, --ttl also applies to existing
+    conversations that get a turn.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
@@ -439,11 +448,12 @@ def import_(
         async with open_backend(
             where, url=url if backend else None, create=create, sealing=load_sealing(sealing)
         ) as opened:
-            await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported)
+            await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported, ttl=ttl_s)
 
     with reported(), interruptible(lambda: imported.so_far(on_conflict)):
         if merge and replace:
             raise ConfigurationError("give --merge or --replace, not both")
+        ttl_s = durations.optional("--ttl", ttl)
         with reading(file) as text:
             lines = transfer.read_exports(file, text)
         try:
@@ -500,6 +510,10 @@ def erase(
     typer.echo(f"{counted(count, 'record')} erased" if count else "Nothing is stored there.")
 
 
+app.command()(purge)
+
+app.command()(expire)
+
 app.command()(conformance)
 
 
@@ -513,13 +527,7 @@ def _mention(logs: int, done: str) -> None:
         )
 
 
-def _existing(
-    backend: str | None, url: str | None, *, create: bool = False, sealing: str | None = None
-) -> Backend:
-    seal = load_sealing(sealing)
-    if backend:
-        return datastores.existing(backend, url=url, create=create, sealing=seal)
-    return datastores.existing(datastores.given(url), create=create, sealing=seal)
+_existing = datastores.of_command
 
 
 async def _selected(

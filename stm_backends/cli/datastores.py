@@ -8,6 +8,7 @@ from typing import Final
 from stm_backends.backend import Backend, open_backend
 from stm_backends.errors import ConfigurationError
 from stm_backends.sealing.keys import Sealing
+from stm_backends.sealing.naming import load_sealing
 
 _URL: Final = re.compile(
     r"([a-z][a-z0-9+.\-]*)://(?:[^/?#@]*@)?([^/?#@:]*(?::\d+)?(?:/[^?#@]*)?)(?:\?([^#@]*))?(?:#[^@]*)?",
@@ -38,6 +39,16 @@ def existing(
     except ConfigurationError:
         # This backend has no such option, because it never creates anything; or there is another error.
         return open_backend(name_or_url, url=url, sealing=sealing)
+
+
+def of_command(
+    backend: str | None, url: str | None, *, create: bool = False, sealing: str | None = None
+) -> Backend:
+    """Return the backend that the options `--backend`, `--url` and `--sealing` name; see `existing`."""
+    seal = load_sealing(sealing)
+    if backend:
+        return existing(backend, url=url, create=create, sealing=seal)
+    return existing(given(url), create=create, sealing=seal)
 
 
 def shown(name_or_url: str, url: str | None = None) -> str:

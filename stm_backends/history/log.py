@@ -84,7 +84,7 @@ class ItemLog:
             added.append(dict(item))
             require_json(added[-1], f"items[{index}]", deepest=DEEPEST_IN_TURN)
         if added:
-            await self._append(Add(_new_id(), added))
+            await self._append(Add(_new_id(), added, self._clock()))
 
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.

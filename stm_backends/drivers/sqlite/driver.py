@@ -250,6 +250,14 @@ class SqliteDriver:
         names = [name for (name,) in await self._run("scan", work, Kind.READ)]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
 
+    async def expired(self) -> int:
+        """Return how many expired records the file still holds."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.execute(statements.COUNT_EXPIRED, (self._clock(),)).fetchone()[0]
+
+        return await self._run("purge", work, Kind.READ)
+
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the file; returns how many.
 
