@@ -249,9 +249,9 @@ return page
 """
 )
 
-# KEYS: index. ARGV: after, limit, '1' to count only. Returns how many of the next `limit` entries have expired,
-# and '' or where the rest begins. Removes those entries, and gives the index a time to live again if all that
-# is left expires and was read.
+# KEYS: index. ARGV: after, limit, '1' to count only. Returns how many of the next `limit` entries have
+# expired, and '' or where the rest begins. Removes those entries, and gives the index a time to live again if
+# all that is left expires and was read.
 TIDY: Final = _script(
     f"""{_NOW}{_SETTLE}
 local limit, count_only = tonumber(ARGV[2]), ARGV[3] == '1'

@@ -52,7 +52,8 @@ class Expiring:
 class Expire:
     """Gives the records of tenants and users a time to live of `ttl` seconds from now.
 
-    Call `tenant` or `user`. Running it again restarts the time to live of everything. `on_step` is called after each record.
+    Call `tenant` or `user`. Running it again restarts the time to live of everything. `on_step` is called
+    after each record.
     """
 
     def __init__(
