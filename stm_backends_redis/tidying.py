@@ -47,16 +47,18 @@ class Tidying:
 async def indexes(
     connected: Connected,
     key_prefix: str,
-    ask: Callable[[Connected, Command], Awaitable[tuple[bytes, list[bytes]]]],
+    ask: Callable[[Connected, Command], Awaitable[tuple[bytes | int, list[bytes]]]],
 ) -> AsyncIterator[bytes]:
     """Yield the keys of all indexes with a prefix; each at least once if it exists throughout."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", key_prefix) + "{*}"
     for master in await connected.masters():
-        cursor = b"0"
+        cursor = 0
         while True:
             command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _KEYS, "TYPE", "zset")
-            cursor, found = await ask(master, command)
+            position, found = await ask(master, command)
             for index in found:
                 yield index
-            if cursor == b"0":
+            # Bytes, or a number if the client library has read the answer.
+            cursor = int(position)
+            if not cursor:
                 break
