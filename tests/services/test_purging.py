@@ -78,11 +78,9 @@ async def test_purge_removes_what_is_old_and_keeps_the_rest(
         assert "Removed: 4 old conversations\nKept: 4 newer\n" in done.stdout
         assert await questions(backend) == [0, 0, 0, 3, 3, 3, 0]
         assert await backend.item_log(MemoryKey("acme", "u1", "log"), "langchain").items()
-        left = await everything(backend)
-        assert str(left).count("question") == 9
-        assert not [key for key in left if key.scope.endswith(":part")]
+        assert str(await everything(backend)).count("question") == 9
         memory = backend.memory(MemoryKey("acme", "u1", "100 days, 0"), config())
-        await memory.add_turn(ConversationTurn("again", "answer"))
+        await memory.add_turn(ConversationTurn("again", "answer", ts=time.time()))
         again = cli("purge", *options)
         assert "Removed: nothing\nKept: 5 newer, 3 emptied by an earlier purge" in again.stdout
         assert await questions(backend) == [1, 0, 0, 3, 3, 3, 0]
