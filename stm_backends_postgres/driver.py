@@ -32,7 +32,7 @@ from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, conn
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
-from stm_backends_postgres.statements import DUE_S, Statements
+from stm_backends_postgres.statements import DUE_S, STEP_RECORDS, Statements
 from stm_backends_postgres.tables import make_ready
 
 T = TypeVar("T")
@@ -90,6 +90,7 @@ class PostgresDriver:
         self._has_warned = False
         self._statements = Statements(settings.schema)
         self._purge_statement = self._statements.purge
+        self._purge_small_statement = self._statements.purge_small
         self._count_statement = self._statements.count_expired
         self._loads = Coalesced(self._find, size=lambda found: found.size)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
@@ -239,12 +240,14 @@ class PostgresDriver:
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the tables; returns how many.
 
-        Each statement removes one record, or 1,000 entries of a larger one.
+        Each statement removes up to 64 small records, or 1,000 entries of a larger one.
         """
         require_limit(limit)
         removed = 0
         while removed < limit:
-            step = await self._purge_step(0)
+            most = min(STEP_RECORDS, limit - removed)
+            (row,) = await self._ask("purge", self._purge_small_statement, most)
+            step = row["purged"] or await self._purge_step(0)
             if step is None:
                 break
             removed += step
@@ -327,6 +330,7 @@ class PostgresDriver:
             is_dated = await make_ready(send, self._settings, self._statements, create=self._create)
         here = self._statements
         self._purge_statement = here.purge if is_dated else here.purge_undated
+        self._purge_small_statement = here.purge_small if is_dated else here.purge_small_undated
         self._count_statement = here.count_expired if is_dated else here.count_expired_undated
         self._is_ready = True
 

@@ -95,7 +95,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
 
     def so_far() -> str:
         gone = sum(getattr(purged, name) for name in _PURGED)
-        return f"{counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
+        return f"At least {counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
 
     async def work(owner: tuple[str | None, str | None], seconds: float | None) -> None:
         nonlocal purged
@@ -154,7 +154,7 @@ def expire(
 
     def so_far() -> str:
         done = sum(getattr(expiring, name) for name in _EXPIRING)
-        return f"{counted(done, 'record')} got the time to live; run the command again for all of them."
+        return f"At least {counted(done, 'record')} got the time to live; run the command again for all."
 
     async def work(tenant: str, user: str | None, seconds: float) -> None:
         nonlocal expiring
