@@ -245,12 +245,15 @@ class PostgresDriver:
         require_limit(limit)
         removed = 0
         while removed < limit:
-            most = min(STEP_RECORDS, limit - removed)
-            (row,) = await self._ask("purge", self._purge_small_statement, most)
-            step = row["purged"] or await self._purge_step(0)
+            # First what a deletion has ended, whose rows go entry by entry; then small records together.
+            step = await self._purge_step(0)
             if step is None:
                 break
             removed += step
+            if step and removed < limit:
+                most = min(STEP_RECORDS, limit - removed)
+                (row,) = await self._ask("purge", self._purge_small_statement, most)
+                removed += row["purged"]
         return removed
 
     async def _purge_step(self, since_s: float) -> int | None:
