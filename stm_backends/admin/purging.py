@@ -233,7 +233,7 @@ class Purge:
         scope = keys.scope(tenant, user, "part")
         until = self._clock() - ORPHANED_S
         # Listed before the records: a part is older than its pointer, except for the first minutes.
-        old = [name async for name in operations.names(self._driver, scope) if time_of(id_in(name)) < until]
+        old = [name async for name in operations.names(self._driver, scope) if _is_part_before(name, until)]
         if self._dry_run and not old:
             return
         owners: set[str] = set()
@@ -248,3 +248,11 @@ class Purge:
                     await self._driver.delete(Key(scope, name))
                 self.purged.parts += 1
                 self._on_step(self.purged)
+
+
+def _is_part_before(name: str, until: float) -> bool:
+    """Say whether a name is that of a part that was created before a time, in epoch seconds."""
+    try:
+        return time_of(id_in(name)) < until
+    except ValueError:
+        return False

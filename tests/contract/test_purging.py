@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import stm_backends.sync
 from stm_backends import (
     Backend,
     ConfigurationError,
@@ -222,6 +223,24 @@ async def test_ages_need_a_tenant(driver: Driver) -> None:
             await backend.sessions.purge(older_than=DAY)
         with pytest.raises(ConfigurationError, match="tenant"):
             await backend.sessions.purge(user="u")
+
+
+async def test_a_program_without_an_event_loop_purges_too() -> None:
+    def work() -> tuple[int, int]:
+        with stm_backends.sync.open_backend("memory://") as backend:
+            memory = backend.memory(KEY, CONFIG)
+            memory.add_turn(ConversationTurn("old", "answer", ts=NOW - 900 * DAY))
+            sessions = backend.asynchronous.sessions
+            purged = backend.run(sessions.purge("acme", older_than=90 * DAY))
+            return purged.conversations, backend.run(sessions.expire("acme", ttl=DAY)).conversations
+
+    assert await asyncio.to_thread(work) == (1, 1)
+
+
+async def test_a_name_that_is_no_part_is_left_alone(driver: Driver, clock: FakeClock) -> None:
+    await Directory(driver, CODEC).note("acme", "u")
+    await driver.append(Key(keys.scope("acme", "u", "part"), "?"), b"", initial_version="v", ttl=None)
+    assert await purge(driver, clock) == Purged()
 
 
 # A turn that is added at any moment

@@ -33,7 +33,7 @@ class ExpiresSoon(Purge):
 
 
 class EmptiesInAnyCase(Purge):
-    """Empties whatever is stored now."""
+    """Empties the record without a condition."""
 
     async def _empty(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> bool:
         del kind, record
