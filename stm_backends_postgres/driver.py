@@ -33,7 +33,7 @@ from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, conn
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
-from stm_backends_postgres.statements import DUE_S, Statements
+from stm_backends_postgres.statements import DUE_S, STEP_RECORDS, Statements
 from stm_backends_postgres.tables import make_ready
 
 T = TypeVar("T")
@@ -97,6 +97,8 @@ class PostgresDriver:
         self._has_warned = False
         self._statements = Statements(settings.schema)
         self._purge_statement = self._statements.purge
+        self._purge_small_statement = self._statements.purge_small
+        self._count_statement = self._statements.count_expired
         self._loads = Coalesced(self._find, size=lambda found: found.size)
         self._cleaner = Cleaner(lambda: self._purge_step(DUE_S), self._sweep_step)
         ours = self._given is None and not settings.pgbouncer
@@ -273,18 +275,28 @@ class PostgresDriver:
             return f"{_REMAINS} Rows of expired or large records may remain until a later write ({error})."
         return f"{_REMAINS} Rows of expired or large records may remain until a later write."
 
+    async def expired(self) -> int:
+        """Return how many expired records the tables still hold."""
+        (row,) = await self._ask("purge", self._count_statement)
+        return row["expired"]
+
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the tables; returns how many.
 
-        Each statement removes one record, or 1,000 entries of a larger one.
+        Each statement removes up to 64 small records, or 1,000 entries of a larger one.
         """
         require_limit(limit)
         removed = 0
         while removed < limit:
+            # First what a deletion has ended, whose rows go entry by entry; then small records together.
             step = await self._purge_step(0)
             if step is None:
                 break
             removed += step
+            if step and removed < limit:
+                most = min(STEP_RECORDS, limit - removed)
+                (row,) = await self._ask("purge", self._purge_small_statement, most)
+                removed += row["purged"]
         return removed
 
     async def _purge_step(self, since_s: float) -> int | None:
@@ -362,7 +374,10 @@ class PostgresDriver:
 
         with located(self.name, "open"):
             is_dated = await make_ready(send, self._settings, self._statements, create=self._create)
-        self._purge_statement = self._statements.purge if is_dated else self._statements.purge_undated
+        here = self._statements
+        self._purge_statement = here.purge if is_dated else here.purge_undated
+        self._purge_small_statement = here.purge_small if is_dated else here.purge_small_undated
+        self._count_statement = here.count_expired if is_dated else here.count_expired_undated
         self._is_ready = True
 
     async def _borrow(self, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:

@@ -43,6 +43,9 @@ STEP_ENTRIES: Final = 1_000
 DUE_S: Final = 15 * 60
 """The number of seconds that `due` is rounded down to; see `_STEP_3`."""
 
+STEP_RECORDS: Final = 64
+"""The most small records that one statement removes."""
+
 STEP_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of entries that a purge removes at once; a single entry may be larger."""
 
@@ -276,6 +279,29 @@ PURGE: Final = """
     )
     SELECT (SELECT count(*) FROM purged) AS purged FROM due"""
 
+# The same for small records, several at once: together at most as many entries and bytes as one step removes.
+# `next` is more than the number of a record's entries, those below its tail included. The cascade removes the
+# entries. A purge on demand uses it; the task behind writes takes one record at a time.
+PURGE_SMALL: Final = """
+    WITH due AS MATERIALIZED (
+        SELECT id, next, size FROM {schema}.stm_record
+        WHERE {due} <= statement_timestamp() AND expires <= statement_timestamp()
+            AND next <= {entries} AND size <= {bytes}
+        ORDER BY {due} LIMIT $1 FOR UPDATE SKIP LOCKED
+    ), step AS (
+        SELECT id, sum(next) OVER by_id AS entries, sum(size) OVER by_id AS bytes FROM due
+        WINDOW by_id AS (ORDER BY id ROWS UNBOUNDED PRECEDING)
+    ), purged AS (
+        DELETE FROM {schema}.stm_record AS r USING step
+        WHERE r.id = step.id AND entries <= {entries} AND bytes <= {bytes}
+        RETURNING r.id
+    )
+    SELECT count(*) AS purged FROM purged"""
+
+COUNT_EXPIRED: Final = """
+    SELECT count(*) AS expired FROM {schema}.stm_record
+    WHERE {due} <= statement_timestamp() AND expires <= statement_timestamp()"""
+
 # One step for a record that is in use. It needs no lock, because `first` only increases.
 SWEEP: Final = """
     WITH record AS (
@@ -472,6 +498,10 @@ class Statements:
         self.scan_expired = here(SCAN_EXPIRED)
         self.purge = here(PURGE, due="due")
         self.purge_undated = here(PURGE, due="expires")
+        self.purge_small = here(PURGE_SMALL, due="due")
+        self.purge_small_undated = here(PURGE_SMALL, due="expires")
+        self.count_expired = here(COUNT_EXPIRED, due="due")
+        self.count_expired_undated = here(COUNT_EXPIRED, due="expires")
         self.sweep = here(SWEEP, "record", "first FROM record")
         self.numbers = here(NUMBERS)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from redis import exceptions as client
@@ -18,7 +18,7 @@ from redis.crc import key_slot
 
 from stm_backends.errors import Denied, StorageError
 from stm_backends_redis.errors import meaning
-from stm_backends_redis.servers import Command, Node
+from stm_backends_redis.servers import Command, Connected, Node
 from stm_backends_redis.settings import Address
 
 Seeds: TypeAlias = Callable[[], Awaitable[Iterable[Address]]]
@@ -87,6 +87,12 @@ class Cluster:
                 self._look_again(address)
             return answers
         raise client.ClusterError("redirected too often")
+
+    async def masters(self) -> Sequence[Connected]:
+        """Return the nodes that have slots."""
+        if not self._owners:
+            await self._topology()
+        return [self._node(address) for address in dict.fromkeys(self._owners.values())]
 
     async def close(self) -> None:
         """Wait for operations in progress, each limited by its deadline, and close the connections."""

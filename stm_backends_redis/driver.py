@@ -29,6 +29,7 @@ from stm_backends_redis.errors import REFUSALS, meaning
 from stm_backends_redis.servers import Argument, Command, Connected
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.statements import Statement
+from stm_backends_redis.tidying import Tidying, indexes
 
 _MAX_DROP: Final = 1_000
 """A script that drops this many entries keeps the server from other clients for a few milliseconds."""
@@ -59,6 +60,7 @@ class RedisDriver:
         self._sent: set[Statement] = set()
         self._safeguard = Safeguard(settings)
         self._opening = asyncio.Lock()
+        self._tidying: Tidying | None = None
         self.traits = Traits(
             reach="network",
             clock="server",
@@ -85,7 +87,7 @@ class RedisDriver:
 
     async def close(self) -> None:
         """Wait for operations in progress; close the client unless it was handed in. Twice is harmless."""
-        client, self._client = self._client, None
+        client, self._client, self._tidying = self._client, None, None
         if client is not None:
             await client.close()
 
@@ -182,6 +184,50 @@ class RedisDriver:
     async def finish_erasure(self) -> str:
         """Return what remains of deleted records."""
         return _REMAINS
+
+    async def expired(self) -> int:
+        """Return how many names of expired records the indexes of all scopes still hold."""
+        tidying, total = self._new_tidying(count_only=True), 0
+        while (step := await tidying.step(_MAX_PAGE)) is not None:
+            total += step
+        return total
+
+    async def purge(self, limit: int) -> int:
+        """Remove up to `limit` names of expired records from the indexes; returns how many.
+
+        A call that removed `limit` names is continued by the next one. On a cluster, all masters are asked.
+        """
+        require_limit(limit)
+        tidying, self._tidying = self._tidying or self._new_tidying(), None
+        gone = 0
+        while gone < limit:
+            step = await tidying.step(limit - gone)
+            if step is None:
+                return gone
+            gone += step
+        self._tidying = tidying
+        return gone
+
+    def _new_tidying(self, *, count_only: bool = False) -> Tidying:
+        client = self._client
+        if client is None:
+            raise self._edge.not_open("purge")
+
+        async def ask(master: Connected, command: Command) -> Any:
+            async def send() -> Any:
+                (answer,) = await master.exchange(b"", command)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+            return await self._edge.run("purge", send)
+
+        async def look(index: bytes, after: bytes, limit: int) -> tuple[int, bytes]:
+            arguments = (1, index, after, limit, int(count_only))
+            expired, rest = await self._run("purge", statements.TIDY, arguments, key=index)
+            return expired, rest
+
+        return Tidying(indexes(client, self._settings.key_prefix, ask), look)
 
     # Sending
 

@@ -56,6 +56,10 @@ class Connected(Protocol):
         """
         ...
 
+    async def masters(self) -> Sequence[Connected]:
+        """Return the servers that together have all keys."""
+        ...
+
     async def close(self) -> None:
         """Wait for operations in progress, each limited by its deadline, and close what was made here."""
         ...
@@ -97,6 +101,10 @@ class _Sending:
             if isinstance(one, Exception) and is_read_only(one):
                 await self._renew()
         return answers
+
+    async def masters(self) -> Sequence[Connected]:
+        """Return this server alone."""
+        return (self,)
 
     async def close(self) -> None:
         """Wait for operations in progress, and give the connection of the stream back."""

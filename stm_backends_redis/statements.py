@@ -284,3 +284,27 @@ if first == '-' and #found <= limit and page[2] then settle(KEYS[1], found) end
 return page
 """
 )
+
+# KEYS: index. ARGV: after, limit, '1' to count only. Returns how many of the next `limit` entries have
+# expired, and '' or where the rest begins. Removes those entries, and gives the index a time to live again if
+# all that is left expires and was read.
+TIDY: Final = _script(
+    f"""{_NOW}{_SETTLE}
+local limit, count_only = tonumber(ARGV[2]), ARGV[3] == '1'
+local first = ARGV[1] == '' and '-' or '[' .. ARGV[1] .. '\\1'
+local found = redis.call('ZRANGEBYLEX', KEYS[1], first, '+', 'LIMIT', 0, limit + 1)
+local expired, left, rest = {{}}, {{}}, ''
+for place, entry in ipairs(found) do
+  local name, ends = string.match(entry, '^(.*)%z(%d*)$')
+  if place > limit then break end
+  if ends and ends ~= '' and tonumber(ends) < now then expired[#expired + 1] = entry
+  else left[#left + 1] = entry end
+  if place == limit and #found > limit then rest = name end
+end
+if not count_only then
+  for _, entry in ipairs(expired) do redis.call('ZREM', KEYS[1], entry) end
+  if first == '-' and rest == '' and left[1] then settle(KEYS[1], left) end
+end
+return {{#expired, rest}}
+"""
+)

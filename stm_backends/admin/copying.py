@@ -29,9 +29,6 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
-AT_ONCE: Final = 8
-"""How many records are processed concurrently."""
-
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind != "part")
 """The kinds that are copied. Parts are created by the writes at the target."""
 
@@ -171,31 +168,17 @@ class Copy:
         work: Callable[[Item], Awaitable[None]],
         on_record: Callable[[int], None],
     ) -> None:
-        """Process each record that any of the ends has, `AT_ONCE` at a time."""
-        turn, done = asyncio.Lock(), 0
+        """Process each record that any of the ends has, several at a time."""
+        done = 0
 
-        async def worker(items: AsyncIterator[Item]) -> None:
+        async def one(item: Item) -> None:
             nonlocal done
-            while True:
-                async with turn:
-                    item = await anext(items, None)
-                if item is None:
-                    return
-                await work(item)
-                done += 1
-                on_record(done)
+            await work(item)
+            done += 1
+            on_record(done)
 
-        try:
-            for owner in self._owners:
-                items = _items(owner, *ends)
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(AT_ONCE):
-                        workers.create_task(worker(items))
-        except* StorageError as errors:
-            first = errors.exceptions[0]
-        else:
-            return
-        raise first
+        for owner in self._owners:
+            await operations.each(_items(owner, *ends), one)
 
     async def _copy(self, item: Item) -> None:
         owner = (item.tenant, item.user) if item.tenant else None

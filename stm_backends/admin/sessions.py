@@ -16,7 +16,7 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from stm_backends.admin.copying import Owner
 from stm_backends.admin.erasing import EraseKeys, Erasure
+from stm_backends.admin.expiring import Expire, Expiring
+from stm_backends.admin.purging import Found, Purge, Purged
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.resealing import OnProblem, Reseal, ResealReport
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, new_version
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
+    Denied,
     InvalidState,
     SessionExists,
     SessionNotFound,
@@ -289,6 +292,68 @@ class Sessions:
                 log = ItemLog(self._driver, key, kind, codec=self._codec, directory=self._directory)
                 return await log.fold()
         return False
+
+    async def purge(
+        self,
+        tenant: str | None = None,
+        user: str | None = None,
+        *,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        on_step: Callable[[Purged], None] = lambda purged: None,
+        on_found: Callable[[Found], None] = lambda found: None,
+    ) -> Purged:
+        """Remove what has expired and, with `older_than`, what had no addition for so many seconds.
+
+        Without a `tenant`, removes only expired records that the datastore keeps, of all tenants. For a
+        tenant or a `user` of it, also removes left-over parts of large values. `older_than` empties
+        conversations and item logs; the empty records expire `older_than` seconds later, unless something is
+        added to them. A turn that is added during the purge stays. What has no time, as turns without `ts`,
+        is kept.
+
+        Works in short steps, and may be interrupted and repeated. `dry_run=True` counts and writes nothing.
+        `on_step` is called with the counts so far, and `on_found` with each record that is purged by its age.
+        """
+        if tenant is None and (older_than is not None or user is not None):
+            raise ConfigurationError("name the tenant: its conversations cannot be found without it")
+        purge = Purge(
+            self._driver,
+            self._codec,
+            self._directory,
+            older_than=older_than,
+            dry_run=dry_run,
+            on_step=on_step,
+            on_found=on_found,
+        )
+        try:
+            await purge.expired()
+        except Denied:
+            # A role that may use this tenant only. Listing its scopes does as much for the tenant.
+            if tenant is None:
+                raise
+        if tenant is not None and user is not None:
+            await purge.user(tenant, user)
+        elif tenant is not None:
+            await purge.tenant(tenant)
+        return purge.purged
+
+    async def expire(
+        self,
+        tenant: str,
+        user: str | None = None,
+        *,
+        ttl: float,
+        on_step: Callable[[Expiring], None] = lambda expiring: None,
+    ) -> Expiring:
+        """Give everything stored for a tenant, or for one user, a time to live of `ttl` seconds from now.
+
+        Keeps all content. Replaces the time to live that a record has, whether it is shorter or longer, since
+        it cannot be read. A turn that is added later resets it to `session_ttl_s`. Running this again starts
+        the time again. `on_step` is called with the counts so far.
+        """
+        expire = Expire(self._driver, self._codec, self._directory, ttl=ttl, on_step=on_step)
+        await (expire.tenant(tenant) if user is None else expire.user(tenant, user))
+        return expire.expiring
 
 
 async def _no_keys(tenant: str, user: str) -> bool:

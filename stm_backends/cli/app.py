@@ -19,7 +19,7 @@ import stm_backends
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import datastores, erasing, render, transfer
+from stm_backends.cli import datastores, durations, erasing, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
@@ -37,6 +37,7 @@ from stm_backends.cli.outcome import (
     say_wrong,
 )
 from stm_backends.cli.progress import Progress
+from stm_backends.cli.purging import expire, purge
 from stm_backends.cli.replay import readback
 from stm_backends.cli.replay.conversations import read_conversations
 from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
@@ -364,6 +365,13 @@ def import_(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace conversations that exist already.")
     ] = False,
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Time to live of what is imported, from now on: {durations.SPELLING}. [default: no expiry]",
+            metavar="DURATION",
+        ),
+    ] = None,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
@@ -371,7 +379,8 @@ def import_(
 ) -> None:
     """Import exported conversations. Fails if one exists already, unless --merge or --replace is given.
 
-    The whole file is checked before anything is stored.
+    The whole file is checked before anything is stored. With --merge, --ttl also applies to existing
+    conversations that get a turn.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
@@ -385,11 +394,12 @@ def import_(
             sealing=load_sealing(sealing),
             observer=observer(),
         ) as opened:
-            await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported)
+            await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported, ttl=ttl_s)
 
     with reported(), interruptible(lambda: imported.so_far(on_conflict)):
         if merge and replace:
             raise ConfigurationError("give --merge or --replace, not both")
+        ttl_s = durations.optional("--ttl", ttl)
         with reading(file) as text:
             lines = transfer.read_exports(file, text)
         try:
@@ -459,6 +469,10 @@ def erase(
     if not erasing.show(receipt):
         raise typer.Exit(FAILED)
 
+
+app.command()(purge)
+
+app.command()(expire)
 
 app.command()(conformance)
 

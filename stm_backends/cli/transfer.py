@@ -170,11 +170,17 @@ class Imported:
 
 
 async def import_all(
-    backend: Backend, lines: list[Line], *, on_conflict: OnConflict, imported: Imported
+    backend: Backend,
+    lines: list[Line],
+    *,
+    on_conflict: OnConflict,
+    imported: Imported,
+    ttl: float | None = None,
 ) -> None:
     """Import conversations; if one is invalid or exists already, none is imported.
 
-    Raises `BadFile` and `SessionExists` with file and line. Updates `imported` as it goes.
+    `ttl` is in seconds, `None` is for ever. Raises `BadFile` and `SessionExists` with file and line. Updates
+    `imported` as it goes.
     """
     with Progress(len(lines), "checking", "conversations") as progress:
         keys = await _rehearse(backend, lines, on_conflict, progress)
@@ -187,7 +193,7 @@ async def import_all(
         for line, key in zip(lines, keys, strict=True):
             before = await backend.driver.load(memory_key(key))
             try:
-                await backend.sessions.import_(line.document, on_conflict=on_conflict)
+                await backend.sessions.import_(line.document, on_conflict=on_conflict, ttl=ttl)
             except SessionExists as error:
                 raise SessionExists(f"{line.where}: {named(key)} was created during the import") from error
             imported.conversations += 1

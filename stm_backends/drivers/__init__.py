@@ -1,7 +1,8 @@
 """The contract of a driver and what authors of drivers build on.
 
 `contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
-and validates settings from a URL and keyword arguments. `wrapper` is the base for drivers around a driver.
+and validates settings from a URL and keyword arguments. `purges` is what a driver may offer for expired
+records. `wrapper` is the base for drivers around a driver.
 `checks`, `deadlines`, `edge`, `coalesced` and `layouts` are helpers that the drivers of this library share;
 using them is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
 """
@@ -21,6 +22,7 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
+from stm_backends.drivers.purges import Purges
 from stm_backends.drivers.settings import Settings, setting
 from stm_backends.drivers.wrapper import WrapperDriver
 
@@ -35,6 +37,7 @@ __all__ = [
     "KeepType",
     "Key",
     "Page",
+    "Purges",
     "Record",
     "Settings",
     "Traits",

@@ -53,7 +53,10 @@ from stm_backends.errors import ConfigurationError, StorageError
 
 _MIB: Final = 1024 * 1024
 
-_READS: Final = ("load", "scan")
+_READS: Final = ("load", "scan", "expired", "purge")
+
+_STEP: Final = 1_000
+"""How many records that expire a purge checks at once."""
 
 
 @dataclass(slots=True)
@@ -115,10 +118,14 @@ class MemoryStore:
             del self.scopes[key.scope]
         self.mortal.pop(key, None)
 
+    def is_expired(self, key: Key, now: float) -> bool:
+        """Say whether a record has expired and is still stored."""
+        return key in self.mortal and self.scopes[key.scope].find(key.name, now) is None
+
     def sweep(self, now: float, count: int) -> None:
         """Check the next `count` records that expire, and remove those that have expired."""
         for key in list(itertools.islice(self.mortal, count)):
-            if self.scopes[key.scope].find(key.name, now) is None:
+            if self.is_expired(key, now):
                 self.remove(key)
             else:
                 self.mortal.move_to_end(key)
@@ -280,6 +287,27 @@ class MemoryDriver:
             start = after.encode()
             later = (scope for scope in self._store.scopes if scope.encode() > start)
             return min(later, key=str.encode, default=None)
+
+    async def expired(self) -> int:
+        """Return how many expired records the store still holds."""
+        await _others()
+        with self._scope("", "expired") as (_, now):
+            return sum(self._store.is_expired(key, now) for key in self._store.mortal)
+
+    async def purge(self, limit: int) -> int:
+        """Remove up to `limit` expired records; returns how many. Other tasks and threads run in between."""
+        require_limit(limit)
+        await _others()
+        with self._scope("", "purge"):
+            keys, gone = iter([*self._store.mortal]), 0
+        while gone < limit and (step := [*itertools.islice(keys, _STEP)]):
+            await _others()
+            with self._scope("", "purge") as (_, now):
+                expired = [key for key in step if self._store.is_expired(key, now)][: limit - gone]
+                for key in expired:
+                    self._store.remove(key)
+                gone += len(expired)
+        return gone
 
     def _scope(self, name: str, operation: str) -> AbstractContextManager[tuple[_Scope, float]]:
         """Give a scope to one operation at a time, with the time at which expiry is judged."""

@@ -1,8 +1,8 @@
 """A log of items, as pure functions: its entries, and the items that result from them.
 
 ```
-entry  {"id": ..., "add": [item, ...]}     the items of one call, all or none
-entry  {"id": ..., "pop": 1760000000.0}    remove the last item; the time of the removal
+entry  {"id": ..., "add": [item, ...], "at": 1760000000.0}   the items of one call, all or none; their time
+entry  {"id": ..., "pop": 1760000000.0}                      remove the last item; the time of the removal
 body   {"items": [...], "forgotten": ..., "popped": {id: [when, item or null], ...}}
 ```
 
@@ -26,10 +26,11 @@ Item: TypeAlias = dict[str, Any]
 
 
 class Add(NamedTuple):
-    """An entry that adds items at the end."""
+    """An entry that adds items at the end; `at` is in epoch seconds, by the clock of its writer, or 0."""
 
     id: str
     items: Sequence[Item]
+    at: float = 0.0
 
 
 class Pop(NamedTuple):
@@ -68,12 +69,13 @@ class Log:
     """A log at one instant. `version` is `None` if there is no record.
 
     `items` are the remaining items, oldest first. `popped` maps the id of each pop to what it removed.
-    `waste` is how many of the `length` entries hold no remaining item.
+    `waste` is how many of the `length` entries hold no remaining item. `folded` is the body, and `added` has
+    the time of each entry.
     """
 
     def __init__(self, version: str | None, folded: Folded, entries: Sequence[Entry]) -> None:
         self.version = version
-        self._folded = folded
+        self.folded = folded
         self._entries = entries
         remaining = [(item, -1) for item in folded.items]
         self.popped = dict(folded.popped)
@@ -87,16 +89,17 @@ class Log:
             else:
                 self.popped[entry.id] = Removal(entry.at, remaining.pop()[0] if remaining else None)
         self.items = [item for item, _ in remaining]
+        self.added = [entry.at for entry in entries]
         self.length = len(entries)
         self.waste = self.length - len({position for _, position in remaining if position >= 0})
 
     def with_entry(self, entry: Entry) -> Log:
         """Return the log with one more entry."""
-        return Log(self.version, self._folded, [*self._entries, entry])
+        return Log(self.version, self.folded, [*self._entries, entry])
 
     def has_folded(self, entry_id: str) -> bool:
         """Say whether an entry was folded in, as far as that is remembered."""
-        return entry_id in self._folded.forgotten
+        return entry_id in self.folded.forgotten
 
     def fold(self, count: int, *, now: float, keep_for: float, removals: bool = True) -> Folded:
         """Return the body after the oldest `count` entries are folded in.
@@ -104,15 +107,15 @@ class Log:
         It remembers the ids, and with `removals` what pops removed, for `keep_for` seconds. `now` is in epoch
         seconds.
         """
-        head = self if count == self.length else Log(self.version, self._folded, self._entries[:count])
+        head = self if count == self.length else Log(self.version, self.folded, self._entries[:count])
         # A clock that is ahead must not keep removed items for longer.
         young = {
             entry_id: removal._replace(at=min(removal.at, now))
             for entry_id, removal in head.popped.items()
             if removals and removal.at > now - keep_for
         }
-        forgotten = self._folded.forgotten.adding(list(head.ids), now=now, keep_for=keep_for)
-        return Folded(head.items, forgotten, young, self._folded.extra)
+        forgotten = self.folded.forgotten.adding(list(head.ids), now=now, keep_for=keep_for)
+        return Folded(head.items, forgotten, young, self.folded.extra)
 
 
 def read(record: Record | None, codec: Codec) -> Log:
@@ -125,7 +128,9 @@ def read(record: Record | None, codec: Codec) -> Log:
 
 def seal_entry(entry: Entry, codec: Codec) -> bytes:
     """Return the bytes of an entry whose items `require_json` has accepted."""
-    content = {"add": list(entry.items)} if isinstance(entry, Add) else {"pop": entry.at}
+    content: dict[str, Any] = {"pop": entry.at}
+    if isinstance(entry, Add):
+        content = {"add": list(entry.items), **({"at": entry.at} if entry.at else {})}
     return codec.seal("items", {"id": entry.id, **content})
 
 
@@ -144,7 +149,8 @@ def _load_entry(content: Mapping[str, Any]) -> Entry:
     entry_id, added, popped = (content.get(name) for name in ("id", "add", "pop"))
     if isinstance(entry_id, str) and (added is None) != (popped is None):
         if isinstance(added, list):
-            return Add(entry_id, _load_items(cast("object", added)))
+            at: object = content.get("at")
+            return Add(entry_id, _load_items(cast("object", added)), at if isinstance(at, float) else 0.0)
         if isinstance(popped, (int, float)):
             with suppress(OverflowError):
                 return Pop(entry_id, float(popped))

@@ -99,7 +99,7 @@ class ItemLog:
             for item in added:
                 self._guard.require("turn_characters", partial(characters_in, item))
             if added:
-                await self._append(Add(_new_id(), added))
+                await self._append(Add(_new_id(), added, self._clock()))
 
     async def pop(self) -> Item | None:
         """Remove the last item and return it; `None` if the log is empty.

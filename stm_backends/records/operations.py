@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 from stm_backends.drivers.contract import Driver, Key, new_version
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
@@ -13,6 +13,9 @@ from stm_backends.records import keys
 
 PAGE: Final = 200
 """How many names one `scan` requests."""
+
+AT_ONCE: Final = 8
+"""How many records are processed concurrently."""
 
 ATTEMPTS: Final = 3
 """How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
@@ -36,6 +39,29 @@ async def names_of(driver: Driver, scope: str, prefix: str) -> AsyncIterator[str
         if not name.startswith(prefix):
             return
         yield name
+
+
+async def each(items: AsyncIterator[_T], work: Callable[[_T], Awaitable[None]]) -> None:
+    """Do the work for each item, `AT_ONCE` at a time; the first `StorageError` ends it and is raised."""
+    turn, end = asyncio.Lock(), object()
+
+    async def worker() -> None:
+        while True:
+            async with turn:
+                item = await anext(items, end)
+            if item is end:
+                return
+            await work(cast("_T", item))
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(AT_ONCE):
+                workers.create_task(worker())
+    except* StorageError as errors:
+        first = errors.exceptions[0]
+    else:
+        return
+    raise first
 
 
 async def erase(driver: Driver, key: Key) -> bool:

@@ -253,3 +253,31 @@ def test_a_run_of_the_suite_says_that_it_was_interrupted(tmp_path: Path, python_
     assert said.endswith(
         "The report leaves out the checks that did not run. Run the command again for all.\n"
     )
+
+
+def test_an_interrupted_purge_says_how_many_and_is_completed(tmp_path: Path, python_path: str) -> None:
+    path = tmp_path / "full.db"
+    options = ("--tenant", "acme", "--older-than", "90d")
+
+    async def fill() -> None:
+        async with stm_backends.open_backend(f"sqlite:///{path}") as backend:
+            for session in range(40):
+                memory = backend.memory(
+                    MemoryKey("acme", "u1", f"s{session}"), ShortTermMemoryConfig("truncation")
+                )
+                await memory.add_turn(ConversationTurn("question", "answer", ts=1_500_000_000.0))
+
+    asyncio.run(fill())
+    status, _, said = interrupted(path, python_path, "purge", *options, "--url", at("replace-21", path))
+
+    assert status == 130
+    gone = 40 - sum("question" in line for line in exported(f"sqlite:///{path}"))
+    assert 0 < gone < 40
+    told = re.search(
+        r"Interrupted\. At least (\d+) records removed; run the command again for the rest", said
+    )
+    # Those in work at that moment may have been removed, too.
+    assert told
+    assert 0 < int(told[1]) <= gone
+    assert cli("purge", *options, "--url", f"sqlite:///{path}").returncode == 0
+    assert not any("question" in line for line in exported(f"sqlite:///{path}"))

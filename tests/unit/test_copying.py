@@ -19,7 +19,7 @@ from stm_backends import (
     ShortTermMemoryConfig,
     open_backend,
 )
-from stm_backends.admin.copying import AT_ONCE, UNOWNED, Comparison, Copy, Item, Owner, Problem, compare
+from stm_backends.admin.copying import UNOWNED, Comparison, Copy, Item, Owner, Problem, compare
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ABSENT, ANY, Driver, Key, Record
 from stm_backends.drivers.plugins import open_driver
@@ -32,6 +32,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.records import keys, operations
+from stm_backends.records.operations import AT_ONCE
 
 ACME = Owner("acme")
 TRIP = MemoryKey("acme", "u1", "trip")

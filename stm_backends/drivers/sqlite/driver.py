@@ -323,6 +323,14 @@ class SqliteDriver:
             self._cut_log(connection)
         return self._purge_step(connection).more
 
+    async def expired(self) -> int:
+        """Return how many expired records the file still holds."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.execute(statements.COUNT_EXPIRED, (self._clock(),)).fetchone()[0]
+
+        return await self._run("purge", work, Kind.READ)
+
     async def purge(self, limit: int) -> int:
         """Remove up to `limit` expired records from the file; returns how many.
 

@@ -118,6 +118,7 @@ ENTER: Final = "INSERT INTO stm_entry (record, seq, entry) VALUES (?, ?, ?)"
 
 EXPIRED: Final = """
     SELECT id, first, next, size FROM stm_record WHERE expires <= ? ORDER BY expires LIMIT ?"""
+COUNT_EXPIRED: Final = "SELECT count(*) FROM stm_record WHERE expires <= ?"
 OLDEST: Final = "SELECT seq, length(entry) FROM stm_entry WHERE record = ? ORDER BY seq LIMIT ?"
 # No key has an empty scope, so no operation can see the record again, even if the clock is set back. Its id
 # is a unique name.

@@ -217,3 +217,21 @@ async def test_purges_after_writes_wait_for_a_quarter_of_an_hour(fill, count, ur
     assert await other.load(OTHER) is None
     assert await other.purge(10) == 1, "on demand at once"
     await other.close()
+
+
+async def test_a_purge_on_demand_removes_small_records_together(driver, fill, count, admin, schema):
+    small = Statements(schema).purge_small
+    for number in range(5):
+        await fill(Key("scope", f"small{number}"), 400, expired=YESTERDAY)
+    await fill(KEY, LARGE, expired=YESTERDAY)
+    await fill(OTHER, 1)
+    # 400 entries each, and at most 1,000 in one statement; the large record is left to the other one.
+    assert [(await admin.fetchrow(small, 64))["purged"] for _ in range(4)] == [2, 2, 1, 0]
+    assert await count() == (2, LARGE + 1)
+    for number in range(150):
+        await fill(Key("scope", f"tiny{number}"), 1, expired=YESTERDAY)
+    assert (await admin.fetchrow(small, 10))["purged"] == 10
+    assert (await admin.fetchrow(small, 64))["purged"] == 64
+    assert await driver.expired() == 77
+    assert [await driver.purge(limit) for limit in (70, 100)] == [70, 7]
+    assert await count() == (1, 1)

@@ -577,3 +577,19 @@ async def test_the_permissions_of_the_readme_are_enough_for_a_cluster(cluster):
         assert await driver.append(key, b"a", initial_version="initial", ttl=60) == 1
         assert (await driver.scan(key.scope, limit=1)).names == (key.name,)
     await driver.close()
+
+
+async def test_names_of_expired_records_are_purged_on_all_masters(cluster):
+    driver = await open_at(cluster.url)
+    scopes = [f"purged:{number}:memory" for number in range(12)]
+    for scope in scopes:
+        index = f"{PREFIX}{{{scope}}}"
+        owner = cluster.owner(key_slot(index.encode()))
+        for name in ("a", "b"):
+            owner.ask("ZADD", index, 0, f"{name}\x001")
+    assert len({cluster.owner(key_slot(f"{PREFIX}{{{scope}}}".encode())) for scope in scopes}) == 3
+    found = await driver.expired()
+    assert found >= 24
+    assert await driver.purge(found + 100) >= 24
+    assert await driver.expired() == 0
+    await driver.close()

@@ -1,0 +1,120 @@
+"""Giving what is stored a time to live.
+
+The body is stored again, unchanged, under a new version and with the time to live; the entries stay. The
+write names the version that was read, so nothing is lost. An entry that is added afterwards resets the time
+to live to the setting of the memory or log that adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from stm_backends.drivers.checks import require_seconds
+from stm_backends.drivers.contract import Driver, Key, new_version
+from stm_backends.errors import ConfigurationError, Corrupt, TooLarge
+from stm_backends.history import items
+from stm_backends.records import keys, operations
+from stm_backends.records.body import Body
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+
+Kind: TypeAlias = Literal["memory", "blob"] | keys.LogKind
+"""What gets a time to live. Paused runs expire by themselves, and parts follow their record."""
+
+EXPIRING: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS, "blob")
+
+ROUNDS: Final = 10
+"""How many attempts are made on a record while others replace it."""
+
+
+@dataclass(slots=True)
+class Expiring:
+    """How many records got the time to live, by what they are; updated as it goes.
+
+    `changed` were replaced by others at each attempt, and `failed` cannot be read or have no room for a body.
+    Both are as they were.
+    """
+
+    conversations: int = 0
+    logs: int = 0
+    states: int = 0
+    changed: int = 0
+    failed: int = 0
+
+    @property
+    def looked_at(self) -> int:
+        """How many records were counted so far."""
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+class Expire:
+    """Gives the records of tenants and users a time to live of `ttl` seconds from now.
+
+    Call `tenant` or `user`. Running it again restarts the time to live of everything. `on_step` is called
+    after each record.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        *,
+        ttl: float,
+        on_step: Callable[[Expiring], None] = lambda expiring: None,
+    ) -> None:
+        require_seconds("ttl", ttl)
+        if ttl < driver.traits.min_ttl:
+            raise ConfigurationError(f"ttl is at least {driver.traits.min_ttl:g} s on this backend")
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._ttl = ttl
+        self._on_step = on_step
+        self.expiring = Expiring()
+
+    async def tenant(self, tenant: str) -> None:
+        """Give the records of all users of a tenant the time to live."""
+        async for user in self._directory.users(tenant):
+            await self.user(tenant, user)
+
+    async def user(self, tenant: str, user: str) -> None:
+        """Give the conversations, item logs and saved states of a user the time to live."""
+        for kind in EXPIRING:
+            scope = keys.scope(tenant, user, kind)
+
+            async def one(name: str, kind: Kind = kind, scope: str = scope) -> None:
+                outcome = await self._expire(kind, Key(scope, name))
+                if outcome is not None:
+                    setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)
+                self._on_step(self.expiring)
+
+            await operations.each(operations.names(self._driver, scope), one)
+
+    async def _expire(self, kind: Kind, key: Key) -> str | None:
+        """Give one record the time to live; returns the field of `Expiring` that counts it."""
+        try:
+            for _ in range(ROUNDS):
+                record = await self._driver.load(key)
+                if record is None:
+                    return None
+                body = self._body(kind) if record.body is None else record.body
+                if await self._replaced(key, body, record.version):
+                    return {"memory": "conversations", "blob": "states"}.get(kind, "logs")
+        except (Corrupt, TooLarge):
+            return "failed"
+        return "changed"
+
+    async def _replaced(self, key: Key, body: bytes, expect: str) -> bool:
+        version = new_version()
+        return await operations.retried(
+            lambda: self._driver.replace(key, body, version=version, expect=expect, ttl=self._ttl)
+        )
+
+    def _body(self, kind: Kind) -> bytes:
+        """Return the body of a record that has entries only."""
+        if kind == "memory":
+            return self._codec.seal_body(Body())
+        return items.seal_folded(items.Folded(), self._codec)

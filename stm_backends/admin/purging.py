@@ -1,0 +1,260 @@
+"""Retention: removing what has expired, and what has had no addition for a given time.
+
+The age of a conversation is the time since its newest turn, by the turns' own `ts` and, for turns that have
+left the record, by the time at which they were folded or trimmed. An item log has the times of its entries.
+So a copy or an import is as old as its original. What has no usable time is kept and counted.
+
+An append does not change a record's version, so no conditional deletion protects a turn that is added at that
+moment. A record is therefore emptied instead: one conditional `replace` removes exactly the entries that were
+judged, stores an empty body, and gives the record `older_than` as its time to live. A turn that arrives in
+between stays, and lasts at least as long as the retention rule demands. The empty record expires by itself.
+See docs/decisions/0033-purge-empties-and-lets-expire.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from stm_backends.drivers.checks import require_seconds
+from stm_backends.drivers.contract import Driver, Key, Record, new_version
+from stm_backends.drivers.purges import purges_of
+from stm_backends.errors import ConfigurationError, Corrupt
+from stm_backends.history import items
+from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records import keys, operations
+from stm_backends.records.body import Body, Forgotten
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.records.large.driver import ORPHANED_S
+from stm_backends.records.large.pointers import id_in, time_of
+
+STEP: Final = 500
+"""How many expired records one call of a driver removes."""
+
+EARLIEST: Final = 946_684_800.0
+"""The first second of the year 2000. An earlier time, such as 0, is no time of a turn."""
+
+AHEAD_S: Final = 86_400.0
+"""A time further in the future than this many seconds is no time of a turn."""
+
+EMPTIED: Final = "purged_at"
+"""The field of a body that says when a purge emptied its record, in epoch seconds."""
+
+Kind: TypeAlias = Literal["memory"] | keys.LogKind
+"""What is purged by its age: conversations and item logs."""
+
+DATED: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS)
+
+
+@dataclass(slots=True)
+class Purged:
+    """What a purge removed or, in a dry run, would remove; updated as it goes.
+
+    `expired` counts expired records that were still stored, of all tenants, on datastores that keep them.
+    `conversations` and `logs` were older than asked for, and `parts` are left-over parts of large values.
+    The rest was kept: `kept` is newer, `undated` has no usable time, `changed` was written to at that
+    moment, `unreadable` cannot be read, and `empty` was emptied by an earlier purge and has yet to expire.
+    """
+
+    expired: int = 0
+    conversations: int = 0
+    logs: int = 0
+    parts: int = 0
+    kept: int = 0
+    undated: int = 0
+    changed: int = 0
+    unreadable: int = 0
+    empty: int = 0
+
+    @property
+    def looked_at(self) -> int:
+        """How many records were counted so far."""
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+class Found(NamedTuple):
+    """One record that was purged or would be: its owner, kind and name, such as the session id."""
+
+    tenant: str
+    user: str
+    kind: keys.Kind
+    name: str
+
+
+def last_added(added: Sequence[float], forgotten: Forgotten, *, now: float) -> float | None:
+    """Return when something was last added to a record, in epoch seconds; `None` if that is unknown.
+
+    `added` has the times of its entries, oldest first. The newest entry must have a usable time.
+    """
+    times = [*(when for when, _ in forgotten.ages), *added]
+    usable = [when for when in times if EARLIEST <= when <= now + AHEAD_S]
+    if not usable or usable[-1] != times[-1]:
+        return None
+    return max(usable)
+
+
+class Purge:
+    """One purge: call `expired`, `tenant` or `user` in any order; each may be repeated.
+
+    Nothing is remembered between calls, so an interrupted purge is completed by another. With `dry_run`,
+    nothing is written. `older_than` is in seconds; `None` removes only what has expired. `clock` is in epoch
+    seconds. `on_step` is called now and then, `on_found` for each record that is purged by its age.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        codec: Codec,
+        directory: Directory,
+        *,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        clock: Callable[[], float] = time.time,
+        on_step: Callable[[Purged], None] = lambda purged: None,
+        on_found: Callable[[Found], None] = lambda found: None,
+    ) -> None:
+        if older_than is not None:
+            require_seconds("older_than", older_than)
+            if older_than < driver.traits.min_ttl:
+                raise ConfigurationError(
+                    f"older_than is at least {driver.traits.min_ttl:g} s on this backend"
+                )
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._older_than = older_than
+        self._dry_run = dry_run
+        self._clock = clock
+        self._on_step = on_step
+        self._on_found = on_found
+        self.purged = Purged()
+
+    async def expired(self) -> None:
+        """Remove expired records that the datastore does not remove by itself, of all tenants."""
+        purges = purges_of(self._driver)
+        if purges is None:
+            return
+        if self._dry_run:
+            self.purged.expired += await purges.expired()
+            return
+        gone = STEP
+        while gone == STEP:
+            gone = await purges.purge(STEP)
+            self.purged.expired += gone
+            self._on_step(self.purged)
+
+    async def tenant(self, tenant: str) -> None:
+        """Purge all users of a tenant."""
+        async for user in self._directory.users(tenant):
+            await self.user(tenant, user)
+
+    async def user(self, tenant: str, user: str) -> None:
+        """Purge what is old, the left-over parts of large values, and the entry of a user without records."""
+        if self._older_than is not None:
+            for kind in DATED:
+                scope = keys.scope(tenant, user, kind)
+
+                async def judge(name: str, kind: Kind = kind, scope: str = scope) -> None:
+                    outcome = await self._judge(kind, Key(scope, name), self._older_than or 0.0)
+                    if outcome in ("conversations", "logs"):
+                        self._on_found(Found(tenant, user, kind, keys.unname(name)))
+                    if outcome is not None:
+                        setattr(self.purged, outcome, getattr(self.purged, outcome) + 1)
+                    self._on_step(self.purged)
+
+                await operations.each(operations.names(self._driver, scope), judge)
+        await self._left_over(tenant, user)
+        if not self._dry_run:
+            await self._directory.forget_if_unused(tenant, user)
+
+    async def _judge(self, kind: Kind, key: Key, older_than: float) -> str | None:
+        """Empty a record if it is old; returns the field of `Purged` that counts it."""
+        try:
+            record = await self._driver.load(key)
+            if record is None:
+                return None
+            now = self._clock()
+            added, is_empty = self._look(kind, record, now)
+        except Corrupt:
+            return "unreadable"
+        if is_empty:
+            return "empty"
+        if added is None:
+            return "undated"
+        if added > now - older_than:
+            return "kept"
+        if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
+            return "changed"
+        return "conversations" if kind == "memory" else "logs"
+
+    def _look(self, kind: Kind, record: Record, now: float) -> tuple[float | None, bool]:
+        """Return when something was last added to a record, and whether a purge has emptied it."""
+        if kind == "memory":
+            snapshot = Snapshot.of(record, self._codec)
+            body, added = snapshot.body, [stored.turn.ts for stored in snapshot.turns]
+            extra, forgotten = body.extra, body.forgotten
+            added = [*([] if body.lease is None else [body.lease.at]), *added]
+        else:
+            log = items.read(record, self._codec)
+            extra, forgotten, added = log.folded.extra, log.folded.forgotten, log.added
+        is_empty = EMPTIED in extra and not record.tail and not forgotten.ages
+        return last_added(added, forgotten, now=now), is_empty
+
+    async def _empty(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> bool:
+        """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
+        extra = {EMPTIED: now}
+        body = (
+            self._codec.seal_body(Body(extra=extra))
+            if kind == "memory"
+            else items.seal_folded(items.Folded(extra=extra), self._codec)
+        )
+        expect, left = record.version, len(record.tail)
+        while True:
+            drop = min(left, self._driver.traits.max_drop)
+            version = await self._replaced(key, body, expect=expect, drop=drop, ttl=ttl)
+            if version is None or left == drop:
+                return version is not None
+            expect, left = version, left - drop
+
+    async def _replaced(self, key: Key, body: bytes, *, expect: str, drop: int, ttl: float) -> str | None:
+        """Replace a body; returns the new version, or `None` after a lost race."""
+        version = new_version()
+        done = await operations.retried(
+            lambda: self._driver.replace(key, body, version=version, expect=expect, drop=drop, ttl=ttl)
+        )
+        return version if done else None
+
+    async def _left_over(self, tenant: str, user: str) -> None:
+        """Remove parts of large values whose record is gone, as an interrupted erasure or purge leaves them.
+
+        Listing the scopes also lets Redis remove the names of expired records from its indexes.
+        """
+        scope = keys.scope(tenant, user, "part")
+        until = self._clock() - ORPHANED_S
+        # Listed before the records: a part is older than its pointer, except for the first minutes.
+        old = [name async for name in operations.names(self._driver, scope) if _is_part_before(name, until)]
+        if self._dry_run and not old:
+            return
+        owners: set[str] = set()
+        for kind in keys.KINDS:
+            of_kind = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, of_kind):
+                if old:
+                    owners.add(keys.parts_of(Key(of_kind, name)).name)
+        for name in old:
+            if f"{name.partition(':')[0]}:" not in owners:
+                if not self._dry_run:
+                    await self._driver.delete(Key(scope, name))
+                self.purged.parts += 1
+                self._on_step(self.purged)
+
+
+def _is_part_before(name: str, until: float) -> bool:
+    """Say whether a name is that of a part that was created before a time, in epoch seconds."""
+    try:
+        return time_of(id_in(name)) < until
+    except ValueError:
+        return False

@@ -1,0 +1,222 @@
+"""The commands `purge` and `expire`: retention of what is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from stm_backends.admin.expiring import Expiring
+from stm_backends.admin.purging import Found, Purged
+from stm_backends.cli import datastores, durations, transfer
+from stm_backends.cli.files import writing
+from stm_backends.cli.options import BackendName, SealingName, Url
+from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
+from stm_backends.cli.progress import Progress
+from stm_backends.cli.render import plain
+from stm_backends.errors import ConfigurationError
+from stm_backends.types import MemoryKey
+
+Tenant = Annotated[str | None, typer.Option(help="A tenant with all its users.", metavar="TENANT")]
+User = Annotated[str | None, typer.Option(help="One user.", metavar="TENANT:USER")]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Also write the results to this file as JSON.", metavar="FILE")
+]
+
+_PURGED: Final = {
+    "expired": "expired records",
+    "conversations": "old conversations",
+    "logs": "old logs of agent frameworks",
+    "parts": "left-over parts of large values",
+}
+"""What a purge removes."""
+
+_KEPT: Final = {
+    "kept": "newer",
+    "undated": "without a time (give them one with `stm-backends expire`)",
+    "empty": "emptied by an earlier purge, not yet expired",
+    "changed": "written to at that moment",
+    "unreadable": "unreadable",
+}
+"""What a purge with `--older-than` keeps."""
+
+_EXPIRING: Final = {"conversations": "conversations", "logs": "logs of agent frameworks", "states": "states"}
+
+_LEFT: Final = {
+    "changed": "were replaced by others at each attempt; run the command again",
+    "failed": "could not be read, or have no room",
+}
+
+
+def purge(  # noqa: PLR0913, PLR0917 -- one per option
+    tenant: Tenant = None,
+    user: User = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Also remove what had no addition for so long: {durations.SPELLING}.", metavar="DURATION"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only count what would be removed; write nothing.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print each old conversation and log, one per line.")
+    ] = False,
+    backend: BackendName = None,
+    url: Url = None,
+    sealing: SealingName = None,
+    json_file: Json = None,
+) -> None:
+    """Remove what has expired and, with --older-than, what had no addition for so long.
+
+    Without --tenant and --user, removes only expired records, of all tenants, where the datastore keeps them:
+    SQLite, PostgreSQL and Redis. MongoDB and DynamoDB remove them by themselves. For a tenant or a user, also
+    removes left-over parts of large values.
+
+    The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
+    --older-than empties conversations and logs of agent frameworks. The empty records expire after the same
+    duration. A turn that is added during the purge stays.
+
+    The command works in short steps, beside running services. Run it again after an interruption. The exit
+    status is 1 if a record could not be read.
+    """
+    purged, found = Purged(), list[Found]()
+
+    def note(one: Found) -> None:
+        if json_file:
+            found.append(one)
+        if verbose:
+            typer.echo(_named(one))
+
+    def so_far() -> str:
+        gone = sum(getattr(purged, name) for name in _PURGED)
+        return f"At least {counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
+
+    async def work(owner: tuple[str | None, str | None], seconds: float | None) -> None:
+        nonlocal purged
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            with Progress(0, "purging", "records") as progress:
+
+                def step(counts: Purged) -> None:
+                    nonlocal purged
+                    purged = counts
+                    progress.show(counts.looked_at)
+
+                purged = await opened.sessions.purge(
+                    *owner, older_than=seconds, dry_run=dry_run, on_step=step, on_found=note
+                )
+
+    with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
+        seconds = durations.optional("--older-than", older_than)
+        owner = _owner(tenant, user)
+        if seconds is not None and owner is None:
+            raise ConfigurationError("--older-than needs --tenant TENANT or --user TENANT:USER")
+        try:
+            run(work(owner or (None, None), seconds))
+        except typer.Exit:
+            if purged.looked_at:
+                typer.echo(so_far(), err=True)
+            raise
+        if numbers is not None:
+            listed = [{**one._asdict(), "kind": one.kind} for one in found]
+            json.dump({"dry_run": dry_run, **dataclasses.asdict(purged), "found": listed}, numbers, indent=2)
+    _print_counts(purged, _PURGED, _done(dry_run))
+    if seconds is not None:
+        _print_counts(purged, _KEPT, "kept")
+    if purged.unreadable:
+        say_wrong(f"{counted(purged.unreadable, 'record')} could not be read")
+        raise typer.Exit(FAILED)
+
+
+def expire(
+    ttl: Annotated[
+        str, typer.Option(help=f"The time to live, from now on: {durations.SPELLING}.", metavar="DURATION")
+    ],
+    tenant: Tenant = None,
+    user: User = None,
+    backend: BackendName = None,
+    url: Url = None,
+    sealing: SealingName = None,
+    json_file: Json = None,
+) -> None:
+    """Give everything stored for a tenant or a user a time to live, and keep its content.
+
+    Applies to conversations, logs of agent frameworks and saved states. A time to live cannot be read, so a
+    shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it
+    again starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
+    """
+    expiring = Expiring()
+
+    def so_far() -> str:
+        done = sum(getattr(expiring, name) for name in _EXPIRING)
+        return f"At least {counted(done, 'record')} got the time to live; run the command again for all."
+
+    async def work(tenant: str, user: str | None, seconds: float) -> None:
+        nonlocal expiring
+        async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            with Progress(0, "expiring", "records") as progress:
+
+                def step(counts: Expiring) -> None:
+                    nonlocal expiring
+                    expiring = counts
+                    progress.show(counts.looked_at)
+
+                expiring = await opened.sessions.expire(tenant, user, ttl=seconds, on_step=step)
+
+    with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
+        seconds, owner = durations.seconds("--ttl", ttl), _owner(tenant, user)
+        if owner is None:
+            raise ConfigurationError("name whose records expire: --tenant TENANT or --user TENANT:USER")
+        try:
+            run(work(*owner, seconds))
+        except typer.Exit:
+            if expiring.looked_at:
+                typer.echo(so_far(), err=True)
+            raise
+        if numbers is not None:
+            json.dump(dataclasses.asdict(expiring), numbers, indent=2)
+    _print_counts(expiring, _EXPIRING, f"expire in {ttl.strip()}")
+    left = [f"{getattr(expiring, name):,} {what}" for name, what in _LEFT.items() if getattr(expiring, name)]
+    if left:
+        say_wrong(f"not changed: {'; '.join(left)}")
+        raise typer.Exit(FAILED)
+
+
+def _owner(tenant: str | None, user: str | None) -> tuple[str, str | None] | None:
+    """Return the tenant, and the user or `None`; `None` if neither was given."""
+    if tenant and user:
+        raise ConfigurationError("give --tenant or --user, not both: a user is written TENANT:USER")
+    if tenant:
+        found = transfer.owner(tenant)
+        if found[1] is not None:
+            raise ConfigurationError(
+                "--tenant is written TENANT, as in acme; for a user give --user acme:u123"
+            )
+        return found
+    if user:
+        found = transfer.owner(user)
+        if found[1] is None:
+            raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
+        return found
+    return None
+
+
+def _done(dry_run: bool) -> str:
+    return "would be removed" if dry_run else "removed"
+
+
+def _named(found: Found) -> str:
+    key = transfer.named(MemoryKey(found.tenant, found.user, found.name))
+    return key if found.kind == "memory" else f"{key} ({found.kind})"
+
+
+def _print_counts(counts: Purged | Expiring, meanings: dict[str, str], done: str) -> None:
+    """Print one line for the counts that are not zero, or that there are none."""
+    told = [f"{getattr(counts, name):,} {what}" for name, what in meanings.items() if getattr(counts, name)]
+    if told or done != "kept":
+        typer.echo(plain(f"{done.capitalize()}: {', '.join(told) or 'nothing'}"))
