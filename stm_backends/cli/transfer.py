@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
 from typing import Final, TextIO, cast
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
+from stm_backends.cli.exports import ExportFile, Line
 from stm_backends.cli.outcome import counted
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
@@ -132,27 +133,16 @@ async def write_export(
         on_written()
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One conversation of an export file; `where` is its file and line."""
-
-    where: str
-    document: dict[str, object]
-
-
-def read_exports(path: Path, lines: Iterable[str]) -> list[Line]:
-    """Return the conversations of an export file. Raises `BadFile` for the first invalid line."""
-    return list(_lines("standard input" if str(path) == "-" else str(path), lines))
-
-
 @dataclass(slots=True)
 class Imported:
     """How many conversations were imported, and how many were changed by that.
 
-    `total` is their number in the file; it is set once all of them were checked.
+    `total` is their number in the file, and `skipped` that of conversations of others that are not wanted;
+    both are set once the whole file was checked.
     """
 
     total: int = 0
+    skipped: int = 0
     conversations: int = 0
     changed: int = 0
 
@@ -167,21 +157,30 @@ class Imported:
 
 
 async def import_all(
-    backend: Backend, lines: list[Line], *, on_conflict: OnConflict, imported: Imported
+    backend: Backend, file: ExportFile, *, on_conflict: OnConflict, imported: Imported
 ) -> None:
     """Import conversations; if one is invalid or exists already, none is imported.
 
     Raises `BadFile` and `SessionExists` with file and line. Updates `imported` as it goes.
     """
-    with Progress(len(lines), "checking", "conversations") as progress:
-        keys = await _rehearse(backend, lines, on_conflict, progress)
-        if on_conflict == "refuse":
-            for line, key in zip(lines, keys, strict=True):
+    seen: set[bytes] = set()
+    checked = 0
+    with Progress(file.count, "checking", "conversations") as progress:
+        for line in file:
+            key = await _rehearse(backend, line, on_conflict)
+            if on_conflict == "refuse":
+                digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                if digest in seen:
+                    raise BadFile(f"{line.where}: this conversation occurs twice in the file")
+                seen.add(digest)
                 if await backend.driver.load(memory_key(key)) is not None:
                     raise SessionExists(f"{line.where}: {named(key)} exists already; nothing was imported")
-    imported.total = len(lines)
-    with Progress(len(lines), "importing", "conversations") as progress:
-        for line, key in zip(lines, keys, strict=True):
+            checked += 1
+            progress.show(checked)
+    imported.total, imported.skipped = checked, file.skipped
+    with Progress(checked, "importing", "conversations") as progress:
+        for line in file:
+            key = _key_of(line)
             before = await backend.driver.load(memory_key(key))
             try:
                 await backend.sessions.import_(line.document, on_conflict=on_conflict)
@@ -192,28 +191,29 @@ async def import_all(
             progress.show(imported.conversations)
 
 
-async def _rehearse(
-    backend: Backend, lines: list[Line], on_conflict: OnConflict, progress: Progress
-) -> list[MemoryKey]:
-    """Import everything into memory first, to find errors early; returns the keys."""
+async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> MemoryKey:
+    """Import a conversation into memory, to find errors early; returns its key."""
     traits = backend.driver.inner.traits
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
     ) as rehearsal:
-        keys: list[MemoryKey] = []
-        for line in lines:
-            try:
-                keys.append(await rehearsal.sessions.import_(line.document, on_conflict=on_conflict))
-            except (InvalidState, InvalidKey) as error:
-                raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
-            except SessionExists as error:
-                raise BadFile(f"{line.where}: this conversation occurs twice in the file") from error
-            except TooLarge as error:
-                raise TooLarge(
-                    error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
-                ) from error
-            progress.show(len(keys))
-        return keys
+        try:
+            return await rehearsal.sessions.import_(line.document, on_conflict=on_conflict)
+        except (InvalidState, InvalidKey) as error:
+            raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
+        except TooLarge as error:
+            raise TooLarge(
+                error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
+            ) from error
+
+
+def _key_of(line: Line) -> MemoryKey:
+    """Return the key of a conversation that was checked before."""
+    parts = line.document.get("key")
+    if not isinstance(parts, dict):
+        raise BadFile(f"{line.where}: the file was changed while it was read")
+    key = cast("dict[str, str]", parts)
+    return MemoryKey(*(key.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
 
 
 def _hint(document: dict[str, object]) -> str:
@@ -243,17 +243,3 @@ async def erase(backend: Backend, what: str) -> int:
     if user is None:
         return await backend.sessions.erase_tenant(tenant)
     return await backend.sessions.erase_user(tenant, user)
-
-
-def _lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
-    for number, text in enumerate(lines, 1):
-        where = f"{name}:{number}"
-        if not text.strip():
-            continue
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BadFile(f"{where}: not JSON: {error} (an export has one conversation per line)") from None
-        if not isinstance(document, dict):
-            raise BadFile(f"{where}: the line is not a JSON object (an export has one conversation per line)")
-        yield Line(where, cast("dict[str, object]", document))
