@@ -432,13 +432,13 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     ] = None,
     max_line_mib: Annotated[
         int, typer.Option(help="The longest line, in MiB of text. Memory grows with it.", min=1)
-    ] = FileLimits.line // MIB,
+    ] = FileLimits().line // MIB,
     max_total_mib: Annotated[
         int, typer.Option(help="The longest file, in MiB of text.", min=1)
-    ] = FileLimits.total // MIB,
+    ] = FileLimits().total // MIB,
     max_turns: Annotated[
         int, typer.Option(help="The most turns of one conversation.", min=1)
-    ] = FileLimits.turns,
+    ] = FileLimits().turns,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,

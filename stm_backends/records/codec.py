@@ -562,18 +562,29 @@ def _require_json(value: object, path: str, deepest: int) -> None:
     if value is None or isinstance(value, (str, int, float)):
         return
     if not deepest and isinstance(value, (dict, list, tuple)):
-        raise InvalidState(f"{_shortened(path)} is nested too deeply to be stored, or contains itself")
+        raise InvalidState(f"{path} is nested too deeply to be stored, or contains itself")
     if isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():
             if not isinstance(key, str):
                 raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
-            _require_json(item, f"{path}.{key}", deepest - 1)
+            _require_json(item, _below(path, f".{key}"), deepest - 1)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(cast("Sequence[object]", value)):
-            _require_json(item, f"{path}[{index}]", deepest - 1)
+            _require_json(item, _below(path, f"[{index}]"), deepest - 1)
     else:
         raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
 
 
-def _shortened(path: str) -> str:
-    return path if len(path) <= 80 else f"{path[:60]}..."
+def _below(path: str, step: str) -> str:
+    """Return the path of a part, shortened: it is made for each part, and a key may be long."""
+    if path.endswith("..."):
+        return path
+    return (
+        path + step
+        if len(path) + len(step) <= _LONGEST_PATH
+        else f"{path}{step[:_LONGEST_PATH]}"[:77] + "..."
+    )
+
+
+_LONGEST_PATH: Final = 80
+"""How many characters of a path errors show."""
