@@ -33,8 +33,11 @@ _ANY = "-"
 
 _SPELLING: Final = "no part is blank; within a part, write ':' as %3A and '%' as %25"
 
-_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that a list of ids, one a line, does not show or that break its lines."""
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"})
+"""Unicode categories of white space, and of characters that are not shown."""
+
+_HARMLESS: Final = frozenset("-_.@+,=/:%")
+"""ASCII characters that are neither letters nor digits, and that no shell, `read` or `xargs` interprets."""
 
 _ESCAPED = re.compile("(?:%(?!25|3A|6B)[0-9A-F]{2})+")
 
@@ -70,15 +73,22 @@ def owner(text: str) -> tuple[str, str | None]:
 def escaped(composite: str) -> str:
     """Return a key for one line of output, which all commands accept.
 
-    Invisible characters, such as line breaks, are written as `%XX` of their UTF-8 bytes. No composite has
-    these itself.
+    White space, invisible characters, those that a shell may interpret, and `-` at the beginning, are
+    written as `%XX` of their UTF-8 bytes. No composite has these itself. So one line is one argument that
+    means one key, also for `while read` without `-r`, `xargs` and a variable without quotes.
     """
     return "".join(
         "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
-        if unicodedata.category(char) in _INVISIBLE
+        if _is_special(char) or (char == "-" and index == 0)
         else char
-        for char in composite
+        for index, char in enumerate(composite)
     )
+
+
+def _is_special(char: str) -> bool:
+    if char.isascii():
+        return not (char.isalnum() or char in _HARMLESS)
+    return unicodedata.category(char) in _HIDDEN
 
 
 def unescaped(text: str) -> str:

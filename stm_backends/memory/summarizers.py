@@ -221,7 +221,7 @@ def _note_turn(notes: _Notes, turn: Mapping[str, Any]) -> None:
 
 
 def _note_tools(notes: _Notes, digest: Mapping[str, Any]) -> None:
-    tools = [str(tool) for tool in (digest.get("tools_invoked") or ())[-_TOOLS_READ:]]
+    tools = [str(tool) for tool in digest.get("tools_invoked") or ()][-_TOOLS_READ:]
     observed = str(digest.get("observations_summary") or "")[-_OBSERVED_READ:].splitlines()
     last = {line.partition(":")[0].removeprefix("- "): line for line in observed}
     newest = observed[-_LINES_SEARCHED:][::-1] or [""]

@@ -437,8 +437,9 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
     for name, value in members:
         require_json({name: None}, path)
         pieces += (b"," if pieces else b"{", encode_json(name), b":")
+        within = _below(path, f".{name}")
         if not isinstance(value, list):
-            require_json(value, f"{path}.{name}", deepest=DEEPEST - 1)
+            require_json(value, within, deepest=DEEPEST - 1)
             pieces.append(encode_json(value))
             continue
         opening = b"["
@@ -446,7 +447,7 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
         for start in range(0, len(items), STEP):
             some = items[start : start + STEP]
             for index, item in enumerate(some, start):
-                require_json(item, f"{path}.{name}[{index}]", deepest=DEEPEST - 2)
+                require_json(item, _below(within, f"[{index}]"), deepest=DEEPEST - 2)
             pieces += (opening, encode_json(some)[1:-1])
             opening = b","
             yield

@@ -32,8 +32,8 @@ async def serve(backend: Backend, tenant: str) -> None:
     assert await log.pop() == {"type": "human"}
     store = backend.state_store
     for state in ({"a": 1}, {"a": "z" * 2 * SMALL}):
-        await store.save_memory_state(f"{tenant}:u1:chat", state)
-        assert await store.load_memory_state(f"{tenant}:u1:chat") == state
+        await store.save_memory_state(key.composite(), state)
+        assert await store.load_memory_state(key.composite()) == state
     assert [user async for user in backend.sessions.users(tenant)] == ["u1"]
     assert [one async for one in backend.sessions.list(tenant, "u1")] == [key]
     document = await backend.sessions.export(key)
