@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.datastores import MOST_CONNECTIONS, TOGETHER, Address
+from stm_backends_postgres import PostgresSettings
 from tests.support.places import SERVERS
 
 ROOT = Path(__file__).parents[2]
@@ -66,3 +68,10 @@ def test_the_cost_of_a_day_has_the_units_of_dynamodb(run: Run) -> None:
     cost = run("benchmarks.scale", "--small", "dynamo").with_name("COST.md").read_text("utf-8")
     assert "Not measured" not in cost
     assert "| folding on |" in cost
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
+def test_the_processes_of_a_benchmark_fit_in_one_postgresql(processes: int) -> None:
+    address = Address("postgres", PostgresSettings(pool_size=TOGETHER), "")
+    each = 2 * address.shared_by(processes).settings.pool_size
+    assert 2 * TOGETHER + processes * each <= MOST_CONNECTIONS
