@@ -148,7 +148,12 @@ class RedisDriver:
         index = self._index(scope)
         arguments = (1, index, after.encode(), limit)
         found: list[bytes] = await self._run("scan", statements.SCAN, arguments, key=index)
-        following, *names = (name.decode() for name in found)
+        try:
+            following, *names = (name.decode() for name in found)
+        except UnicodeDecodeError:
+            raise Corrupt(
+                "another program wrote a name into the index", backend=self.name, operation="scan"
+            ) from None
         return Page(tuple(names), following or None)
 
     # Sending

@@ -251,6 +251,7 @@ local found = redis.call('ZRANGEBYLEX', KEYS[1], first, '+', 'LIMIT', 0, limit +
 local page = {{''}}
 for place, entry in ipairs(found) do
   local name, ends = string.match(entry, '^(.*)%z(%d*)$')
+  if not name then return redis.error_reply('{CORRUPT}') end
   local expired = ends ~= '' and tonumber(ends) < now
   if place <= limit then
     if not expired then page[#page + 1] = name end

@@ -70,8 +70,9 @@ class Settings:
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             if not _admits(kind, value):
-                shown = repr(value) if _words(kind) and isinstance(value, str) else type(value).__name__
-                raise ConfigurationError(f"{name} must be {_described(kind)}, not {shown}")
+                # Never the value: in a URL it may be the end of a password with an unescaped '?' or '&'.
+                other = "another text" if _words(kind) and isinstance(value, str) else type(value).__name__
+                raise ConfigurationError(f"{name} must be {_described(kind)}, not {other}")
         require_seconds("deadline_s", self.deadline_s)
         require_count("max_entry_bytes", self.max_entry_bytes, most=self.largest_entry)
 
@@ -139,14 +140,16 @@ class Settings:
         parsers = query_parsers(cls)
         given: dict[str, Any] = {}
         for name, text in parse_qsl(query, keep_blank_values=True):
-            require_known([name], parsers, backend=cls.backend)
+            # With '@' in the query, it probably begins within a password.
+            is_safe = name in parsers or "@" not in query
+            require_known([name if is_safe else ""], parsers, backend=cls.backend)
             if name in given:
                 raise ConfigurationError(f"the URL sets {name} twice")
             try:
                 given[name] = parsers[name](text)
             except ValueError:
                 expected = "true or false" if parsers[name] is _truth else "a number"
-                raise ConfigurationError(f"{name} in the URL is not {expected}: {text!r}") from None
+                raise ConfigurationError(f"{name} in the URL is not {expected}") from None
         return given
 
 

@@ -13,6 +13,7 @@ concurrent pops remove two items. An item is any JSON object.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -145,7 +146,8 @@ def _load_entry(content: Mapping[str, Any]) -> Entry:
         if isinstance(added, list):
             return Add(entry_id, _load_items(cast("list[object]", added)))
         if isinstance(popped, (int, float)):
-            return Pop(entry_id, float(popped))
+            with suppress(OverflowError):
+                return Pop(entry_id, float(popped))
     raise Corrupt("an entry of the log is of a kind that this version of the library does not know")
 
 
@@ -160,8 +162,9 @@ def _load_folded(content: Mapping[str, Any]) -> Folded:
             {entry_id: _load_removal(value) for entry_id, value in content["popped"].items()},
             {name: value for name, value in content.items() if name not in _FOLDED_FIELDS},
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise Corrupt("the stored log lacks a field, or a field has another type") from error
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+        # The cause may quote what is stored.
+        raise Corrupt("the stored log lacks a field, or a field has another type") from None
 
 
 def _load_items(items: list[object]) -> list[Item]:

@@ -260,8 +260,8 @@ def load_body(content: Mapping[str, Any]) -> Body:
             lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
-    except (TypeError, OverflowError) as error:
-        raise ValueError("a field of the body has another type") from error
+    except (TypeError, OverflowError):
+        raise ValueError("a field of the body has another type") from None
 
 
 def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:
@@ -274,8 +274,8 @@ def load_forgotten(content: Any) -> Forgotten:
     try:
         digests = str(content.get("digests", ","))
         ages = tuple((float(when), int(count)) for when, count in content.get("ages", ()))
-    except (TypeError, AttributeError, OverflowError) as error:
-        raise ValueError("the remembered ids are of another type") from error
+    except (TypeError, AttributeError, OverflowError):
+        raise ValueError("the remembered ids are of another type") from None
     if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
         raise ValueError("the remembered ids do not match their ages")
     return Forgotten(digests, ages)
@@ -389,8 +389,9 @@ def load_turn(payload: object) -> ConversationTurn:
             artifacts_hidden_refs=list(hidden) if hidden else [],
             ts=float(fields.get("ts") or 0.0),
         )
-    except (TypeError, OverflowError) as error:
-        raise ValueError("Invalid turn payload") from error
+    except (TypeError, ValueError, OverflowError):
+        # The cause may quote the conversation.
+        raise ValueError("Invalid turn payload") from None
 
 
 def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:

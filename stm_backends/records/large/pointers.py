@@ -124,8 +124,8 @@ def open_pointer(data: bytes) -> Pointer | None:
             None if ttl is None else float(ttl),
         )
         time_of(pointer.id)
-    except (ValueError, TypeError, KeyError) as error:
-        raise Corrupt("a pointer in the record cannot be read") from error
+    except (ValueError, TypeError, KeyError):
+        raise Corrupt("a pointer in the record cannot be read") from None
     return pointer
 
 
@@ -153,8 +153,8 @@ def open_part(data: bytes | None) -> tuple[bytes, Life]:
         fields = cast("dict[str, Any]", json.loads(data[len(_PART_MARK) : HEADER]))
         ttl = fields["ttl"]
         life = Life(None if ttl is None else float(ttl), float(fields["at"]))
-    except (ValueError, TypeError, KeyError) as error:
-        raise Corrupt("a part beside the record has a damaged header") from error
+    except (ValueError, TypeError, KeyError):
+        raise Corrupt("a part beside the record has a damaged header") from None
     return data[HEADER:], life
 
 
