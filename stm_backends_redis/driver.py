@@ -209,9 +209,10 @@ class RedisDriver:
 
     async def _greet(self, client: Connected) -> None:
         """Check the login, the server and its kind, without a key: a user may have only those of a tenant."""
-        (facts,) = await client.exchange(b"", statements.HELLO)
-        if not client.is_cluster and statements.is_node_of_cluster(facts):
-            raise Unavailable(NODE)
+        if not client.is_cluster:
+            (facts,) = await client.exchange(b"", statements.HELLO)
+            if statements.is_node_of_cluster(facts):
+                raise Unavailable(NODE)
         (answer,) = await client.exchange(b"", statements.GREET)
         if isinstance(answer, Exception):
             raise answer
