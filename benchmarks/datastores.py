@@ -45,6 +45,9 @@ from tests.support.postgresql import Postgres, find_binaries
 TOGETHER = 32
 """How many conversations there are at once in the comparison with goals, and connections in a pool."""
 
+MOST_CONNECTIONS = 97
+"""What PostgreSQL's default of `max_connections` leaves beside those reserved for superusers."""
+
 
 class Bare(Protocol):
     """One round trip of some bytes, with the client library alone. A place is one of many."""
@@ -66,6 +69,17 @@ class Address:
     settings: Any
     url: str
     external: bool = False
+
+    def shared_by(self, processes: int) -> Address:
+        """Return the address for one of several processes beside the one that starts them.
+
+        PostgreSQL's default is 100 connections. The driver and the bare client have a pool each, of
+        `TOGETHER` connections in that process; the others share what is left.
+        """
+        if self.datastore != "postgres":
+            return self
+        left = MOST_CONNECTIONS - 2 * TOGETHER
+        return replace(self, settings=replace(self.settings, pool_size=max(1, left // (2 * processes))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +305,9 @@ async def _leave(connection: object) -> None:
 async def _connect_postgres(address: Address) -> AsyncIterator[Datastore]:
     pool: Any
     async with (
-        asyncpg.create_pool(address.url, min_size=0, max_size=TOGETHER, reset=_leave) as pool,
+        asyncpg.create_pool(
+            address.url, min_size=0, max_size=address.settings.pool_size, reset=_leave
+        ) as pool,
         _open(PostgresDriver(address.settings)) as driver,
     ):
         server_version = (await pool.fetchval("SHOW server_version")).split()[0]

@@ -27,6 +27,7 @@ class Workers:
 
     def __init__(self, address: Address, processes: int, conversations: int) -> None:
         self._meter = Meter(watches=not address.external)
+        address = address.shared_by(processes)
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []

@@ -235,8 +235,8 @@ def head_of(item: Item) -> Head:
             beside=int(item["beside"]["N"]) if "life" in item else 0,
             kept=float(item["kept"]["N"]) if "kept" in item else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _not_whole("an attribute is missing or of another type") from error
+    except (KeyError, TypeError, ValueError):
+        raise _not_whole("an attribute is missing or of another type") from None
     if sum(count_of(element) for element in head.tail) != head.entries:
         raise _not_whole("entries are missing")
     return head
@@ -246,8 +246,8 @@ def values_of(item: Item) -> tuple[bytes, ...]:
     """Return the values of a part. Raises `Corrupt` for an incomplete one."""
     try:
         return tuple(_bytes_of(one) for one in item["values"]["L"])
-    except (KeyError, TypeError) as error:
-        raise _not_whole("a part lacks an attribute, or has one of another type") from error
+    except (KeyError, TypeError):
+        raise _not_whole("a part lacks an attribute, or has one of another type") from None
 
 
 def record_of(head: Head, parts: Mapping[str, Sequence[bytes]]) -> Record:
@@ -354,8 +354,8 @@ def is_alive(item: Item, now: float) -> bool:
     """Return whether a head has not expired. Raises `Corrupt` for a malformed expiry."""
     try:
         return "expires" not in item or float(item["expires"]["N"]) > now
-    except (KeyError, TypeError, ValueError) as error:
-        raise _not_whole("the end is of another type") from error
+    except (KeyError, TypeError, ValueError):
+        raise _not_whole("the end is of another type") from None
 
 
 def count_of(element: Element) -> int:

@@ -142,6 +142,12 @@ class PostgresDriver:
             except BaseException:
                 await self.close()
                 raise
+            if self._given is None and self._settings.is_open_to_others:
+                logger.warning(
+                    "postgres: with this sslmode, the connection to another host may be unencrypted, and the "
+                    "server's certificate is not checked; set sslmode=verify-full, or sslmode=disable if "
+                    "something else protects the connection"
+                )
 
     async def close(self) -> None:
         """Close the connections; a pool that was handed in stays open. Twice is harmless.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import re
 import ssl as tls
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, urlencode
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode
 
 from stm_backends.drivers.checks import require_count, require_known
 from stm_backends.drivers.settings import MIB, Settings, query_parsers, setting
@@ -140,6 +143,23 @@ class PostgresSettings(Settings):
             settings["stm.tenant"] = self.tenant
         return settings
 
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether a server on another host may be used without TLS, or without a check of its certificate.
+
+        That is so with `sslmode=prefer`, the default of PostgreSQL's clients, and with `allow`. Other modes
+        were chosen, and a service file may choose one.
+        """
+        netloc, _, query = self.dsn.partition("://")[2].partition("?")
+        libpq = _libpq(query)
+        if self.ssl is not None or libpq.get("service", os.environ.get("PGSERVICE")):
+            return False
+        mode = libpq.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer"
+        hosts = (
+            netloc.partition("/")[0].rpartition("@")[2] or libpq.get("host") or os.environ.get("PGHOST", "")
+        )
+        return mode in ("allow", "prefer") and not all(map(_is_local, hosts.split(",")))
+
     @classmethod
     def read_url(cls, url: str) -> dict[str, Any]:
         """Return the settings in a URL. What remains of it is the `dsn`, as libpq reads it.
@@ -186,6 +206,17 @@ def _libpq(query: str) -> dict[str, str]:
             raise ConfigurationError(f"the URL sets {name} twice")
         found[name] = text
     return {name: text for name, text in found.items() if name in _LIBPQ}
+
+
+def _is_local(host: str) -> bool:
+    """Return whether a host, which may have a port, is this one or the directory of a Unix socket."""
+    name = unquote(host)
+    if name.startswith(("/", "@")):
+        return True
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name in ("", "localhost")
 
 
 def _require_ports(hosts: str, ports: str) -> None:

@@ -312,11 +312,13 @@ SWEEP: Final = """
 # What `open` checks; it changes nothing.
 LOOK: Final = """
     SELECT found IS NOT NULL AS there, to_regclass($2) IS NOT NULL AS numbered,
-        relrowsecurity AS secured, relrowsecurity AND row_security_active(found) AS active,
+        pg_class.relrowsecurity AS secured, entries.relrowsecurity AS entries_secured,
+        row_security_active(found) AND row_security_active(entries.oid) AS active,
         current_setting('stm.tenant', true) AS tenant, current_setting('server_encoding') AS encoding,
         current_setting('transaction_isolation') AS isolation, pg_is_in_recovery() AS standby,
         (SELECT string_agg(attname, ' ') FROM pg_attribute WHERE attrelid = found AND attnum > 0) AS columns
-    FROM to_regclass($1) AS found LEFT JOIN pg_class ON pg_class.oid = found"""
+    FROM to_regclass($1) AS found LEFT JOIN pg_class ON pg_class.oid = found
+    LEFT JOIN pg_class AS entries ON entries.oid = to_regclass($3)"""
 
 # By the index, because `enable_seqscan` is off.
 NUMBERS: Final = "SELECT version, readable_since FROM {schema}.stm_layout WHERE one"
@@ -484,6 +486,7 @@ class Statements:
             )
 
         self.record = f"{quoted(schema)}.{RECORD}"
+        self.entry = f"{quoted(schema)}.{ENTRY}"
         self.layout = f"{quoted(schema)}.{LAYOUT}"
         self.load = here(LOAD, **_ONE)
         self.load_many = here(LOAD, **_MANY)

@@ -58,7 +58,8 @@ async def make_ready(send: Send, settings: PostgresSettings, statements: Stateme
 
 async def _look(send: Send, statements: Statements) -> tuple[Row, Layout | None]:
     """Return the state of the database, and the layout of the tables if they exist."""
-    (found,) = await send(lambda connection: connection.fetch(LOOK, statements.record, statements.layout))
+    names = statements.record, statements.layout, statements.entry
+    (found,) = await send(lambda connection: connection.fetch(LOOK, *names))
     _require_server(found)
     if not found["there"]:
         return found, None
@@ -91,6 +92,12 @@ def _require_server(found: Row) -> None:
 
 def _require_security(found: Row, settings: PostgresSettings) -> None:
     """Raise `ConfigurationError` if row security differs from the settings, or does not bind the role."""
+    if found["entries_secured"] is not None and found["entries_secured"] != found["secured"]:
+        raise ConfigurationError(
+            "only one of the tables stm_record and stm_entry has row security, so the other one shows the "
+            "data of all tenants; enable and force it on both, with the policies that `stm-backends schema` "
+            "prints"
+        )
     if found["secured"] and not found["active"]:
         raise ConfigurationError(
             "the tables have row security, but it does not bind this role (a superuser, or BYPASSRLS): the "

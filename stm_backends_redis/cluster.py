@@ -43,6 +43,8 @@ class Cluster:
     cluster returns to one that can be reached from here.
     """
 
+    is_cluster = True
+
     def __init__(
         self,
         connect: Callable[[Address], Node],

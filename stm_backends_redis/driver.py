@@ -21,11 +21,11 @@ from redis.exceptions import NoScriptError
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
-from stm_backends.errors import Corrupt
+from stm_backends.errors import Corrupt, Unavailable
 from stm_backends_redis import statements
 from stm_backends_redis.client import Client, make_client, require_client
 from stm_backends_redis.durability import Safeguard
-from stm_backends_redis.errors import REFUSALS, meaning
+from stm_backends_redis.errors import NODE, REFUSALS, meaning
 from stm_backends_redis.servers import Argument, Command, Connected
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.statements import Statement
@@ -281,12 +281,15 @@ class RedisDriver:
         return await self._edge.run(operation, until_taken)
 
     async def _greet(self, client: Connected) -> None:
-        # Looks at a key with our prefix, for users who may use no others.
-        key = self._index("nobody")
-        (answer,) = await client.exchange(key, ("EXISTS", key))
+        """Check the login, the server and its kind, without a key: a user may have only those of a tenant."""
+        if not client.is_cluster:
+            (facts,) = await client.exchange(b"", statements.HELLO)
+            if statements.is_node_of_cluster(facts):
+                raise Unavailable(NODE)
+        (answer,) = await client.exchange(b"", statements.GREET)
         if isinstance(answer, Exception):
             raise answer
-        await self._safeguard.require(client, key)
+        await self._safeguard.require(client)
 
     def _index(self, scope: str) -> bytes:
         """Return the key of a scope's index. Its braces put all keys of the scope in one slot of a cluster.

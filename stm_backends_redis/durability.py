@@ -7,6 +7,7 @@ from typing import Any, cast
 from redis.exceptions import NoPermissionError
 
 from stm_backends.errors import ConfigurationError, OutcomeUnknown
+from stm_backends_redis import statements
 from stm_backends_redis.servers import Command, Connected
 from stm_backends_redis.settings import RedisSettings
 
@@ -45,7 +46,7 @@ class Safeguard:
             "failover may lose the last writes"
         )
 
-    async def require(self, connected: Connected, key: bytes) -> None:
+    async def require(self, connected: Connected) -> None:
         """Check, without waiting for a replica, that the server supports the command and permits it.
 
         Raises `ConfigurationError` if the server does not support it.
@@ -53,7 +54,7 @@ class Safeguard:
         if not self.is_asked:
             return
         wait = (self._name, *self._asked[:-1], 0, self._patience)
-        _, error = await connected.exchange(key, ("EXISTS", key), wait)
+        _, error = await connected.exchange(b"", statements.GREET, wait)
         if not isinstance(error, Exception):
             return
         if self._name == "WAIT" or isinstance(error, NoPermissionError):

@@ -18,6 +18,8 @@ class NotConnected(client.ConnectionError):
     """A new connection failed, for the reason in `__cause__`: nothing was sent."""
 
 
+NODE: Final = "the server is a node of a cluster; its URL begins with redis+cluster://"
+
 _LOST: Final[Meaning] = (OutcomeUnknown, "the connection was lost")
 _NO_CONNECTION: Final[Meaning] = (Unavailable, "no connection to the server")
 _BUSY_CLIENT: Final[Meaning] = (Unavailable, "all connections of the client are in use")
@@ -55,7 +57,7 @@ _CODES: Final[Mapping[str, Meaning]] = {
     "TRYAGAIN": _MOVING,
     "CLUSTERDOWN": _MOVING,
     "ASK": _MOVING,
-    "MOVED": (Unavailable, "the server is a node of a cluster; its URL begins with redis+cluster://"),
+    "MOVED": (Unavailable, NODE),
     "NOAUTH": _LOGIN,
     "WRONGPASS": _LOGIN,
     "NOPERM": _FORBIDDEN,

@@ -48,6 +48,8 @@ _CONNECTIONS: Final = (
 class Connected(Protocol):
     """Where commands are sent: one server, or the nodes of a cluster."""
 
+    is_cluster: bool
+
     async def exchange(self, key: bytes, *commands: Command) -> list[Any]:
         """Send commands in one packet on one connection to the server that has this key.
 
@@ -80,12 +82,16 @@ class _Sending:
     the client's pool, as do large ones and those with large answers: the others would wait for them.
     """
 
+    is_cluster = False
+
     def __init__(self, stream: Stream | None) -> None:
         self._stream = stream
+        self._renewals = 0
 
     async def exchange(self, key: bytes, *commands: Command, asking: bool = False) -> list[Any]:
         """Send commands in one packet on one connection; one server has all keys."""
         stream = self._stream
+        renewals = self._renewals
         answer = None
         if stream is not None and len(commands) == 1:  # a second one is WAIT, which blocks its connection
             answer = stream.send(key, commands[0], asking=asking)
@@ -97,9 +103,10 @@ class _Sending:
             answers = await self._send(commands)
         if stream is not None:
             stream.note(key, answers[0])
-        for one in answers:
-            if isinstance(one, Exception) and is_read_only(one):
-                await self._renew()
+        # A late answer of a replica tells nothing about the connections that were made since.
+        if renewals == self._renewals and any(map(_is_refusal, answers)):
+            self._renewals += 1
+            await self._renew()
         return answers
 
     async def masters(self) -> Sequence[Connected]:
@@ -222,6 +229,11 @@ class _PoolOfNode:
 
     async def release(self, connection: AbstractConnection) -> None:
         self._node.release(connection)
+
+
+def _is_refusal(answer: object) -> bool:
+    """Return whether an answer is that of a replica to a write."""
+    return isinstance(answer, Exception) and is_read_only(answer)
 
 
 def _stream(

@@ -18,7 +18,7 @@ in between, and one that has become empty is not read again.
 from __future__ import annotations
 
 from hashlib import sha1
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 INDEX_LOOKED_THROUGH: Final = 1_000
 """A larger index is not scanned when an entry that never expires is removed."""
@@ -37,6 +37,20 @@ class Statement(NamedTuple):
 def _script(text: str) -> Statement:
     digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Statement(("EVALSHA", digest), ("EVAL", text))
+
+
+# What opening sends. Neither names a key, and every user may send HELLO. A script is refused while a server
+# loads its data, and for a user who may run none.
+HELLO: Final = ("HELLO",)
+GREET: Final = ("EVAL", "return 1", 0)
+
+
+def is_node_of_cluster(facts: object) -> bool:
+    """Return whether the answer to `HELLO` is that of a node of a cluster; `False` for an error."""
+    if isinstance(facts, list):
+        listed = cast("list[object]", facts)
+        facts = dict(zip(listed[::2], listed[1::2], strict=False))
+    return isinstance(facts, dict) and cast("dict[object, object]", facts).get(b"mode") == b"cluster"
 
 
 # Argument: record, 0, -1. One command on one key: a snapshot, in which an expired record is absent.

@@ -114,7 +114,7 @@ class Stream:
     def note(self, key: bytes, answer: object) -> None:
         """Remember whether the answer for a key was large: only lists of byte strings are."""
         parts = cast("list[bytes]", answer)
-        if not isinstance(answer, list) or not parts or type(parts[0]) is not bytes:
+        if not (key and isinstance(answer, list) and parts) or type(parts[0]) is not bytes:
             return
         large = self._large
         if sum(map(len, parts)) > LARGE:

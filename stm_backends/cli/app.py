@@ -23,7 +23,8 @@ from stm_backends.cli import datastores, durations, erasing, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
-from stm_backends.cli.files import is_standard, reading, writing
+from stm_backends.cli.exports import MIB, ExportFile, FileLimits, export_file
+from stm_backends.cli.files import is_standard, writing
 from stm_backends.cli.listing import list_
 from stm_backends.cli.observing import observer
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
@@ -355,7 +356,7 @@ def export_(
 
 
 @app.command("import")
-def import_(
+def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     file: Annotated[
         Path, typer.Argument(help="A file that `export` wrote; - is standard input.", metavar="FILE")
     ],
@@ -372,6 +373,22 @@ def import_(
             metavar="DURATION",
         ),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Import only the conversations of this tenant or user, and skip all others.",
+            metavar="TENANT[:USER]",
+        ),
+    ] = None,
+    max_line_mib: Annotated[
+        int, typer.Option(help="The longest line, in MiB of text. Memory grows with it.", min=1)
+    ] = FileLimits().line // MIB,
+    max_total_mib: Annotated[
+        int, typer.Option(help="The longest file, in MiB of text.", min=1)
+    ] = FileLimits().total // MIB,
+    max_turns: Annotated[
+        int, typer.Option(help="The most turns of one conversation.", min=1)
+    ] = FileLimits().turns,
     create: Create = False,
     backend: BackendName = None,
     url: Url = None,
@@ -379,13 +396,15 @@ def import_(
 ) -> None:
     """Import exported conversations. Fails if one exists already, unless --merge or --replace is given.
 
-    The whole file is checked before anything is stored. With --merge, --ttl also applies to existing
-    conversations that get a turn.
+    The whole file is checked before anything is stored. It must not change meanwhile. With --only, lines of
+    other tenants and users are not imported, whoever wrote them into the file. With --merge, --ttl also
+    applies to existing conversations that get a turn.
     """
     imported = transfer.Imported()
     on_conflict: OnConflict = "merge" if merge else "replace" if replace else "refuse"
+    limits = FileLimits(line=max_line_mib * MIB, total=max_total_mib * MIB, turns=max_turns)
 
-    async def work(lines: list[transfer.Line]) -> None:
+    async def work(file: ExportFile) -> None:
         where = backend or datastores.given(url)
         async with open_backend(
             where,
@@ -394,20 +413,25 @@ def import_(
             sealing=load_sealing(sealing),
             observer=observer(),
         ) as opened:
-            await transfer.import_all(opened, lines, on_conflict=on_conflict, imported=imported, ttl=ttl_s)
+            await transfer.import_all(opened, file, on_conflict=on_conflict, imported=imported, ttl=ttl_s)
 
     with reported(), interruptible(lambda: imported.so_far(on_conflict)):
         if merge and replace:
             raise ConfigurationError("give --merge or --replace, not both")
         ttl_s = durations.optional("--ttl", ttl)
-        with reading(file) as text:
-            lines = transfer.read_exports(file, text)
-        try:
-            run(work(lines))
-        except typer.Exit:
-            if imported.conversations:
-                typer.echo(imported.so_far(on_conflict), err=True)
-            raise
+        whose = transfer.owner(only) if only is not None else None
+        with export_file(file, limits=limits, only=whose) as exported:
+            try:
+                run(work(exported))
+            except typer.Exit:
+                if imported.conversations:
+                    typer.echo(imported.so_far(on_conflict), err=True)
+                raise
+    if imported.skipped:
+        typer.echo(f"{counted(imported.skipped, 'conversation')} of others skipped", err=True)
+        if not imported.conversations:
+            say_wrong(f"the file has no conversation of {only}")
+            raise typer.Exit(FAILED)
     done = counted(imported.conversations, "conversation")
     if not merge:
         typer.echo(f"{done} imported", err=True)

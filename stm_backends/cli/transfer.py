@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
 from typing import Final, TextIO, cast
 
 import typer
@@ -15,6 +15,7 @@ import typer
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
+from stm_backends.cli.exports import ExportFile, Line
 from stm_backends.cli.outcome import counted
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
@@ -35,8 +36,11 @@ _ANY = "-"
 
 _SPELLING: Final = "no part is blank; within a part, write ':' as %3A and '%' as %25"
 
-_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that a list of ids, one a line, does not show or that break its lines."""
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"})
+"""Unicode categories of white space, and of characters that are not shown."""
+
+_HARMLESS: Final = frozenset("-_.@+,=/:%")
+"""ASCII characters that are neither letters nor digits, and that no shell, `read` or `xargs` interprets."""
 
 _ESCAPED = re.compile("(?:%(?!25|3A|6B)[0-9A-F]{2})+")
 
@@ -72,15 +76,22 @@ def owner(text: str) -> tuple[str, str | None]:
 def escaped(composite: str) -> str:
     """Return a key for one line of output, which all commands accept.
 
-    Invisible characters, such as line breaks, are written as `%XX` of their UTF-8 bytes. No composite has
-    these itself.
+    White space, invisible characters, those that a shell may interpret, and `-` at the beginning, are
+    written as `%XX` of their UTF-8 bytes. No composite has these itself. So one line is one argument that
+    means one key, also for `while read` without `-r`, `xargs` and a variable without quotes.
     """
     return "".join(
         "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
-        if unicodedata.category(char) in _INVISIBLE
+        if _is_special(char) or (char == "-" and index == 0)
         else char
-        for char in composite
+        for index, char in enumerate(composite)
     )
+
+
+def _is_special(char: str) -> bool:
+    if char.isascii():
+        return not (char.isalnum() or char in _HARMLESS)
+    return unicodedata.category(char) in _HIDDEN
 
 
 def unescaped(text: str) -> str:
@@ -135,27 +146,16 @@ async def write_export(
         on_written()
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One conversation of an export file; `where` is its file and line."""
-
-    where: str
-    document: dict[str, object]
-
-
-def read_exports(path: Path, lines: Iterable[str]) -> list[Line]:
-    """Return the conversations of an export file. Raises `BadFile` for the first invalid line."""
-    return list(_lines("standard input" if str(path) == "-" else str(path), lines))
-
-
 @dataclass(slots=True)
 class Imported:
     """How many conversations were imported, and how many were changed by that.
 
-    `total` is their number in the file; it is set once all of them were checked.
+    `total` is their number in the file, and `skipped` that of conversations of others that are not wanted;
+    both are set once the whole file was checked.
     """
 
     total: int = 0
+    skipped: int = 0
     conversations: int = 0
     changed: int = 0
 
@@ -171,7 +171,7 @@ class Imported:
 
 async def import_all(
     backend: Backend,
-    lines: list[Line],
+    file: ExportFile,
     *,
     on_conflict: OnConflict,
     imported: Imported,
@@ -182,15 +182,24 @@ async def import_all(
     `ttl` is in seconds, `None` is for ever. Raises `BadFile` and `SessionExists` with file and line. Updates
     `imported` as it goes.
     """
-    with Progress(len(lines), "checking", "conversations") as progress:
-        keys = await _rehearse(backend, lines, on_conflict, progress)
-        if on_conflict == "refuse":
-            for line, key in zip(lines, keys, strict=True):
+    seen: set[bytes] = set()
+    checked = 0
+    with Progress(file.count, "checking", "conversations") as progress:
+        for line in file:
+            key = await _rehearse(backend, line, on_conflict)
+            if on_conflict == "refuse":
+                digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+                if digest in seen:
+                    raise BadFile(f"{line.where}: this conversation occurs twice in the file")
+                seen.add(digest)
                 if await backend.driver.load(memory_key(key)) is not None:
                     raise SessionExists(f"{line.where}: {named(key)} exists already; nothing was imported")
-    imported.total = len(lines)
-    with Progress(len(lines), "importing", "conversations") as progress:
-        for line, key in zip(lines, keys, strict=True):
+            checked += 1
+            progress.show(checked)
+    imported.total, imported.skipped = checked, file.skipped
+    with Progress(checked, "importing", "conversations") as progress:
+        for line in file:
+            key = _key_of(line)
             before = await backend.driver.load(memory_key(key))
             try:
                 await backend.sessions.import_(line.document, on_conflict=on_conflict, ttl=ttl)
@@ -201,28 +210,29 @@ async def import_all(
             progress.show(imported.conversations)
 
 
-async def _rehearse(
-    backend: Backend, lines: list[Line], on_conflict: OnConflict, progress: Progress
-) -> list[MemoryKey]:
-    """Import everything into memory first, to find errors early; returns the keys."""
+async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> MemoryKey:
+    """Import a conversation into memory, to find errors early; returns its key."""
     traits = backend.driver.inner.traits
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
     ) as rehearsal:
-        keys: list[MemoryKey] = []
-        for line in lines:
-            try:
-                keys.append(await rehearsal.sessions.import_(line.document, on_conflict=on_conflict))
-            except (InvalidState, InvalidKey) as error:
-                raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
-            except SessionExists as error:
-                raise BadFile(f"{line.where}: this conversation occurs twice in the file") from error
-            except TooLarge as error:
-                raise TooLarge(
-                    error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
-                ) from error
-            progress.show(len(keys))
-        return keys
+        try:
+            return await rehearsal.sessions.import_(line.document, on_conflict=on_conflict)
+        except (InvalidState, InvalidKey) as error:
+            raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
+        except TooLarge as error:
+            raise TooLarge(
+                error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
+            ) from error
+
+
+def _key_of(line: Line) -> MemoryKey:
+    """Return the key of a conversation that was checked before."""
+    parts = line.document.get("key")
+    if not isinstance(parts, dict):
+        raise BadFile(f"{line.where}: the file was changed while it was read")
+    key = cast("dict[str, str]", parts)
+    return MemoryKey(*(key.get(name, "") for name in ("tenant_id", "user_id", "session_id")))
 
 
 def _hint(document: dict[str, object]) -> str:
@@ -257,17 +267,3 @@ async def erase(backend: Backend, what: str) -> Receipt:
         key = conversation_key(what)
         return await backend.sessions.erase_with_receipt(key.tenant_id, key.user_id, key.session_id)
     return await backend.sessions.erase_with_receipt(*owner(what))
-
-
-def _lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
-    for number, text in enumerate(lines, 1):
-        where = f"{name}:{number}"
-        if not text.strip():
-            continue
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BadFile(f"{where}: not JSON: {error} (an export has one conversation per line)") from None
-        if not isinstance(document, dict):
-            raise BadFile(f"{where}: the line is not a JSON object (an export has one conversation per line)")
-        yield Line(where, cast("dict[str, object]", document))

@@ -70,9 +70,9 @@ class Settings:
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             if not _admits(kind, value):
-                # No value is shown: it may be a secret that was given under the wrong name.
-                given = "" if _words(kind) and isinstance(value, str) else f", not {type(value).__name__}"
-                raise ConfigurationError(f"{name} must be {_described(kind)}{given}")
+                # Never the value: in a URL it may be the end of a password with an unescaped '?' or '&'.
+                other = "another text" if _words(kind) and isinstance(value, str) else type(value).__name__
+                raise ConfigurationError(f"{name} must be {_described(kind)}, not {other}")
         require_seconds("deadline_s", self.deadline_s)
         require_count("max_entry_bytes", self.max_entry_bytes, most=self.largest_entry)
 

@@ -36,7 +36,9 @@ _KEPT_OF_A_MESSAGE: Final = 2
 
 _OBSERVED_READ: Final = 100_000
 _LINES_SEARCHED: Final = 50
-"""How many characters of the tools' results are read, and how many lines for each tool; both the newest."""
+_TOOLS_READ: Final = 1_000
+"""How many characters of the tools' results are read, how many lines for each tool, and how many tools of a
+turn; each time the newest."""
 
 _TAG = re.compile(r"<(/?)(session_summary|key_facts|tools_used)>", re.IGNORECASE)
 _OTHER_TAG = re.compile(r"<(/?)([A-Za-z_]+)>")
@@ -219,7 +221,7 @@ def _note_turn(notes: _Notes, turn: Mapping[str, Any]) -> None:
 
 
 def _note_tools(notes: _Notes, digest: Mapping[str, Any]) -> None:
-    tools = [str(tool) for tool in digest.get("tools_invoked") or ()]
+    tools = [str(tool) for tool in digest.get("tools_invoked") or ()][-_TOOLS_READ:]
     observed = str(digest.get("observations_summary") or "")[-_OBSERVED_READ:].splitlines()
     last = {line.partition(":")[0].removeprefix("- "): line for line in observed}
     newest = observed[-_LINES_SEARCHED:][::-1] or [""]

@@ -33,6 +33,8 @@ class Forgotten:
     ages: tuple[tuple[float, int], ...] = ()
 
     def __contains__(self, turn_id: str) -> bool:
+        if len(self.digests) > _MANY:
+            return digest(turn_id) in _each_of(self.digests)
         return len(self.digests) > 1 and f",{digest(turn_id)}," in self.digests
 
     def adding(
@@ -72,9 +74,8 @@ class Forgotten:
             young[-1] = (when, young[-1][1] + len(newer))
         else:
             young.append((when, len(newer)))
-        old = 0
-        while young and young[0][0] <= now - keep_for:
-            old += young.pop(0)[1]
+        recent = next((i for i, (time, _) in enumerate(young) if time > now - keep_for), len(young))
+        old, young = sum(count for _, count in young[:recent]), young[recent:]
         # Only old ids may be removed, and only those beyond the number that is always remembered.
         removable = min(old, max(0, len(digests) - REMEMBERED_IDS))
         kept = [one for one in digests[:removable] if one in repeated] + digests[removable:]
@@ -88,6 +89,15 @@ def digest(turn_id: str) -> str:
     """Return the short hash of an id: 48 bits in 8 characters."""
     raw = hashlib.blake2b(turn_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return base64.urlsafe_b64encode(raw).decode("ascii")
+
+
+_MANY: Final = 32 * 1024
+"""How many characters of digests are searched; of more, a set is made, so that many look-ups stay cheap."""
+
+
+@lru_cache(2)
+def _each_of(digests: str) -> frozenset[str]:
+    return frozenset(digests.split(","))
 
 
 class Lease(NamedTuple):

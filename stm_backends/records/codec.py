@@ -260,8 +260,8 @@ def load_body(content: Mapping[str, Any]) -> Body:
             lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
-    except (TypeError, OverflowError) as error:
-        raise ValueError("a field of the body has another type") from error
+    except (TypeError, OverflowError):
+        raise ValueError("a field of the body has another type") from None
 
 
 def dump_forgotten(forgotten: Forgotten) -> dict[str, Any]:
@@ -274,8 +274,8 @@ def load_forgotten(content: Any) -> Forgotten:
     try:
         digests = str(content.get("digests", ","))
         ages = tuple((float(when), int(count)) for when, count in content.get("ages", ()))
-    except (TypeError, AttributeError, OverflowError) as error:
-        raise ValueError("the remembered ids are of another type") from error
+    except (TypeError, AttributeError, OverflowError):
+        raise ValueError("the remembered ids are of another type") from None
     if sum(count for _, count in ages) != max(0, digests.count(",") - 1):
         raise ValueError("the remembered ids do not match their ages")
     return Forgotten(digests, ages)
@@ -390,8 +390,9 @@ def load_turn(payload: object) -> ConversationTurn:
             artifacts_hidden_refs=list(hidden) if hidden else [],
             ts=float(fields.get("ts") or 0.0),
         )
-    except (TypeError, OverflowError) as error:
-        raise ValueError("Invalid turn payload") from error
+    except (TypeError, ValueError, OverflowError):
+        # The cause may quote the conversation.
+        raise ValueError("Invalid turn payload") from None
 
 
 def _load_digest(fields: Mapping[str, Any]) -> TrajectoryDigest:
@@ -438,8 +439,9 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
     for name, value in members:
         require_json({name: None}, path)
         pieces += (b"," if pieces else b"{", encode_json(name), b":")
+        within = _below(path, f".{name}")
         if not isinstance(value, list):
-            require_json(value, f"{path}.{name}", deepest=DEEPEST - 1)
+            require_json(value, within, deepest=DEEPEST - 1)
             pieces.append(encode_json(value))
             continue
         opening = b"["
@@ -447,7 +449,7 @@ def _encode_steps(content: Mapping[str, Any], path: str) -> Steps[bytes]:
         for start in range(0, len(items), STEP):
             some = items[start : start + STEP]
             for index, item in enumerate(some, start):
-                require_json(item, f"{path}.{name}[{index}]", deepest=DEEPEST - 2)
+                require_json(item, _below(within, f"[{index}]"), deepest=DEEPEST - 2)
             pieces += (opening, encode_json(some)[1:-1])
             opening = b","
             yield
@@ -563,18 +565,29 @@ def _require_json(value: object, path: str, deepest: int) -> None:
     if value is None or isinstance(value, (str, int, float)):
         return
     if not deepest and isinstance(value, (dict, list, tuple)):
-        raise InvalidState(f"{_shortened(path)} is nested too deeply to be stored, or contains itself")
+        raise InvalidState(f"{path} is nested too deeply to be stored, or contains itself")
     if isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():
             if not isinstance(key, str):
                 raise InvalidState(f"{path} has a key that is not a string: {type(key).__name__}")
-            _require_json(item, f"{path}.{key}", deepest - 1)
+            _require_json(item, _below(path, f".{key}"), deepest - 1)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(cast("Sequence[object]", value)):
-            _require_json(item, f"{path}[{index}]", deepest - 1)
+            _require_json(item, _below(path, f"[{index}]"), deepest - 1)
     else:
         raise InvalidState(f"{path} is {type(value).__name__}, which JSON does not have")
 
 
-def _shortened(path: str) -> str:
-    return path if len(path) <= 80 else f"{path[:60]}..."
+def _below(path: str, step: str) -> str:
+    """Return the path of a part, shortened: it is made for each part, and a key may be long."""
+    if path.endswith("..."):
+        return path
+    return (
+        path + step
+        if len(path) + len(step) <= _LONGEST_PATH
+        else f"{path}{step[:_LONGEST_PATH]}"[:77] + "..."
+    )
+
+
+_LONGEST_PATH: Final = 80
+"""How many characters of a path errors show."""

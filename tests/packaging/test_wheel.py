@@ -124,6 +124,24 @@ def test_the_extras_are_those_of_the_drivers_the_frameworks_and_the_tools(metada
     assert set(metadata.provides_extra or ()) == {*EXTRAS}
 
 
+@pytest.mark.parametrize(
+    ("requirement", "vulnerable"),
+    [
+        # CVE-2025-68664 (fixed in 1.2.5, and in 0.3.81), CVE-2026-44843 (1.3.3).
+        ("langchain-core", ("0.3.80", "0.3.81", "1.2.4", "1.3.2")),
+        # CVE-2025-69223 (3.13.3), CVE-2026-47265 (3.14.0), PYSEC-2026-4392 (3.14.4).
+        ("aiohttp", ("3.13.2", "3.13.5", "3.14.3")),
+    ],
+)
+def test_versions_with_known_vulnerabilities_are_not_accepted(
+    metadata: Metadata, requirement: str, vulnerable: tuple[str, ...]
+) -> None:
+    found = [each for each in metadata.requires_dist or () if each.name == requirement]
+    assert found
+    for each in found:
+        assert not [*each.specifier.filter(vulnerable)]
+
+
 def test_the_entry_points_name_the_backends_the_command_and_the_plugin(contents: dict[str, bytes]) -> None:
     (name,) = (name for name in contents if name.endswith(".dist-info/entry_points.txt"))
     parsed = ConfigParser(delimiters="=")

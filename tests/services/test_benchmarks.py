@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.datastores import MOST_CONNECTIONS, TOGETHER, Address
+from stm_backends_postgres import PostgresSettings
 from tests.support.places import SERVERS
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +77,10 @@ def test_sealed_turns_are_compared_with_unsealed_ones(tmp_path: Path) -> None:
     rows = [line for line in page.read_text("utf-8").splitlines() if "Keys |" in line]
     assert len(rows) == 4
     assert "derive the key of a record" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
+def test_the_processes_of_a_benchmark_fit_in_one_postgresql(processes: int) -> None:
+    address = Address("postgres", PostgresSettings(pool_size=TOGETHER), "")
+    each = 2 * address.shared_by(processes).settings.pool_size
+    assert 2 * TOGETHER + processes * each <= MOST_CONNECTIONS

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -688,3 +689,29 @@ def test_the_remembered_ids_are_those_of_conversations_too() -> None:
     again = items.Log("w", folded, [Add(entry_id, numbered(1)) for entry_id in ids])
     assert again.items == []
     assert again.waste == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "entry"),
+    [
+        (None, b'{"id":"x","pop":1%s}' % (b"0" * 400)),
+        (
+            b'{"items":[],"forgotten":{"digests":",","ages":[]},"popped":{"x":[1%s,null]}}' % (b"0" * 400),
+            None,
+        ),
+        (b'{"items":[],"forgotten":{"digests":",","ages":[[1%s,0]]},"popped":{}}' % (b"0" * 400), None),
+        (b'{"items":[],"forgotten":{"digests":",","ages":[]},"popped":{"x":["my secret",null]}}', None),
+    ],
+)
+async def test_numbers_no_float_can_hold_are_corrupt_and_quoted_nowhere(
+    body: bytes | None, entry: bytes | None
+):
+    driver = MemoryDriver()
+    await driver.open()
+    if body is not None:
+        await driver.replace(WHERE, b"stm/1 log\n" + body, version="v", expect=ABSENT, ttl=None)
+    if entry is not None:
+        await driver.append(WHERE, b"stm/1 items\n" + entry, initial_version="v", ttl=None)
+    with pytest.raises(Corrupt) as caught:
+        await log_on(driver).items()
+    assert "secret" not in "".join(traceback.format_exception(caught.value))

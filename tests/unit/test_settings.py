@@ -10,6 +10,7 @@ from urllib.parse import SplitResult
 import pytest
 
 from stm_backends.drivers import Settings, setting
+from stm_backends.drivers.plugins import open_driver as open_by_name
 from stm_backends.errors import ConfigurationError
 
 
@@ -56,7 +57,7 @@ def test_a_url_and_options_become_one_validated_object() -> None:
         ("acme://[db", "host of the acme URL is invalid: only an IPv6 address is in brackets"),
         ("acme://:a[b@db", "percent-encode special characters in a user name or password"),
         ("acme://[db]", "only an IPv6 address is in brackets"),
-        ("acme://db?level=medium", "level must be 'low', 'high' or None"),
+        ("acme://db?level=medium", "level must be 'low', 'high' or None, not another text"),
         ("acme://db?pool_sise=1", "did you mean 'pool_size'"),
         ("acme://db?host=x", "no setting 'host'"),
         ("acme://db?tags=x", "no setting 'tags'"),
@@ -64,7 +65,7 @@ def test_a_url_and_options_become_one_validated_object() -> None:
         ("acme://db?prefix=a&prefix=a", "sets prefix twice"),
         ("acme://db?pool_size=many", "pool_size in the URL is not a number"),
         ("acme://db?compress=1", "compress in the URL is not true or false"),
-        ("acme://db?mode=odd", "mode must be 'fast' or 'safe'"),
+        ("acme://db?mode=odd", "mode must be 'fast' or 'safe', not another text"),
         ("acme://db?deadline_s=0", "positive number of seconds"),
     ],
 )
@@ -130,3 +131,20 @@ def test_a_driver_without_connection_settings_takes_no_client() -> None:
 
 def test_a_secret_is_not_in_the_repr() -> None:
     assert "hush" not in repr(AcmeSettings(password="hush"))  # noqa: S106 -- a sample
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret@host?deadline_s=hunter2",
+        "redis://user:secret@host?wait_fsync=hunter2",
+        "sqlite:///a.db?synchronous=hunter2",
+        "redis://user:sec?hunter2=ret@host",
+        "redis://user:sec?deadline_s=hunter2@host",
+        "postgresql://user:sec?hunter2@host/db",
+    ],
+)
+def test_no_message_shows_a_value_or_the_end_of_a_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_by_name(url)
+    assert "hunter2" not in str(caught.value)

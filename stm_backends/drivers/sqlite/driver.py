@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ from stm_backends.drivers.contract import (
     Record,
     Traits,
 )
-from stm_backends.drivers.sqlite import purging, statements
+from stm_backends.drivers.sqlite import files, purging, statements
 from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
 from stm_backends.drivers.sqlite.settings import SqliteSettings
@@ -394,13 +393,16 @@ class SqliteDriver:
             raise not_open()
 
     def _connect(self) -> sqlite3.Connection:
+        private = self._settings.private and not self._settings.must_exist
+        if private:
+            files.create_private(self._path)
         # Only a URI can say, when the file is opened, that a missing one must not be created.
-        uri = self._settings.must_exist
+        uri = private or self._settings.must_exist
         target = f"{self._path.as_uri()}?mode=rw" if uri else self._path
         try:
             connection = sqlite3.connect(target, timeout=0, isolation_level=None, uri=uri)
         except sqlite3.OperationalError as error:
-            if uri and not self._path.exists():
+            if self._settings.must_exist and not self._path.exists():
                 raise Unavailable(f"there is no database file at {self._path}") from error
             raise
         try:
@@ -408,7 +410,10 @@ class SqliteDriver:
         except BaseException:
             connection.close()
             raise
-        self._files = {path: identity for path in self._paths() if (identity := _identity(path))}
+        paths = files.paths(self._path)
+        self._files = {path: identity for path in paths if (identity := files.identity(path))}
+        if self._settings.private:
+            files.warn_if_shared(paths)
         return connection
 
     def _require_own_files(self) -> None:
@@ -418,15 +423,11 @@ class SqliteDriver:
         it open. The same holds for the two files beside it, by which processes coordinate.
         """
         for path, identity in self._files.items():
-            if _identity(path) != identity:
+            if files.identity(path) != identity:
                 raise Unavailable(
                     "the database file, or the -wal or -shm file beside it, was removed or replaced "
                     "while it was open; nothing was done. Close the backend and open it again"
                 )
-
-    def _paths(self) -> tuple[str, ...]:
-        """Return the paths of the file, and of those that SQLite keeps beside it while it is open."""
-        return str(self._path), f"{self._path}-wal", f"{self._path}-shm"
 
     def _require_fits(self, what: Literal["entry", "record"], size: int, operation: str) -> None:
         limit = self.traits.max_entry if what == "entry" else self.traits.max_record
@@ -449,12 +450,3 @@ def _find(connection: sqlite3.Connection, key: Key, now: float) -> _Found | None
         purging.remove(connection, found.id, found.first, found.next, found.size)
         return None
     return found
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Return the identity of the file at a path; `None` if there is none."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 -- in every operation, and Path.stat takes longer
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -23,6 +23,9 @@ class SqliteSettings(Settings):
     last transactions, and never damages the file. `"full"`: it survives a power cut too, at the cost of one
     flush to the disk for each write. `max_record_bytes` limits a body together with its tail.
     `must_exist=True`: opening a file that does not exist raises `Unavailable` instead of creating it.
+    `private=True`: a new file, and the files that SQLite keeps beside it, can be read and written by their
+    owner only, regardless of the umask. An existing file keeps its permissions, and a warning is logged if
+    they allow more. `private=False`: the umask decides, as for every other file.
     """
 
     backend: ClassVar = "sqlite"
@@ -34,6 +37,7 @@ class SqliteSettings(Settings):
     synchronous: Synchronous = "normal"
     max_record_bytes: int = 64 * MIB
     must_exist: bool = False
+    private: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

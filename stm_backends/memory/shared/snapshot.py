@@ -174,15 +174,23 @@ class Snapshot:
             return 0
         if not self.turns:
             return len(self.tail)
-        order, first = [stored.id for stored in self.turns], dict[str, int]()
+        place = {stored.id: index for index, stored in enumerate(self.turns)}
+        # Which turns occur at or after the position, and which of them first do so before their successor.
+        # A turn that is met is the first of all, so it is before its successor, and after its predecessor.
+        met = [False] * len(place)
+        ordered = [False] * len(place)
+        count = 0
         for position in range(len(self.tail) - 1, -1, -1):
-            identity = _id(self.opened[position])
-            if identity in self.ids:
-                first[identity] = position
-            if identity == order[0] and len(first) == len(order):
-                places = [first[one] for one in order]
-                if all(one < other for one, other in itertools.pairwise(places)):
-                    return position
+            index = place.get(_id(self.opened[position]))
+            if index is None:
+                continue
+            met[index] = True
+            for one, is_so in (index - 1, False), (index, index + 1 == len(place) or met[index + 1]):
+                if one >= 0:
+                    count += is_so - ordered[one]
+                    ordered[one] = is_so
+            if index == 0 and count == len(place):
+                return position
         return self.starts[0]
 
     def holds(self, turn_id: str) -> bool:

@@ -32,6 +32,7 @@ class Requests:
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self.asked: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
         self.script: list[tuple[int, str]] = []
         self.meanwhile: dict[str, Callable[[], Awaitable[object]]] = {}
         self.url = ""
@@ -39,6 +40,7 @@ class Requests:
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.asked.append(request.headers["X-Amz-Target"].partition(".")[2])
+        self.bodies.append(json.loads(body))
         if meanwhile := self.meanwhile.pop(self.asked[-1], None):
             await meanwhile()
         if self.script:

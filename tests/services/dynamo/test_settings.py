@@ -176,13 +176,16 @@ def test_without_its_extra_opening_says_the_line_that_installs_it(monkeypatch):
 
 
 def test_the_policy_in_the_readme_allows_what_the_driver_does_and_no_more():
-    (policy,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    policy, _ = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     (statement,) = json.loads(policy)["Statement"]
     asked = set(re.findall(r'Statement\(\s*"(\w+_item|query)"', Path(statements.__file__).read_text()))
     assert {f"dynamodb:{''.join(map(str.title, call.split('_')))}" for call in asked} == set(
         statement["Action"]
     )
-    assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["acme:*"]}}
+    assert statement["Condition"] == {
+        "ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["acme:*"]},
+        "Null": {"dynamodb:LeadingKeys": "false"},
+    }
 
 
 def test_the_readme_lists_every_setting():

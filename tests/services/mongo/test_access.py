@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from urllib.parse import quote_plus
 
 import pytest
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
+from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.errors import Denied, Unavailable
 from stm_backends_mongo import open_driver
 from tests.support.contract import opened
 from tests.support.mongod import Mongod
+from tests.support.tenants import SMALL, serve
 
 WORD = "p/s3cret"
 
-NARROW = "find insert update remove listIndexes"
+README = (Path(__file__).parents[3] / "stm_backends_mongo" / "README.md").read_text("utf-8")
+
+NARROW = json.loads(re.findall(r"db\.createRole\((\{.*?\n\})\)", README, re.DOTALL)[0])
+"""The role of the README."""
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +39,8 @@ def guarded(mongod_program, ca, tmp_path_factory):
         roles = [{"role": "root", "db": "admin"}]
         client.admin.command("createUser", "root", pwd=WORD, roles=roles)
     with MongoClient(f"mongodb://root:{quote_plus(WORD)}@{server.address}/?directConnection=true") as client:
-        privileges = [
-            {"resource": {"db": "chats", "collection": "stm_records"}, "actions": NARROW.split()},
-        ]
-        client.chats.command("createRole", "narrow", privileges=privileges, roles=[])
-        for name, role in (("writer", "readWrite"), ("reader", "read"), ("narrow", "narrow")):
+        client.chats.command("createRole", NARROW["role"], privileges=NARROW["privileges"], roles=[])
+        for name, role in (("writer", "readWrite"), ("reader", "read"), ("narrow", NARROW["role"])):
             client.chats.command("createUser", name, pwd=WORD, roles=[{"role": role, "db": "chats"}])
     yield server
     server.kill()
@@ -53,6 +59,23 @@ async def test_the_permissions_of_the_readme_are_enough(guarded, user):
         assert (await driver.scan("s", limit=1)).names == (user,)
         assert await driver.replace(Key("s", user), b"b", version="w", expect=ANY, ttl=None) is True
         assert await driver.delete(Key("s", user)) is True
+    async with open_backend(url_for(guarded, user), max_entry_bytes=SMALL) as backend:
+        await serve(backend, "acme")
+
+
+async def test_the_role_of_the_readme_sets_nothing_up_and_reads_nothing_else(guarded):
+    with pytest.raises(Denied):
+        async with opened(f"{url_for(guarded, 'narrow')}&collection=other", create=True):
+            pass
+    with MongoClient(url_for(guarded, "narrow").partition("?")[0], directConnection=True) as client:
+        for work in (
+            client.chats.other.find_one,
+            client.chats.stm_records.drop,
+            client.chats.list_collection_names,
+            client.other.stm_records.find_one,
+        ):
+            with pytest.raises(OperationFailure, match="not authorized"):
+                work()
 
 
 async def test_a_server_is_trusted_by_its_certificate_alone(guarded, authority):

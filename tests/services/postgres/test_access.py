@@ -1,6 +1,8 @@
 """Which roles may do what, by password and over TLS."""
 
+import re
 import uuid
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -12,6 +14,9 @@ from stm_backends.errors import Denied, StorageError, Unavailable
 from stm_backends.testing import open_at
 from tests.services.postgres.support import as_user, run
 from tests.support.postgresql import Postgres, TlsFront
+from tests.support.tenants import SMALL, serve
+
+README = (Path(__file__).parents[3] / "stm_backends_postgres" / "README.md").read_text("utf-8")
 
 KEY = Key("scope", "name")
 SECRET = "hunter2/:@é"  # noqa: S105 -- a sample
@@ -109,15 +114,31 @@ async def test_a_server_is_trusted_by_its_certificate_alone(url, schema, over_tl
         await open_at(at("localhost", "disable"))
 
 
+async def test_an_unverified_connection_to_another_host_is_warned_of(primary, caplog):
+    url = app(primary, QUOTED)
+    elsewhere = url.replace("127.0.0.1", "127.1")  # the same host, by a name that is not known to be local
+    await (await open_at(elsewhere, create=True)).close()
+    (record,) = caplog.records
+    assert "sslmode=verify-full" in record.getMessage()
+    assert "hunter2" not in record.getMessage()
+    caplog.clear()
+    await (await open_at(url)).close()
+    await (await open_at(f"{elsewhere}?sslmode=disable")).close()
+    assert not caplog.records
+
+
 async def test_a_certificate_of_another_authority_is_not_trusted(url, schema, over_tls, other_authority):
     place = f"postgresql://postgres@localhost:{over_tls}/postgres?sslmode=verify-full&sslrootcert={other_authority}"
     with pytest.raises(Unavailable, match="certificate"):
         await open_at(place, schema=schema)
 
 
-async def test_the_permissions_of_the_readme_are_enough(url, schema, driver, role):
-    name = await role("app")
-    async with open_backend(as_user(url, name), schema=schema, create=True) as backend:
+async def test_the_permissions_of_the_readme_are_enough(url, schema, driver, role, admin):
+    name = await role("app", "")
+    (grants,) = re.findall(r"```sql\n(GRANT.*?)```", README, re.DOTALL)
+    await admin.execute(grants.replace("memory", schema).replace("TO app", f"TO {name}"))
+    async with open_backend(as_user(url, name), schema=schema, create=True, max_entry_bytes=SMALL) as backend:
+        await serve(backend, "acme")
         mine = backend.driver
         assert await mine.append(KEY, b"a", initial_version="initial", ttl=None) == 1
         rewrite = mine.replace(KEY, b"b", version="v1", expect="initial", rewrite=(b"b",), ttl=None)

@@ -151,6 +151,36 @@ async def test_the_owner_of_the_tables_is_bound_too(url, schema, admin, role):
         assert await backend.driver.load(KEY) is None
 
 
+@pytest.mark.parametrize("handed_in", [False, True], ids=["by URL", "on a pool"])
+@pytest.mark.parametrize("table", ["stm_record", "stm_entry"])
+async def test_row_security_of_one_table_alone_is_refused(
+    tenants, url, schema, admin, role, table, handed_in
+):
+    """The other table would show the turns, or the keys, of all tenants."""
+    one = await open_at("postgres", **tenants[0])
+    await one.append(KEY, b"mine", initial_version="one", ttl=None)
+    await one.close()
+    await admin.execute(f"ALTER TABLE {schema}.{table} DISABLE ROW LEVEL SECURITY")
+    with pytest.raises(ConfigurationError, match="only one of the tables"):
+        await open_at("postgres", **tenants[1])
+    if handed_in:
+        pool = await asyncpg.create_pool(tenants[1]["url"], min_size=0)
+        with pytest.raises(ConfigurationError, match="only one of the tables"):
+            await open_backend("postgres", client=pool, schema=schema).driver.load(KEY)
+        await pool.close()
+
+
+@pytest.mark.parametrize("table", ["stm_record", "stm_entry"])
+async def test_an_owner_whom_one_table_does_not_bind_is_refused(url, schema, admin, role, table):
+    owner = await role("owner", "")
+    await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {owner}")
+    options = {"schema": schema, "row_security": "role", "create": True}
+    await (await open_at(as_user(url, owner), **options)).close()
+    await admin.execute(f"ALTER TABLE {schema}.{table} NO FORCE ROW LEVEL SECURITY")
+    with pytest.raises(ConfigurationError, match="does not bind"):
+        await open_at(as_user(url, owner), **options)
+
+
 async def test_tables_without_row_security_are_refused_by_who_asks_for_it(url, schema, driver, role):
     with pytest.raises(ConfigurationError, match="without row security"):
         await open_at(as_user(url, await role("app")), schema=schema, row_security="role")

@@ -179,3 +179,42 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="PostgressDriver"):
         _ = stm_backends_postgres.PostgressDriver
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "is_open"),
+    [
+        ("postgresql://app@db.example/agents", {}, True),
+        ("postgresql://app@db.example/agents?sslmode=prefer", {}, True),
+        ("postgresql://app@db.example/agents?sslmode=allow", {}, True),
+        ("postgresql://app@db.example/agents", {"PGSSLMODE": "prefer"}, True),
+        ("postgresql://app@localhost,db.example:5433/agents", {}, True),
+        ("postgresql://app@[2001:db8::1]:5432/agents", {}, True),
+        ("postgresql:///agents?host=db.example", {}, True),
+        ("postgresql:///agents", {"PGHOST": "db.example"}, True),
+        ("postgresql://app@localhost.example/agents", {}, True),
+        ("postgresql://app@127.0.0.1.example/agents", {}, True),
+        ("postgresql://app@db.example/agents?sslmode=require", {}, False),
+        ("postgresql://app@db.example/agents?sslmode=verify-full", {}, False),
+        ("postgresql://app@db.example/agents?sslmode=disable", {}, False),
+        ("postgresql://app@db.example/agents", {"PGSSLMODE": "verify-full"}, False),
+        ("postgresql://app@db.example/agents?service=main", {}, False),
+        ("postgresql://app:p%40ss@localhost:5432/agents", {}, False),
+        ("postgresql://app@127.3.2.1/agents", {}, False),
+        ("postgresql://app@[::1]/agents", {}, False),
+        ("postgresql://app@%2Frun%2Fpostgresql/agents", {}, False),
+        ("postgresql:///agents?host=/run/postgresql", {}, False),
+        ("postgresql:///agents", {}, False),
+    ],
+)
+def test_a_connection_that_others_may_read_is_known_as_such(monkeypatch, url, environment, is_open):
+    for name in ("PGSSLMODE", "PGHOST", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert PostgresSettings.from_url(url).is_open_to_others is is_open
+
+
+def test_a_context_of_ones_own_decides_whether_a_certificate_is_checked():
+    settings = PostgresSettings.from_url("postgresql://db.example/agents", ssl=ssl.create_default_context())
+    assert settings.is_open_to_others is False

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
 
+from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
-from stm_backends.errors import Denied, Unavailable
+from stm_backends.errors import Denied, OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
-from tests.services.redis.conftest import PERMISSIONS, login
+from tests.services.redis.conftest import PERMISSIONS, README, login
 from tests.services.redis.test_errors import KEY, refused
+from tests.support.redis_server import RedisServer
 from tests.support.servers import Proxy
+from tests.support.tenants import SMALL, serve
 
 PATIENT = "deadline_s=30&connect_timeout_s=15"
 """So that a busy machine has time for a TLS handshake."""
@@ -59,8 +64,10 @@ async def test_the_permissions_of_the_readme_are_enough_and_fewer_are_denied(sta
     await refused(narrow, Denied)
     assert await narrow.load(KEY) is None, "what was denied has changed nothing"
     await narrow.close()
+    outside = await open_at(server.url, **login("narrow"), key_prefix="other:")
     with pytest.raises(Denied, match="this user"):
-        await open_at(server.url, **login("narrow"), key_prefix="other:")
+        await outside.load(KEY)
+    await outside.close()
     server.ask("ACL", "SETUSER", "enough", "on", ">p", "~stm:*", *PERMISSIONS)
     enough = await open_at(server.url, **login("enough"))
     for ttl in (60, None):
@@ -77,3 +84,83 @@ async def test_the_permissions_of_the_readme_are_enough_and_fewer_are_denied(sta
     server.ask("CONFIG", "SET", "requirepass", "p")
     with pytest.raises(Denied, match="user and password"):
         await open_at(server.url)
+
+
+TENANT = re.findall(r"```\n(~stm:\{acme:\S+)\n```", README)[0]
+"""The pattern of one tenant's keys, from the README."""
+
+
+def only(server: RedisServer, name: str, pattern: str, *more: str) -> None:
+    """Make a user who may use the keys of a pattern alone."""
+    server.ask("ACL", "SETUSER", name, "reset", "on", ">p", pattern, *PERMISSIONS, *more)
+
+
+def denied(server: RedisServer) -> list[bytes]:
+    """Return what was denied, except CLIENT SETINFO, by which the client library introduces itself."""
+    return [one[b"object"] for one in server.ask("ACL", "LOG") if one[b"object"] != b"client"]
+
+
+async def test_a_user_of_one_tenant_is_served_and_denied_all_others(server):
+    only(server, "acme", TENANT)
+    server.ask("ACL", "LOG", "RESET")
+    async with open_backend(server.url, **login("acme"), max_entry_bytes=SMALL) as backend:
+        assert denied(server) == [], "opening asks for nothing that is denied"
+        await serve(backend, "acme")
+        assert denied(server) == []
+        for other in ("acme2", "ac", "victim", "a:acme"):
+            for work in (
+                lambda other=other: backend.driver.load(Key(f"{other}:u:memory", "n")),
+                lambda other=other: backend.driver.scan(f"{other}:u:memory", limit=1),
+                lambda other=other: serve(backend, other),
+                lambda other=other: backend.sessions.erase_tenant(other),
+            ):
+                with pytest.raises(Denied, match="this user"):
+                    await work()
+        with pytest.raises(Denied, match="this user"):
+            await backend.ping()
+        with pytest.raises(Denied, match="this user"):
+            await backend.state_store.load_planner_state("token")
+    assert server.ask("DBSIZE") == 0
+
+
+@pytest.mark.parametrize(
+    ("tenant", "written"),
+    [
+        ("a:b", "a%253Ab"),
+        ("100%", "100%2525"),
+        ("a}b", "a%7Db"),
+        ("a*?[b]^", r"a\*\?\[b\]\^"),
+        ("a\\", r"a\\"),
+    ],
+)
+async def test_a_tenant_is_written_in_a_pattern_as_the_readme_says(server, tenant, written):
+    only(server, "one", TENANT.replace("acme", written))
+    async with open_backend(server.url, **login("one"), max_entry_bytes=SMALL) as backend:
+        await serve(backend, tenant)
+        with pytest.raises(Denied):
+            await serve(backend, "ab")
+
+
+async def test_a_user_of_one_tenant_may_wait_and_use_a_client(server):
+    only(server, "acme", TENANT)
+    with pytest.raises(Denied, match="this user"):
+        await open_at(server.url, **login("acme"), wait_replicas=1)
+    only(server, "acme", TENANT, "+wait")
+    driver = await open_at(server.url, **login("acme"), wait_replicas=1, deadline_s=2)
+    with pytest.raises(OutcomeUnknown, match="not confirmed in time"):
+        await driver.append(Key("acme:u:memory", "n"), b"a", initial_version="v", ttl=60)
+    await driver.close()
+    async with (
+        Redis(port=server.port, protocol=3, **login("acme")) as client,
+        open_backend("redis", client=client, max_entry_bytes=SMALL) as backend,
+    ):
+        await backend.sessions.erase_tenant("acme")
+        await serve(backend, "acme")
+
+
+async def test_paused_runs_need_the_pattern_that_the_readme_names(server):
+    (pattern,) = re.findall(r"`(~stm:\{::planner\S+)`", README)
+    only(server, "acme", TENANT, pattern)
+    async with open_backend(server.url, **login("acme")) as backend:
+        await backend.state_store.save_planner_state("token", {"step": 1})
+        assert await backend.state_store.load_planner_state("token") == {"step": 1}

@@ -15,8 +15,9 @@ from redis import exceptions as client_errors
 from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 
+from stm_backends import open_backend
 from stm_backends.drivers.contract import KEEP, Key, Record, new_version
-from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import Denied, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore, DriverContract, HandedIn, open_at
 from stm_backends.testing.workbench.processes import fold, ledger
 from stm_backends_redis import RedisDriver
@@ -27,6 +28,7 @@ from tests.support.apt import Program
 from tests.support.contract import slow_checks
 from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, RedisServer
+from tests.support.tenants import SMALL, serve
 
 SLOTS = 16_384
 PREFIX = "stm:"
@@ -593,3 +595,13 @@ async def test_names_of_expired_records_are_purged_on_all_masters(cluster):
     assert await driver.purge(found + 100) >= 24
     assert await driver.expired() == 0
     await driver.close()
+
+
+async def test_a_user_of_one_tenant_is_served_by_a_cluster_too(cluster):
+    for node in cluster.nodes:
+        node.ask("ACL", "SETUSER", "acme", "on", ">p", "~stm:{acme:*", *PERMISSIONS, *CLUSTER_PERMISSIONS)
+        node.ask("ACL", "LOG", "RESET")
+    async with open_backend(cluster.url, **login("acme"), max_entry_bytes=SMALL) as backend:
+        await serve(backend, "acme")
+        with pytest.raises(Denied):
+            await serve(backend, "victim")

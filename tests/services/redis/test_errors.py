@@ -141,3 +141,13 @@ async def test_a_database_that_is_not_there_is_unavailable_and_named_as_such(sta
     await (await open_at(f"{server.url}/1")).close()
     with pytest.raises(Unavailable, match="no database with this number"):
         await open_at(f"{server.url}/2")
+
+
+@pytest.mark.parametrize("member", [b"no NUL", b"", b"\xff\xfe\0", b"\xff"])
+async def test_a_member_of_an_index_by_another_program_is_corrupt(server, driver, member):
+    await driver.append(KEY, b"a", initial_version="b", ttl=None)
+    server.ask("ZADD", f"stm:{{{KEY.scope}}}", 0, member)
+    with pytest.raises(Corrupt, match="another program"):
+        await driver.scan(KEY.scope, limit=10)
+    assert await driver.append(KEY, b"a", initial_version="b", ttl=60) == 2
+    assert await driver.delete(KEY)

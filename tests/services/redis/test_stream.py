@@ -21,6 +21,7 @@ from stm_backends.testing import open_at
 from stm_backends_redis import RedisDriver
 from stm_backends_redis import stream as stream_module
 from stm_backends_redis.errors import NotConnected
+from stm_backends_redis.servers import Server
 from stm_backends_redis.stream import LARGE, MAX_OUTSTANDING, Stream
 from tests.mutants.redis import AnswersTheNextCaller, WritesTwice
 from tests.services.redis.test_faults import KEY
@@ -353,6 +354,35 @@ async def test_a_refused_login_ends_the_connection_after_its_answers(server, str
     session.answer(b"two")
     assert await answers[1] == b"two"
     await server.until(lambda: session.is_lost)
+
+
+async def test_a_late_answer_of_a_replica_leaves_the_next_connection_alone(server):
+    client = Redis(port=server.port, protocol=2, socket_timeout=None)
+    connected = Server(client, silence_s=30)
+
+    def ask(word: bytes) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(connected.exchange(ANY_KEY, (word,)))
+
+    one, two = ask(b"ONE"), ask(b"TWO")
+    replica = await server.has_received(2)
+    replica.transport.write(b"-READONLY You can't write against a read only replica.\r\n")
+    assert type((await one)[0]) is client_errors.ReadOnlyError
+    three = ask(b"THREE")
+    (await server.has_received(1, session=1)).answer(b"three")
+    assert await three == [b"three"]
+    replica.transport.write(b"-READONLY You can't write against a read only replica.\r\n")
+    assert type((await two)[0]) is client_errors.ReadOnlyError
+    four = ask(b"FOUR")
+    (await server.has_received(2, session=1)).answer(b"four")
+    assert await four == [b"four"]
+    five = ask(b"FIVE")
+    (await server.has_received(3, session=1)).transport.write(b"-READONLY again\r\n")
+    assert type((await five)[0]) is client_errors.ReadOnlyError
+    six = ask(b"SIX")
+    (await server.has_received(1, session=2)).answer(b"six")
+    assert await six == [b"six"], "an answer to a later write does replace the connection"
+    await connected.close()
+    await client.aclose()
 
 
 async def test_what_is_not_from_redis_fails_everything_that_waits(server, stream):

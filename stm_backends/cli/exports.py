@@ -1,0 +1,125 @@
+"""Read a file of exported conversations line by line, so that memory is bounded by its longest line.
+
+The file is read once to check its lines, and again for each use. Input that cannot be read again, such as a
+pipe, is first copied to a temporary file without a name, which only this process can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TextIO, cast
+
+from stm_backends.cli.files import is_standard, reading
+from stm_backends.cli.replay.conversations import BadFile
+
+MIB: Final = 1024 * 1024
+
+_HINT: Final = "an export has one conversation per line"
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """How much a file may hold: characters of a line and in all, and turns of a conversation."""
+
+    line: int = 64 * MIB
+    total: int = 4096 * MIB
+    turns: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One conversation of an export file; `where` is its file and line."""
+
+    where: str
+    document: dict[str, object]
+
+
+class ExportFile:
+    """The conversations of a file, read from its beginning by each iteration.
+
+    `only` is a tenant, or a tenant and a user: conversations of others are left out. `count` is the number of
+    conversations, and `skipped` how many were left out. Raises `BadFile` for the first line that is not JSON
+    or exceeds a limit.
+    """
+
+    def __init__(
+        self, name: str, text: TextIO, *, limits: FileLimits, only: tuple[str, str | None] | None
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._limits = limits
+        self._only = only
+        self.skipped = 0
+        self.count = sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[Line]:
+        self.skipped = 0
+        self._text.seek(0)
+        for where, text in _limited(self._name, self._text, self._limits):
+            if not text.strip():
+                continue
+            document = _document(where, text, self._limits)
+            if self._is_wanted(document):
+                yield Line(where, document)
+            else:
+                self.skipped += 1
+
+    def _is_wanted(self, document: dict[str, object]) -> bool:
+        key = document.get("key")
+        if self._only is None or not isinstance(key, dict):  # the latter is refused with a reason later
+            return True
+        parts = cast("dict[str, object]", key)
+        tenant, user = self._only
+        return parts.get("tenant_id") == tenant and user in (None, parts.get("user_id"))
+
+
+@contextlib.contextmanager
+def export_file(
+    path: Path, *, limits: FileLimits, only: tuple[str, str | None] | None = None
+) -> Generator[ExportFile]:
+    """Open an export file, or standard input for `-`; raises what `ExportFile` raises."""
+    name = "standard input" if is_standard(path) else str(path)
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(reading(path))
+        if is_standard(path) or not text.seekable():
+            copy = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n"))
+            for _, line in _limited(name, text, limits):
+                copy.write(line)
+            copy.seek(0)
+            text = cast("TextIO", copy)
+        yield ExportFile(name, text, limits=limits, only=only)
+
+
+def _limited(name: str, text: TextIO, limits: FileLimits) -> Iterator[tuple[str, str]]:
+    """Yield each line with its place, none longer than the limits."""
+    total = number = 0
+    while line := text.readline(limits.line + 1):
+        number += 1
+        total += len(line)
+        where = f"{name}:{number}"
+        if len(line) > limits.line:
+            raise BadFile(f"{where}: longer than {limits.line:,} characters; see --max-line-mib")
+        if total > limits.total:
+            raise BadFile(
+                f"{where}: the file is longer than {limits.total:,} characters; see --max-total-mib"
+            )
+        yield where, line
+
+
+def _document(where: str, text: str, limits: FileLimits) -> dict[str, object]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{where}: not JSON: {error} ({_HINT})") from None
+    if not isinstance(document, dict):
+        raise BadFile(f"{where}: the line is not a JSON object ({_HINT})")
+    found = cast("dict[str, object]", document)
+    turns = found.get("turns")
+    if isinstance(turns, list) and len(cast("list[object]", turns)) > limits.turns:
+        raise BadFile(f"{where}: more than {limits.turns:,} turns; see --max-turns")
+    return found

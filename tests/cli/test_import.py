@@ -1,0 +1,144 @@
+"""What `import` takes from a file that somebody else may have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stm_backends.cli.app import app
+
+MIB = 1024 * 1024
+
+
+def cli(*arguments: object, answer: str = "") -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)], input=answer)
+
+
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def exported(tenant: Any, user: Any = "u", session: Any = "s", *, turns: int = 1, text: str = "Hello") -> str:
+    key = {"tenant_id": tenant, "user_id": user, "session_id": session}
+    said = [
+        {"turn_id": str(number), "user_message": text, "assistant_response": "Hi"} for number in range(turns)
+    ]
+    document = {"format": "stm-session", "version": 1, "key": key, "body": {}, "turns": said}
+    return json.dumps(document) + "\n"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/stm.db"
+
+
+def written(tmp_path: Path, *texts: str) -> Path:
+    file = tmp_path / "made.jsonl"
+    file.write_text("".join(texts))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("only", "stored"),
+    [
+        ("acme", {"acme": ["acme:u", "acme:v"], "victim": [], "acme2": []}),
+        ("acme:u", {"acme": ["acme:u"], "victim": []}),
+        ("a%3Ab", {"a%3Ab": ["a%3Ab:u"], "acme": [], "a": []}),
+    ],
+)
+def test_only_the_wanted_tenant_or_user_is_imported(
+    url: str, tmp_path: Path, only: str, stored: dict[str, list[str]]
+):
+    owners = [("acme", "u"), ("victim", "u"), ("acme", "v"), ("acme2", "u"), ("ACME", "u"), ("a:b", "u")]
+    file = written(tmp_path, *(exported(*owner) for owner in owners))
+    done = cli("import", file, "--only", only, "--url", url)
+    assert done.exit_code == 0, done.output
+    assert "conversations of others skipped" in done.stderr
+    for tenant, users in stored.items():
+        assert lines(cli("ls", tenant, "--url", url)) == users
+
+
+def test_a_key_that_is_not_text_is_never_imported_as_anothers(url: str, tmp_path: Path):
+    file = written(tmp_path, exported(["acme"]), exported({"acme": 1}), exported(None))
+    done = cli("import", file, "--only", "acme", "--url", url)
+    assert "3 conversations of others skipped" in done.stderr
+    assert lines(cli("ls", "acme", "--url", url)) == []
+
+
+def test_an_import_for_nobody_in_the_file_says_so_and_fails(url: str, tmp_path: Path):
+    file = written(tmp_path, exported("victim"))
+    done = cli("import", file, "--only", "acme", "--url", url)
+    assert done.exit_code == 1
+    assert "no conversation of acme" in done.stderr
+    assert cli("import", file, "--only", "a:b:c", "--url", url).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--max-line-mib", 1), r"made.jsonl:2: longer than 1,048,576 characters; see --max-line-mib"),
+        (("--max-total-mib", 1), r"made.jsonl:2: the file is longer than 1,048,576 characters"),
+        (("--max-turns", 2), "made.jsonl:3: more than 2 turns; see --max-turns"),
+    ],
+)
+@pytest.mark.parametrize("by", ["file", "standard input"])
+def test_a_file_beyond_a_limit_is_refused_by_line_and_changes_nothing(
+    url: str, tmp_path: Path, options: tuple[str, int], said: str, by: str
+):
+    texts = exported("a"), exported("b", text="x" * MIB), exported("c", turns=3)
+    file = written(tmp_path, *texts)
+    if by == "file":
+        done = cli("import", file, *options, "--url", url)
+    else:
+        done = cli("import", "-", *options, "--url", url, answer="".join(texts))
+        said = said.replace("made.jsonl", "standard input")
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not (tmp_path / "stm.db").exists()
+
+
+def test_an_export_within_the_limits_comes_through_a_pipe(url: str, tmp_path: Path):
+    texts = exported("a", text="é\u2028\r\n\x00"), exported("b", turns=3)
+    done = cli("import", "-", "--url", url, answer="".join(texts))
+    assert done.exit_code == 0, done.output
+    again = lines(cli("export", "a:u:s", "b:u:s", "--url", url))
+    assert json.loads(again[0])["turns"][0]["user_message"] == "é\u2028\r\n\x00"
+    assert len(json.loads(again[1])["turns"]) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
+@pytest.mark.parametrize("bomb", ["one line", "many lines"])
+def test_an_endless_file_ends_with_an_error_and_little_memory(url: str, tmp_path: Path, bomb: str):
+    """What `zcat bomb.gz | stm-backends import -` reads: gigabytes from a few kilobytes."""
+    endless = "yes x | tr -d '\\n'" if bomb == "one line" else f"yes '{exported('acme').strip()}'"
+    source = subprocess.Popen(["/bin/sh", "-c", endless], stdout=subprocess.PIPE)
+    program = (
+        "import resource, runpy, sys;"
+        "resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20));"
+        "sys.argv = ['stm-backends', *sys.argv[1:]];"
+        "runpy.run_module('stm_backends.cli', run_name='__main__')"
+    )
+    arguments = ["import", "-", "--url", url, "--max-total-mib", "100", "--max-line-mib", "50"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        stdin=source.stdout,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert source.stdout is not None
+    source.stdout.close()  # which ends it
+    source.wait()
+    assert done.returncode == 2, done.stderr
+    place = "standard input:1: longer" if bomb == "one line" else "the file is longer"
+    assert place in done.stderr
+    assert not (tmp_path / "stm.db").exists()
