@@ -50,10 +50,13 @@ _TEXT: Final = "I want to book a table for two at half past eleven in San Jose, 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How many rounds are measured, of how many dialogues on each side."""
+    """How many rounds are measured, of how many dialogues on each side.
 
-    rounds: int = 20
-    dialogues: int = 20
+    Blocks are short, so that some are not interrupted by other programs.
+    """
+
+    rounds: int = 100
+    dialogues: int = 4
 
 
 TINY: Final = Plan(rounds=2, dialogues=2)
@@ -93,7 +96,6 @@ async def _sides(url: str) -> AsyncIterator[dict[str, Backend]]:
 async def _block(backend: Backend, name: str, dialogues: int) -> float:
     """Return the microseconds of a turn in so many new dialogues, one after the other."""
     half = _TEXT[: TURN_BYTES // 2]
-    gc.collect()
     start = time.process_time()
     for number in range(dialogues):
         memory = backend.memory(MemoryKey("acme", "u1", f"{name} {number}"), CONFIG)
@@ -108,6 +110,7 @@ async def measure(url: str, plan: Plan) -> Figures:
     figures = Figures()
     async with _sides(url) as sides:
         for round_ in range(-1, plan.rounds):  # the first only warms up
+            gc.collect()
             with Meter().reading() as usage:
                 taken = {
                     side: await _block(sides[side], f"{round_}", plan.dialogues)

@@ -91,9 +91,7 @@ class SealedDriver(WrapperDriver):
             return None
         with located(self.name, "load"):
             body = await self._open_body(key, record)
-            return Record(
-                record.version, body, tuple([await self._open(key, ENTRY, entry) for entry in record.tail])
-            )
+            return Record(record.version, body, tuple(await self._open_all(key, ENTRY, record.tail)))
 
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         """Add one entry at the end, sealed; returns the new length of the tail."""
@@ -192,14 +190,26 @@ class SealedDriver(WrapperDriver):
         return self._cipher(key, data_key).seal(slot, value)
 
     async def _open(self, key: Key, slot: bytes, value: bytes) -> bytes:
-        key_id = key_id_of(value)
-        if key_id is None:
-            if not self._sealing.accept_clear:
-                raise Corrupt("a value is not sealed, and this backend accepts sealed values only")
-            self._clear_met()
-            return value
-        data_key = await self._sealing.keys.key(_owner(key), key_id)
-        return self._cipher(key, data_key).open(slot, value)
+        return (await self._open_all(key, slot, (value,)))[0]
+
+    async def _open_all(self, key: Key, slot: bytes, values: Sequence[bytes]) -> list[bytes]:
+        """Open values of one record; each of their keys is asked for once."""
+        ciphers: dict[str, Cipher] = {}
+        opened: list[bytes] = []
+        for value in values:
+            key_id = key_id_of(value)
+            if key_id is None:
+                if not self._sealing.accept_clear:
+                    raise Corrupt("a value is not sealed, and this backend accepts sealed values only")
+                self._clear_met()
+                opened.append(value)
+                continue
+            cipher = ciphers.get(key_id)
+            if cipher is None:
+                data_key = await self._sealing.keys.key(_owner(key), key_id)
+                cipher = ciphers[key_id] = self._cipher(key, data_key)
+            opened.append(cipher.open(slot, value))
+        return opened
 
     def _cipher(self, key: Key, data_key: DataKey) -> Cipher:
         """Return the cipher of a record; it is derived again when the data key of an id has changed."""

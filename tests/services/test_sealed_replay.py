@@ -32,7 +32,7 @@ from tests.support.places import quick_on, with_query
 DIALOGUES = Path(
     os.environ.get("STM_TEST_DIALOGUES") or Path(__file__).parents[2] / "examples" / "conversations.jsonl"
 )
-KILL_EVERY = float(os.environ.get("STM_TEST_KILL_EVERY") or 0.7)
+KILL_EVERY = float(os.environ.get("STM_TEST_KILL_EVERY") or 0.3)
 
 GREP = ("grep", "--text", "--only-matching", "--no-filename", "--recursive", "--fixed-strings")
 """Of words at one position, it shows the longest."""
@@ -215,7 +215,7 @@ def test_a_sealed_replay_with_kills_loses_nothing_and_shows_no_word(place: Datas
     while own := found_in([*place.dump(), *place.programs], words, tmp_path):
         words -= own
 
-    figures = replayed(DIALOGUES, place, tmp_path, **sealed)
+    figures = replayed(enough(tmp_path), place, tmp_path, **sealed)
 
     assert figures["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
     assert figures["bad_reads"] == 0
@@ -236,6 +236,17 @@ def test_the_same_search_finds_the_words_of_an_unsealed_replay(place: Datastore,
     found = found_in(place.dump(), words, tmp_path)
     show(f"{len(found):,} of {len(words):,} words and phrases")
     assert len(found) > len(words) / 2
+
+
+def enough(folder: Path) -> Path:
+    """Return a file of dialogues that take longer than some kills: the examples several times."""
+    if "STM_TEST_DIALOGUES" in os.environ:
+        return DIALOGUES
+    lines = [json.loads(line) for line in DIALOGUES.read_text("utf-8").splitlines()]
+    path = folder / "dialogues.jsonl"
+    many = [{**line, "session": f"{number}-{line['session']}"} for number in range(8) for line in lines]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in many))
+    return path
 
 
 def show(figures: object) -> None:

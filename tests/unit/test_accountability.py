@@ -199,7 +199,8 @@ async def test_opentelemetry_counts_actions_without_ids() -> None:
     assert points["stm.conversations.exported"] == [({}, 1)]
     assert points["stm.conversations.imported"] == [({}, 1)]
     assert points["stm.operations.denied"] == [({"db.operation.name": "scan"}, 1)]
-    assert "ada" not in ear.exported()
+    # The user's id could be a part of a trace's.
+    assert not [one for one in ("acme", "trip") if one in ear.exported()]
 
 
 # Commands
