@@ -62,16 +62,17 @@ asyncio.run(main())
 trace.get_tracer_provider().shutdown()
 metrics.get_meter_provider().shutdown()
 
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
 # span append {'db.system.name': 'memory', 'db.operation.name': 'append'}
 # span stm.add_turn {}
 # span append {'db.system.name': 'memory', 'db.operation.name': 'append'}
 # span stm.add_turn {}
-# span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span stm.get_llm_context {}
 # None
-# metric db.client.operation.duration 5 s
+# metric db.client.operation.duration 6 s
 # metric stm.turns.appended 2 {turn}
 # metric stm.context.tokens 30 {token}
 # metric stm.key_resolution.failures 1 {failure}

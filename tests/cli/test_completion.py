@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -80,9 +81,10 @@ def test_the_datastore_is_that_of_the_option_if_given(
     assert not (tmp_path / "other.db").exists()
 
 
-def test_ids_that_a_shell_would_interpret_are_not_offered(url: str) -> None:
-    # `ls` escapes the line break itself.
-    assert [*complete("ls", "x"), *complete("ls", "acme:x")] == ["x%0Ay", "acme:x%0Ay"]
+def test_ids_that_a_shell_would_interpret_are_offered_escaped(url: str) -> None:
+    offered = [*complete("ls", "x"), *complete("ls", "acme:x")]
+    assert {"x%0Ay", "x%20y", "x%2A", "acme:x%0Ay"} <= {*offered}
+    assert all(re.fullmatch(r"[\w%:]+", one) for one in offered)
     assert "-x" not in complete("ls", "-")
 
 

@@ -85,7 +85,7 @@ def test_markup_in_a_conversation_is_text_on_the_page(hostile: str) -> None:
     }
     # Summary, message, tool, observations, artifact reference; JSON escapes the quotes of the artifacts.
     assert seen.text.count(CANARY) == 5
-    assert "onload=alert(3)" in seen.text
+    assert "onload=alert" in seen.text
 
 
 def test_the_page_asks_for_nothing_and_forbids_scripts(hostile: str) -> None:

@@ -178,7 +178,7 @@ async def test_records_without_a_tenant_are_resealed_when_asked_for(world: World
     async with world.backend(BEFORE) as backend:
         await fill(backend)
     async with world.backend(ROTATED) as backend:
-        work = backend.sessions.resealing([Owner("acme"), Owner("acme", "ada"), UNOWNED])
+        work = backend.sessions.resealing([Owner("acme"), Owner("acme", "ada"), Owner("default"), UNOWNED])
         seen: list[int] = []
         total = await work.count()
         report = await work.run(seen.append)
@@ -196,7 +196,7 @@ async def test_clear_data_is_migrated_by_resealing_it() -> None:
         await fill(backend)
         everything = await read(backend)
     async with world.backend(Sealing(AFTER.keys, accept_clear=True)) as backend:
-        assert (await backend.sessions.resealing([Owner("acme"), UNOWNED]).run()).ok
+        assert (await backend.sessions.resealing([Owner("acme"), Owner("default"), UNOWNED]).run()).ok
     assert {one for ids in (await world.key_ids()).values() for one in ids} == {"k2"}
     async with world.backend(AFTER) as backend:
         assert await read(backend) == everything

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stm_backends.backend import Backend
-from stm_backends.cli import transfer
+from stm_backends.cli.exports import ExportFile, FileLimits
 from stm_backends.drivers.contract import ANY, Key, Record, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, StmError, StorageError
@@ -178,13 +179,17 @@ def test_stored_data_keys_are_read_or_corrupt(body: bytes) -> None:
     reads(lambda: asyncio.run(read()))
 
 
+def exported(line: bytes) -> ExportFile:
+    """Return a file of one line, as `import` reads it."""
+    return ExportFile("file", io.StringIO(line.decode("utf-8", "replace")), limits=FileLimits(), only=None)
+
+
 @given(OBJECTS.map(encoded) | st.binary(max_size=40))
 @settings(max_examples=50)
 def test_a_line_of_an_import_is_read_or_a_typed_error(line: bytes) -> None:
     async def read() -> None:
         async with Backend(MemoryDriver(MemoryStore())) as backend:
-            text = line.decode("utf-8", "replace")
-            for one in transfer._lines("file", [text]):  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] -- as `import` reads it
+            for one in exported(line):
                 await backend.sessions.import_({"format": "stm-session", "version": 1, **one.document})
 
     with suppress(StmError):
@@ -233,4 +238,4 @@ async def test_a_listing_meets_a_name_of_another_program() -> None:
 def test_hostile_lines_of_a_file_are_typed_errors() -> None:
     for line in (b'{"a":' * 100_000, b"[" * 990, b"1" * 5_000, b'"\\ud800"', b"NaN", b"\xff"):
         with pytest.raises(StmError):
-            [*transfer._lines("file", [line.decode("utf-8", "replace")])]  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] -- as `import` reads it
+            exported(line)

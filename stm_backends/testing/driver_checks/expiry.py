@@ -55,7 +55,8 @@ class Expiry(Contract):
     async def test_an_expired_record_is_absent_in_delete(self, bench: Bench) -> None:
         driver, key = await bench.driver(), await expired(bench)
         must_be(await driver.delete(key, expect="old"), False, "an expired record has no version")
-        must_be(await driver.delete(key), False, "an expired record is absent")
+        # Another one: the delete may have removed what was left of the first.
+        must_be(await driver.delete(await expired(bench)), False, "an expired record is absent")
 
     @check("driver.expiry")
     async def test_an_expired_record_is_absent_in_scan(self, bench: Bench) -> None:
