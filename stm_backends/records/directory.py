@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from stm_backends.drivers.checks import LONGEST_S
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, new_version
 from stm_backends.drivers.scopes import next_scope_of
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 
@@ -35,6 +35,9 @@ logger = logging.getLogger("stm_backends")
 REMEMBERED_USERS: Final = 10_000
 REMEMBERED_FOR_S: Final = 60.0
 """How many users a process remembers as listed, and for how many seconds."""
+
+_ROUNDS: Final = 32
+"""How often a change of an entry starts again because another process has changed it."""
 
 SPARE: Final = 1 / 8
 LEAST_SPARE_S: Final = 2 * 3600.0
@@ -96,7 +99,7 @@ class Directory:
         if ttl is not None and ttl > LONGEST_S / 2:
             ttl = None
         spare = 0.0 if ttl is None else max(SPARE * ttl, LEAST_SPARE_S)
-        while True:
+        for _ in range(_ROUNDS):
             now = self._epoch()
             found, until = await self._read(key)
             if found is ANY:
@@ -113,6 +116,7 @@ class Directory:
                 )
             ):
                 return life
+        raise self._unsettled()
 
     async def _read(self, key: Key) -> tuple[str | AbsentType | AnyType, float]:
         """Return the condition to replace an entry as it is now, and until when it lives (epoch seconds)."""
@@ -189,15 +193,19 @@ class Directory:
         """Remove the entry of a user; returns its remaining time to live, `None` if there was no entry."""
         key = keys.directory_key(tenant, user)
         try:
-            while True:
+            for _ in range(_ROUNDS):
                 condition, until = await self._read(key)
                 # Without a condition, a driver also removes an entry that has expired.
                 removed = await self._driver.delete(key, expect=ANY if condition is ABSENT else condition)
                 if condition is ABSENT or removed:
                     return until - self._epoch() if removed else None
+            raise self._unsettled()
         finally:
             # Last, so that a concurrent note is not remembered either.
             self.doubt((tenant, user))
+
+    def _unsettled(self) -> Unavailable:
+        return Unavailable("the entry of a user in the directory kept changing", backend=self._driver.name)
 
     async def restore(self, tenant: str, user: str, life: float | None) -> None:
         """List a user again whose entry was removed although there are records; `life` is from `forget`."""

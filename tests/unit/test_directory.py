@@ -13,7 +13,7 @@ from stm_backends.drivers.contract import ANY, Driver, Key
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.scopes import next_scope_of
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown
+from stm_backends.errors import ConfigurationError, InvalidKey, OutcomeUnknown, Unavailable
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import REMEMBERED_FOR_S, REMEMBERED_USERS, Directory
@@ -435,3 +435,14 @@ async def test_a_conversation_created_before_the_removal_is_found_again(aging: A
     assert await aging.listed()
     aging.clock.now = 10 * HOUR
     assert not await aging.listed()
+
+
+async def test_an_entry_that_never_settles_is_an_error(
+    driver: Driver, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*args: Any, **options: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(driver, "replace", lost)
+    with pytest.raises(Unavailable, match="kept changing"):
+        await directory.note("acme", "u")

@@ -50,7 +50,8 @@ class MixesUpConversations(Leaky):
         return await self._driver.append(Key(key.scope, "all-in-one"), entry, **options)
 
     async def load(self, key: Key) -> Record | None:
-        return await self._driver.load(Key(key.scope, "all-in-one"))
+        is_conversation = key.scope.endswith(":memory")
+        return await self._driver.load(Key(key.scope, "all-in-one") if is_conversation else key)
 
 
 class LeasesToEverybody(Leaky):
