@@ -78,7 +78,7 @@ print(stm_backend().schema(None).count("CREATE TABLE IF NOT EXISTS"), "tables")
         "hidden: True",
         "refused: name a database: mariadb://user:password@host:3306/database",
         "refused: the port in the URL is not a number between 1 and 65535",
-        *[line for line in printed.splitlines() if "has no setting 'pol_size'" in line],
+        *[line for line in printed.splitlines() if "has no such setting in a URL" in line],
         "2 tables",
     ]
     assert "did you mean 'pool_size'" in printed
