@@ -106,6 +106,7 @@ class TestPostgresDriverAsUsersHaveIt(DriverContract):
         return Datastore(open=functools.partial(open_at, url, schema=tables), histories=3)
 
 
+@pytest.mark.full
 class TestSealedPostgres(DriverContract):
     """Sealing does not hide an outage."""
 

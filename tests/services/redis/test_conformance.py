@@ -77,6 +77,7 @@ class TestRedisDriverAsUsersHaveIt(DriverContract):
         return Datastore(open=functools.partial(open_at, redis_url), histories=3)
 
 
+@pytest.mark.full
 class TestSealedRedis(DriverContract):
     """Sealing takes no more round trips, and does not hide an outage."""
 
