@@ -177,7 +177,9 @@ class RedisDriver:
             following, *names = (name.decode() for name in found)
         except UnicodeDecodeError:
             raise Corrupt(
-                "the index of the scope has a name that is not UTF-8", backend=self.name, operation="scan"
+                "the index of the scope has a name that is not UTF-8, written by another program",
+                backend=self.name,
+                operation="scan",
             ) from None
         return Page(tuple(names), following or None)
 

@@ -32,7 +32,7 @@ class Erasure:
         self._observer = observer
         self._erased: Counter[Counted] = Counter()
         self._found: Counter[Counted] = Counter()
-        self._undecided = 0
+        self._undecided: int | None = 0
 
     async def erase(self, tenant: str, user: str | None = None, session: str | None = None) -> Receipt:
         """Erase a conversation, a user or a tenant, and return the receipt."""
@@ -138,10 +138,17 @@ class Erasure:
 
     async def _count_undecided(self, tenant: str, user: str) -> None:
         """Count saved states that may be the user's or another's; a role for one tenant may not list them."""
-        with suppress(Denied, InvalidKey):
+        if self._undecided is None:
+            return
+        try:
             for prefix in keys.undecided_prefixes(tenant, user):
                 async for _ in operations.names_of(self._driver, prefix.scope, prefix.name):
                     self._undecided += 1
+        except Denied:
+            # Nor those of the tenant's other users.
+            self._undecided = None
+        except InvalidKey:
+            pass
 
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):

@@ -28,8 +28,8 @@ class Receipt:
 
     `erased` and `found` have only counts above 0. `found` is what a second reading found after everything was
     erased: records that another process wrote in the meantime. `undecided` counts saved states that were not
-    erased, because their keys may belong to another owner, too. `remains` says what the datastore keeps of
-    deleted records, and where.
+    erased, because their keys may belong to another owner, too; `None` if the datastore denied to list them,
+    as to a role for one tenant. `remains` says what the datastore keeps of deleted records, and where.
     """
 
     tenant_id: str
@@ -40,7 +40,7 @@ class Receipt:
     ended: datetime
     erased: Mapping[Counted, int]
     found: Mapping[Counted, int]
-    undecided: int
+    undecided: int | None
     remains: str
 
     @property

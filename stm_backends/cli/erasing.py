@@ -49,7 +49,13 @@ def show(receipt: Receipt) -> bool:
         beside = f"; also {_listed(others)}" if others else ""
         typer.echo(f"{counted(receipt.records, 'record')} erased{what}{beside}")
     typer.echo(plain(receipt.remains))
-    if receipt.undecided:
+    if receipt.undecided is None:
+        typer.echo(
+            "Not checked, for lack of permission: saved states under keys that may belong to another owner, "
+            "because an id in them contains ':' or '%'.",
+            err=True,
+        )
+    elif receipt.undecided:
         typer.echo(
             f"Not erased: {counted(receipt.undecided, 'saved state')} under keys that may belong to another "
             "owner, because an id in them contains ':' or '%'. Delete each with delete_memory_state(key).",

@@ -70,7 +70,7 @@ async def test_purge_removes_what_is_old_and_keeps_the_rest(
         assert await everything(backend) == before
         counts = json.loads(report.read_text())
         assert (counts["conversations"], counts["kept"], counts["dry_run"]) == (4, 4, True)
-        assert dry.stdout.splitlines()[0] == "acme:u1:100 days, 0"
+        assert dry.stdout.splitlines()[0] == "acme:u1:100%20days,%200"
 
         done = cli("purge", *options)
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from stm_backends.admin.receipt import COUNTED
 from stm_backends.backend import Backend
+from stm_backends.cli.erasing import show
 from stm_backends.drivers.contract import ANY, Driver, Key
 from stm_backends.drivers.erasing import NOT_STATED, expired_names, finish_erasure
 from stm_backends.drivers.in_memory import MemoryDriver
-from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.errors import Denied
 from stm_backends.records import keys
 from stm_backends.types import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+
+T = TypeVar("T")
 
 KEY = MemoryKey("acme", "ada", "chat")
 OTHER = MemoryKey("acme", "ada", "other")
@@ -225,6 +229,29 @@ async def test_no_erasure_reaches_the_states_of_a_tenant_with_a_colon(backend: B
     receipt = await backend.sessions.erase_with_receipt("a:b", "c")
     assert (receipt.erased, receipt.undecided) == ({}, 1)
     assert await backend.state_store.delete_memory_state(raw)
+
+
+async def test_a_receipt_says_if_undecided_states_could_not_be_listed(
+    driver: Driver, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class OfOneTenant(WrapperDriver):
+        denied = 0
+
+        async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+            if key == keys.OTHER_BLOBS:
+                self.denied += 1
+                raise Denied("this user lacks permission")
+            return await send()
+
+    await fill(backend)
+    await add(backend, MemoryKey("acme", "bob", "chat"))
+    narrow = OfOneTenant(driver)
+    receipt = await Backend(narrow).sessions.erase_with_receipt("acme")
+    assert (receipt.erased["conversations"], receipt.found, receipt.undecided) == (3, {}, None)
+    assert receipt.as_json()["undecided_states"] is None
+    assert narrow.denied == 1, "not once for each user"
+    assert show(receipt)
+    assert "Not checked, for lack of permission" in capsys.readouterr().err
 
 
 async def test_states_below_a_composite_with_a_colon_are_erased_with_their_user(backend: Backend) -> None:

@@ -106,7 +106,10 @@ async def test_a_user_of_one_tenant_is_served_and_denied_all_others(server):
     async with open_backend(server.url, **login("acme"), max_entry_bytes=SMALL) as backend:
         assert denied(server) == [], "opening asks for nothing that is denied"
         await serve(backend, "acme")
-        assert denied(server) == []
+        # An erasure asks for states that may be of this tenant or of another, and goes on without them.
+        assert denied(server) == [b"stm:{::blob}"]
+        receipt = await backend.sessions.erase_with_receipt("acme", "u1")
+        assert (receipt.found, receipt.undecided) == ({}, None)
         for other in ("acme2", "ac", "victim", "a:acme"):
             for work in (
                 lambda other=other: backend.driver.load(Key(f"{other}:u:memory", "n")),
@@ -162,5 +165,9 @@ async def test_paused_runs_need_the_pattern_that_the_readme_names(server):
     (pattern,) = re.findall(r"`(~stm:\{::planner\S+)`", README)
     only(server, "acme", TENANT, pattern)
     async with open_backend(server.url, **login("acme")) as backend:
-        await backend.state_store.save_planner_state("token", {"step": 1})
-        assert await backend.state_store.load_planner_state("token") == {"step": 1}
+        run = {"step": 1, "tool_context": {"tenant_id": "acme", "user_id": "u1"}}
+        await backend.state_store.save_planner_state("token", run)
+        assert await backend.state_store.load_planner_state("token") == run
+        with pytest.raises(Denied, match="this user"):
+            await backend.state_store.save_planner_state("of the tenant `default`", {"step": 1})
+        assert await backend.state_store.load_planner_state("of the tenant `default`") is None
