@@ -91,6 +91,13 @@ class Known:
         if self.loads:
             self.during.append(entry)
 
+    def failed(self, one: Sent) -> None:
+        """Note that an append ended without an answer: the entry may be stored, at any place."""
+        if not one.loaded:
+            self.sizes.append(len(one.entry))
+        if self.loads:
+            self.during.append(one.entry)
+
     def replaced(self, body: bytes, drop: int, rewrite: Sequence[bytes], *, whole: bool) -> None:
         """Note that a body was stored; `whole` says that the tail was emptied."""
         self.exists = True
@@ -156,8 +163,9 @@ class LimitedDriver(WrapperDriver):
         try:
             length = await append()
         except BaseException:
-            # It may have been done, so the next append loads the record.
+            # It may have been done, so it counts until the next append has loaded the record.
             known.at = -math.inf
+            known.failed(sent)
             raise
         finally:
             known.sent.remove(sent)

@@ -658,3 +658,35 @@ async def test_turns_of_one_size_added_during_a_fold_all_count() -> None:
     driver.inner = Late(inner)
     assert await driver.replace(RECORD, b"body", version="w", expect="v", drop=2, ttl=None)
     assert sum(await asyncio.gather(append(b"d"), append(b"e"))) == 1
+
+
+async def test_a_turn_with_an_unknown_outcome_counts_for_calls_in_progress() -> None:
+    inner = MemoryDriver()
+    await inner.open()
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    class Late(WrapperDriver):
+        async def load(self, key: Key) -> Record | None:
+            record = await self.inner.load(key)
+            if record is not None:
+                asked.set()
+                await go.wait()
+            return record
+
+        async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+            length = await self.inner.append(key, entry, **options)
+            if entry == b"lost":
+                raise OutcomeUnknown("the connection was lost")
+            return length
+
+    driver = LimitedDriver(Late(inner), Guard(Limits(conversation_turns=2)))
+    await driver.append(RECORD, b"first", initial_version="v", ttl=None)
+    # Its answer is older than the turn below.
+    loading = asyncio.create_task(driver.load(RECORD))
+    await asked.wait()
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(RECORD, b"lost", initial_version="v", ttl=None)
+    go.set()
+    await loading
+    with pytest.raises(LimitReached):
+        await driver.append(RECORD, b"third", initial_version="v", ttl=None)
