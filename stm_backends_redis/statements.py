@@ -313,7 +313,7 @@ for place, entry in ipairs(found) do
   if place > limit then break end
   if ends and ends ~= '' and tonumber(ends) < now then expired[#expired + 1] = entry
   else left[#left + 1] = entry end
-  if place == limit and #found > limit then rest = name end
+  if place == limit and #found > limit then rest = name or entry end
 end
 if not count_only then
   for _, entry in ipairs(expired) do redis.call('ZREM', KEYS[1], entry) end

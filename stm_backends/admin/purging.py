@@ -205,6 +205,8 @@ class Purge:
 
     async def _empty(self, kind: Kind, key: Key, record: Record, ttl: float, now: float) -> bool:
         """Remove the body and the entries that were read, in bounded steps; `False` after a lost race."""
+        # The time to live may end after that of the user's entry.
+        await self._directory.note(*keys.owner_of(key.scope), ttl=ttl)
         extra = {EMPTIED: now}
         body = (
             self._codec.seal_body(Body(extra=extra))

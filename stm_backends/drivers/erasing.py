@@ -6,10 +6,11 @@ functions of this module look for them along `inner`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
 
 from stm_backends.drivers.contract import Driver, Page
+from stm_backends.drivers.wrapper import layer_with
 
 PAGE: Final = 200
 """How many names one `scan_expired` requests."""
@@ -34,10 +35,10 @@ class Erasing(Protocol):
 
 async def expired_names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:
     """Yield the names of expired records of one scope after `after` that the datastore has not removed."""
-    scan: Callable[..., Awaitable[Page]] | None = _method(driver, "scan_expired")
+    layer: Erasing | None = layer_with(driver, "scan_expired")
     position: str | None = after
-    while scan is not None and position is not None:
-        page = await scan(scope, after=position, limit=PAGE)
+    while layer is not None and position is not None:
+        page = await layer.scan_expired(scope, after=position, limit=PAGE)
         for name in page.names:
             yield name
         position = page.after
@@ -45,15 +46,5 @@ async def expired_names(driver: Driver, scope: str, *, after: str = "") -> Async
 
 async def finish_erasure(driver: Driver) -> str:
     """Remove what deletions have left behind; returns a sentence about what remains, and where."""
-    finish: Callable[[], Awaitable[str]] | None = _method(driver, "finish_erasure")
-    return NOT_STATED if finish is None else await finish()
-
-
-def _method(driver: Driver | None, name: str) -> Any:
-    """Return a method of a driver, or of the one within that has it; `None` if none has."""
-    while driver is not None:
-        found = getattr(driver, name, None)
-        if found is not None:
-            return found
-        driver = getattr(driver, "inner", None)
-    return None
+    layer: Erasing | None = layer_with(driver, "finish_erasure")
+    return NOT_STATED if layer is None else await layer.finish_erasure()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.wrapper import layer_with
 
 
-@runtime_checkable
 class Purges(Protocol):
     """A driver whose datastore does not remove all expired records by itself.
 
@@ -30,9 +30,4 @@ class Purges(Protocol):
 
 def purges_of(driver: Driver) -> Purges | None:
     """Return the driver, or the driver inside it, that can purge; `None` if the datastore needs no purge."""
-    layer: object = driver
-    while layer is not None:
-        if isinstance(layer, Purges):
-            return layer
-        layer = getattr(layer, "inner", None)
-    return None
+    return layer_with(driver, "expired", "purge")

@@ -6,9 +6,10 @@ datastore has its keys in order, and finds the next one without reading the reco
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol
 
 from stm_backends.drivers.contract import Driver
+from stm_backends.drivers.wrapper import layer_with
 
 
 class NextScope(Protocol):
@@ -27,9 +28,5 @@ def next_scope_of(driver: Driver) -> NextScope | None:
 
     A driver around another driver that changes scopes sets its own `next_scope`, which may be `None`.
     """
-    within: object = driver
-    while within is not None:
-        if hasattr(within, "next_scope"):
-            return cast("NextScope | None", getattr(within, "next_scope", None))
-        within = getattr(within, "inner", None)
-    return None
+    layer = layer_with(driver, "next_scope")
+    return None if layer is None else layer.next_scope

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from stm_backends.drivers.contract import (
     ANY,
@@ -19,6 +19,14 @@ from stm_backends.drivers.contract import (
 
 T = TypeVar("T")
 Operation: TypeAlias = Literal["load", "append", "replace", "delete", "scan"]
+
+
+def layer_with(driver: Driver, *methods: str) -> Any:
+    """Return the driver, or the first one within it, that has these methods; `None` if none has them all."""
+    layer: Any = driver
+    while layer is not None and not all(hasattr(layer, method) for method in methods):
+        layer = getattr(layer, "inner", None)
+    return layer
 
 
 class WrapperDriver:

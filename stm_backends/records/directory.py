@@ -125,7 +125,8 @@ class Directory:
             if record is None:
                 return ABSENT, -math.inf
             content = self._codec.open("user", record.body or b"")
-            return record.version, float(content.get("until", math.inf))
+            until = float(content.get("until", math.inf))
+            return (ANY, -math.inf) if math.isnan(until) else (record.version, until)
         except (Corrupt, AttributeError, TypeError, ValueError):
             # It says nothing but how long it lives; the data key that it was sealed with may be erased.
             return ANY, -math.inf

@@ -72,21 +72,31 @@ class Known:
         for one in self.sent:
             one.loaded = one.entry in tail
 
-    def appended(self, entry: bytes, length: int) -> None:
+    def appended(self, one: Sent, length: int) -> None:
         """Note the answer to an append: the new length of the tail."""
         self.exists = True
-        sizes = self.sizes
-        if length > len(sizes):
+        sizes, entry = self.sizes, one.entry
+        if one.loaded:
+            # Counted by the load.
+            pass
+        elif length > len(sizes):
             sizes += [0] * (length - len(sizes))
             sizes[length - 1] = len(entry)
         elif sizes[length - 1] == 0:
             # Answers arrive in any order.
             sizes[length - 1] = len(entry)
-        elif sizes[length - 1] != len(entry):
-            # Another process has removed some. How many is not known, so all still count.
+        else:
+            # Some were removed, perhaps by another process. How many is not known, so all still count.
             sizes.append(len(entry))
         if self.loads:
             self.during.append(entry)
+
+    def failed(self, one: Sent) -> None:
+        """Note that an append ended without an answer: the entry may be stored, at any place."""
+        if not one.loaded:
+            self.sizes.append(len(one.entry))
+        if self.loads:
+            self.during.append(one.entry)
 
     def replaced(self, body: bytes, drop: int, rewrite: Sequence[bytes], *, whole: bool) -> None:
         """Note that a body was stored; `whole` says that the tail was emptied."""
@@ -153,18 +163,20 @@ class LimitedDriver(WrapperDriver):
         try:
             length = await append()
         except BaseException:
-            # It may have been done, so the next append loads the record.
+            # It may have been done, so it counts until the next append has loaded the record.
             known.at = -math.inf
+            known.failed(sent)
             raise
         finally:
             known.sent.remove(sent)
-        known.appended(entry, length)
+        known.appended(sent, length)
         known.at = self._steady()
         return length
 
     async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
         """Store a body and its version if the record is what the caller expects. Raises `LimitReached`."""
         expect, known = options["expect"], self._of(key)
+        sizes = None if known is None else known.sizes
         if self._guard.limits.user_conversations is not None and isinstance(expect, Expect) and _counted(key):
             async with self._creating(key.scope):
                 if known is None or not known.exists:
@@ -173,7 +185,11 @@ class LimitedDriver(WrapperDriver):
         else:
             stored = await self.inner.replace(key, body, **options)
         if known is not None and stored:
-            known.replaced(body, options.get("drop", 0), options.get("rewrite", ()), whole=expect is ANY)
+            if known.sizes is sizes:
+                known.replaced(body, options.get("drop", 0), options.get("rewrite", ()), whole=expect is ANY)
+            else:
+                # A load was answered in between, and may have seen it done: the next append loads again.
+                known.at = -math.inf
         return stored
 
     async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from stm_backends.drivers.checks import require_seconds
 from stm_backends.drivers.contract import ABSENT, Driver, new_version
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, StorageError, Unavailable
+from stm_backends.records import operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.keys import data_keys_key
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
@@ -66,6 +67,7 @@ class EnvelopeKeys:
         self._clock = clock
         self._codec = Codec()
         self._known: OrderedDict[Owner, _Keys] = OrderedDict()
+        self._erasures = 0
 
     async def primary(self, owner: Owner) -> DataKey:
         """Return the key that new values of `owner` are sealed with; creates the first one."""
@@ -126,8 +128,12 @@ class EnvelopeKeys:
         """
         if self._holder(owner) != owner:
             return False
-        self._known.pop(owner, None)
-        return await _stored(self._store.delete(data_keys_key(*owner)))
+        try:
+            return await operations.retried(lambda: self._store.delete(data_keys_key(*owner)))
+        finally:
+            # Last, so that what is read meanwhile is not remembered either.
+            self._erasures += 1
+            self._known.pop(owner, None)
 
     def _holder(self, owner: Owner) -> Owner:
         return owner if self._per_user else Owner(owner.tenant, "")
@@ -138,7 +144,7 @@ class EnvelopeKeys:
 
     async def _load(self, owner: Owner) -> _Keys | None:
         """Read the keys of an owner, and remember them."""
-        at = self._clock()
+        at, erasures = self._clock(), self._erasures
         record = await _stored(self._store.load(data_keys_key(*owner)))
         if record is None or record.body is None:
             self._known.pop(owner, None)
@@ -152,7 +158,9 @@ class EnvelopeKeys:
         except (KeyError, AttributeError, TypeError, ValueError):
             raise Corrupt("the stored data keys of an owner cannot be read") from None
         opened = {k: v for k, v in before.opened.items() if k in wrapped} if before else {}
-        keys = self._known[owner] = _Keys(at, record.version, primary, wrapped, opened)
+        keys = _Keys(at, record.version, primary, wrapped, opened)
+        if erasures == self._erasures:
+            self._known[owner] = keys
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return keys

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.checks import require_seconds
+from stm_backends.drivers.contract import DEFAULT_DEADLINE_S, Key
 from stm_backends.errors import ConfigurationError, Corrupt, Unavailable
 from stm_backends.sealing.cipher import Cipher, key_id_of
 from stm_backends.sealing.keys import Owner, StaticKeys
@@ -58,14 +59,16 @@ class KmsWrapping:
 
     `client` is a KMS client of boto3, whose calls are made in a thread, or of aiobotocore. `key` is the id,
     ARN or alias of the KMS key. The tenant, the user and the data key's id are the encryption context, so
-    they appear in the service's log of calls.
+    they appear in the service's log of calls. A call that takes longer than `deadline_s` is an outage.
     """
 
-    def __init__(self, client: object, *, key: str) -> None:
+    def __init__(self, client: object, *, key: str, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+        require_seconds("deadline_s", deadline_s)
         if not all(callable(getattr(client, name, None)) for name in ("encrypt", "decrypt")):
             raise ConfigurationError("client must be a KMS client, with encrypt and decrypt")
         self._client = client
         self._key = key
+        self._deadline_s = deadline_s
 
     async def wrap(self, secret: bytes, owner: Owner, key_id: str) -> bytes:
         """Return what the service made of the data key."""
@@ -85,8 +88,9 @@ class KmsWrapping:
         context = {name: value for name, value in context.items() if value}  # KMS takes no empty values
         call = getattr(self._client, method)
         try:
-            found = await asyncio.to_thread(call, KeyId=self._key, EncryptionContext=context, **values)
-            found = await found if inspect.isawaitable(found) else found
+            async with asyncio.timeout(self._deadline_s):
+                found = await asyncio.to_thread(call, KeyId=self._key, EncryptionContext=context, **values)
+                found = await found if inspect.isawaitable(found) else found
         except Exception as error:
             # Errors of botocore carry the service's answer.
             response: dict[str, dict[str, str]] = getattr(error, "response", {})

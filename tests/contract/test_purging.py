@@ -323,6 +323,17 @@ async def test_a_turn_added_during_a_killed_purge_stays() -> None:
     assert moment > 6
 
 
+async def test_a_user_stays_listed_while_a_purged_record_exists(driver: Driver, clock: FakeClock) -> None:
+    directory = Directory(driver, CODEC, clock=clock, epoch=clock)
+    await directory.note("acme", "u", ttl=100 * DAY)
+    await driver.append(WHERE, turn("t", NOW), initial_version="v", ttl=100 * DAY)
+    await clock.pass_time(95 * DAY)
+    await Purge(driver, CODEC, directory, older_than=90 * DAY, clock=clock).user("acme", "u")
+    await clock.pass_time(80 * DAY)
+    assert await driver.load(WHERE) is not None
+    assert [user async for user in directory.users("acme")] == ["u"]
+
+
 async def test_an_interrupted_purge_is_completed_by_the_next(driver: Driver, clock: FakeClock) -> None:
     for number in range(6):
         await add(driver, f"t{number}", NOW - 100 * DAY)
@@ -350,7 +361,8 @@ async def test_a_conversation_that_is_folded_at_that_moment_is_kept() -> None:
             changed += purged.changed
             if purged.changed:
                 assert len(await ids(driver)) == 4
-    assert changed == 1
+    # After the conversation was read: before the user is listed, and before the write.
+    assert changed == 2
 
 
 # Parts of large values
@@ -494,6 +506,23 @@ async def test_a_turn_added_after_expire_resets_the_time_to_live(driver: Driver,
     await add(driver, "u", NOW)
     await clock.pass_time(1_000 * DAY)
     assert await ids(driver) == ["t", "u"]
+
+
+async def test_a_user_stays_listed_for_a_time_to_live_made_longer(driver: Driver, clock: FakeClock) -> None:
+    directory = Directory(driver, CODEC, clock=clock, epoch=clock)
+    await directory.note("acme", "u", ttl=DAY)
+    await driver.append(WHERE, turn("t", NOW), initial_version="v", ttl=DAY)
+    sessions = Backend(driver).sessions
+    await sessions.expire("acme", ttl=90 * DAY)
+    await clock.pass_time(89 * DAY)
+    assert await ids(driver) == ["t"]
+    assert [user async for user in sessions.users("acme")] == ["u"]
+
+
+async def test_expire_lists_no_user_without_records(driver: Driver) -> None:
+    sessions = Backend(driver).sessions
+    await sessions.expire("acme", "u", ttl=DAY)
+    assert not [user async for user in sessions.users("acme")]
 
 
 async def test_expire_reports_what_it_cannot_read_and_goes_on(driver: Driver) -> None:

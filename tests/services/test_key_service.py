@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import boto3  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -61,6 +62,22 @@ async def test_a_service_that_fails_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="ConnectionError") as found:
         await KmsWrapping(Failing(), key="k").wrap(bytes(32), ADA, "k1")
     assert "secret-host" not in str(found.value)
+
+
+async def test_a_service_that_does_not_answer_is_unavailable() -> None:
+    answer = threading.Event()
+
+    class Frozen:
+        def encrypt(self, **_: object) -> None:
+            answer.wait()
+
+        decrypt = encrypt
+
+    try:
+        with pytest.raises(Unavailable, match="TimeoutError"):
+            await KmsWrapping(Frozen(), key="k", deadline_s=0.01).wrap(bytes(32), ADA, "k1")
+    finally:
+        answer.set()
 
 
 def test_an_object_that_is_no_client_is_refused() -> None:

@@ -163,6 +163,69 @@ async def test_erased_keys_are_gone_everywhere_after_their_lifetime() -> None:
     assert (await two.primary(ADA)).secret != key.secret
 
 
+@pytest.mark.parametrize("moment", ["before the deletion", "answered after it"])
+async def test_a_key_read_during_its_erasure_is_not_remembered(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    keys = await world.process()
+    key = await keys.primary(ADA)
+    store = MemoryDriver(world.store)
+    await store.open()
+    monkeypatch.setattr(keys, "_store", store)
+    load, delete = store.load, store.delete
+    loaded, erased = asyncio.Event(), asyncio.Event()
+
+    async def late(where: Key) -> Any:
+        record = await load(where)
+        loaded.set()
+        await erased.wait()
+        return record
+
+    async def meanwhile(where: Key, **options: Any) -> bool:
+        if moment == "before the deletion":
+            await keys.primary(ADA)
+        return await delete(where, **options)
+
+    reading = None
+    if moment == "answered after it":
+        await world.clock.pass_time(301)
+        monkeypatch.setattr(store, "load", late)
+        reading = asyncio.create_task(keys.primary(ADA))
+        await loaded.wait()
+        monkeypatch.setattr(store, "load", load)
+    monkeypatch.setattr(store, "delete", meanwhile)
+    assert await keys.erase(ADA)
+    erased.set()
+    if reading is not None:
+        await reading
+    with pytest.raises(Corrupt, match="erased"):
+        await keys.key(ADA, key.id)
+
+
+@pytest.mark.parametrize("lost", [1, 9])
+async def test_an_erasure_of_keys_with_a_lost_answer_is_retried(lost: int) -> None:
+    class Losing(MemoryDriver):
+        answers = 0
+
+        async def delete(self, key: Key, **options: Any) -> bool:
+            self.answers += 1
+            if self.answers <= lost:
+                raise OutcomeUnknown("lost")
+            return await super().delete(key, **options)
+
+    driver = Losing()
+    await driver.open()
+    keys = EnvelopeKeys(driver, LocalWrapping({"w1": bytes(32)}, primary="w1"))
+    await keys.primary(ADA)
+    if lost > 3:
+        with pytest.raises(OutcomeUnknown):
+            await keys.erase(ADA)
+    else:
+        assert await keys.erase(ADA)
+        assert await driver.load(data_keys_key(*ADA)) is None
+
+
 async def test_a_wrapped_key_cannot_be_moved_to_another_owner() -> None:
     world = World()
     keys = await world.process()

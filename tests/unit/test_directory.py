@@ -376,9 +376,10 @@ async def test_a_shorter_time_to_live_never_shortens_an_entry(aging: Aging) -> N
     assert await aging.listed()
 
 
-async def test_an_entry_that_cannot_be_read_is_replaced_by_an_endless_one(aging: Aging) -> None:
+@pytest.mark.parametrize("body", [b"sealed with an erased key", b'stm/1 user\n{"until":NaN}'])
+async def test_an_entry_that_cannot_be_read_is_replaced_by_an_endless_one(aging: Aging, body: bytes) -> None:
     where = keys.directory_key("acme", "u")
-    await aging.driver.replace(where, b"sealed with an erased key", version="v", expect=ANY, ttl=60)
+    await aging.driver.replace(where, body, version="v", expect=ANY, ttl=60)
     await aging.write(HOUR)
     aging.clock.now = 10_000 * DAY
     assert await aging.listed()

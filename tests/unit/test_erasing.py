@@ -190,11 +190,9 @@ async def test_a_driver_without_these_methods_is_erased_all_the_same(driver: Dri
 
         def __getattribute__(self, name: str) -> Any:
             # Hides the driver within from those who look for its methods.
-            return (
-                None
-                if name in ("inner", "scan_expired", "finish_erasure")
-                else super().__getattribute__(name)
-            )
+            if name in ("inner", "scan_expired", "finish_erasure"):
+                raise AttributeError(name)
+            return super().__getattribute__(name)
 
     plain = Plain(driver)
     assert await finish_erasure(plain) == NOT_STATED

@@ -25,6 +25,7 @@ from stm_backends import (
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import OutcomeUnknown
 from stm_backends.records import keys, limited
 from stm_backends.records.limited import LimitedDriver
@@ -630,3 +631,62 @@ async def test_an_erased_conversation_is_counted_when_it_is_created_again(proces
     await backend.driver.replace(
         keys.memory_key(session("another")), _body(), version="v", expect=ANY, ttl=None
     )
+
+
+async def test_turns_of_one_size_added_during_a_fold_all_count() -> None:
+    inner = MemoryDriver()
+    driver = LimitedDriver(inner, Guard(Limits(conversation_turns=2)))
+    await driver.open()
+
+    async def append(entry: bytes) -> bool:
+        try:
+            await driver.append(RECORD, entry, initial_version="v", ttl=None)
+        except LimitReached:
+            return False
+        return True
+
+    assert await append(b"a")
+    assert await append(b"b")
+
+    class Late(WrapperDriver):
+        async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+            done = await self.inner.replace(key, body, **options)
+            # Refused only if the turns that the fold has dropped still count; the load then shows the truth.
+            assert await append(b"c")
+            return done
+
+    driver.inner = Late(inner)
+    assert await driver.replace(RECORD, b"body", version="w", expect="v", drop=2, ttl=None)
+    assert sum(await asyncio.gather(append(b"d"), append(b"e"))) == 1
+
+
+async def test_a_turn_with_an_unknown_outcome_counts_for_calls_in_progress() -> None:
+    inner = MemoryDriver()
+    await inner.open()
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    class Late(WrapperDriver):
+        async def load(self, key: Key) -> Record | None:
+            record = await self.inner.load(key)
+            if record is not None:
+                asked.set()
+                await go.wait()
+            return record
+
+        async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+            length = await self.inner.append(key, entry, **options)
+            if entry == b"lost":
+                raise OutcomeUnknown("the connection was lost")
+            return length
+
+    driver = LimitedDriver(Late(inner), Guard(Limits(conversation_turns=2)))
+    await driver.append(RECORD, b"first", initial_version="v", ttl=None)
+    # Its answer is older than the turn below.
+    loading = asyncio.create_task(driver.load(RECORD))
+    await asked.wait()
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(RECORD, b"lost", initial_version="v", ttl=None)
+    go.set()
+    await loading
+    with pytest.raises(LimitReached):
+        await driver.append(RECORD, b"third", initial_version="v", ttl=None)

@@ -68,6 +68,15 @@ async def test_live_records_and_other_keys_are_not_touched(server):
             assert client.zcard(other) == 5
 
 
+async def test_a_foreign_member_at_the_end_of_a_page_is_passed_over(server, driver):
+    index = stale(server.port, names=450)
+    # The 200th of the index.
+    server.ask("ZADD", index, 0, "0198x")
+    assert await driver.expired() == 450
+    assert await driver.purge(1_000) == 450
+    assert server.ask("ZCARD", index) == 1
+
+
 async def test_purge_needs_scan_and_works_for_a_tenant_without_it(server):
     server.ask("ACL", "SETUSER", "app", "on", ">p", "~stm:*", *PERMISSIONS)
     index = stale(server.port, names=5, scope="acme:u1:memory")
