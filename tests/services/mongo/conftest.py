@@ -83,6 +83,12 @@ def place(mongo_url):
     yield from place_in(mongo_url)
 
 
+@pytest.fixture
+def empty_place(mongo_url):
+    """A database without the records of other tests."""
+    yield from place_in(mongo_url)
+
+
 @pytest.fixture(scope="session")
 def single_place(single):
     """A database on the single server."""

@@ -151,8 +151,10 @@ class Collection:
     def __init__(self) -> None:
         self.finds: list[tuple[list[str], asyncio.Future[list[Document]], float | None]] = []
 
-    def __getitem__(self, name: str) -> Collection:
+    def get_database(self, _: str) -> Collection:
         return self
+
+    __getitem__ = get_database
 
     def get_collection(self, *_: object, **__: object) -> Collection:
         return self

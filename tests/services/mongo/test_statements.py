@@ -147,13 +147,14 @@ async def test_a_listing_reads_a_range_of_the_index_and_nothing_else(place):
     assert (stats["totalKeysExamined"], stats["totalDocsExamined"], stats["nReturned"]) == (2, 2, 2)
 
 
-async def test_the_next_scope_is_found_by_one_key_of_the_index(place):
-    async with opened(place.url) as driver:
+async def test_the_next_scope_is_found_by_one_key_of_the_index(empty_place):
+    async with opened(empty_place.url) as driver:
         for scope, name in itertools.product(("acme:a:memory", "acme:b:memory", "bolt:a:memory"), "abc"):
             await driver.append(Key(scope, name), b"a", initial_version="v", ttl=None)
         found = [await driver.next_scope(after) for after in ("", "acme:a:memory", "acme;", "bolt;")]
         assert found == ["acme:a:memory", "acme:b:memory", "bolt:a:memory", None]
-    plan = place.past.records.find(statements.scopes_after("acme;"), statements.SCOPE).sort("_id", 1).limit(1)
+    records = empty_place.past.records
+    plan = records.find(statements.scopes_after("acme;"), statements.SCOPE).sort("_id", 1).limit(1)
     stats = plan.explain()["executionStats"]
     assert (stats["totalKeysExamined"], stats["nReturned"]) == (1, 1)
 

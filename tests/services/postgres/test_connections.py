@@ -362,6 +362,7 @@ TABLES = {
     "there": True,
     "numbered": False,
     "secured": False,
+    "entries_secured": False,
     "encoding": "UTF8",
     "isolation": "read committed",
     "standby": False,
