@@ -101,7 +101,10 @@ class Expire:
                 if record is None:
                     return None
                 body = self._body(kind) if record.body is None else record.body
-                if await self._replaced(key, body, record.version):
+                # The user stays listed for as long as the record.
+                async with self._directory.listed(keys.owner_of(key.scope), self._ttl):
+                    replaced = await self._replaced(key, body, record.version)
+                if replaced:
                     return {"memory": "conversations", "blob": "states"}.get(kind, "logs")
         except (Corrupt, TooLarge):
             return "failed"
