@@ -63,8 +63,8 @@ class Reseal:
     """One pass over the records of some owners. `report` is kept up to date.
 
     `fold_log` moves the oldest entries into the body, if the record is an item log; returns whether it did.
-    `relist` writes the entry of a user in the tenant's directory again, if it is in clear text, as a copy that
-    was made without keys leaves it.
+    `relist` writes the entry of a user in the tenant's directory again, if it is in clear text, as a copy
+    that was made without keys leaves it.
     `on_problem` is called once for each record that still needs an older key.
     """
 

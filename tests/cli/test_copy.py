@@ -136,7 +136,9 @@ def test_both_ends_show_list_and_export_the_same_after_a_copy(source: str, tmp_p
         one, other = (cli(*arguments, "--url", url) for url in (source, target))
         assert one.exit_code == 0
         assert one.stdout
-        assert one.stdout == other.stdout
+        # Without times of turns, the last activity is rounded up, but not beyond now.
+        outputs = [re.sub("last activity.*", "", end.stdout) for end in (one, other)]
+        assert outputs[0] == outputs[1]
     assert cli("erase", "acme", "--yes", "--url", target).stdout.startswith("5 records erased: ")
 
 

@@ -326,7 +326,8 @@ async def test_no_more_records_are_held_than_are_read_at_once() -> None:
 
         async def counting(key: Key) -> Any:
             nonlocal loads
-            loads += 1
+            # The memories may still be listing their user.
+            loads += key.scope.endswith(":memory")
             return await load(key)
 
         backend.driver.load = counting
