@@ -84,6 +84,9 @@ class Erasure:
                 await self._expired(Key(beneath.scope, name))
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
+        for beneath in prefixes:
+            async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
+                self._found["states"] += 1
         owner = (key.tenant_id, key.user_id)
         self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
         self._observer.erased(Subject.of(key), self._records)
