@@ -144,3 +144,14 @@ def test_commands_take_data_keys_from_their_store_and_erase_them(
     receipt = tmp_path / "receipt.json"
     assert cli("erase", "acme:ada", *at, "-y", "--receipt", str(receipt)).exit_code == 0
     assert json.loads(receipt.read_text())["erased"]["data_keys"] == 1
+
+
+def test_expire_without_the_keys_leaves_sealed_data_readable(
+    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE)
+    result = cli("expire", "--tenant", "acme", "--ttl", "90d", "--url", url)
+    monkeypatch.setenv(KEYS_VARIABLE, str(keys))
+    assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
+    assert result.exit_code == 1
+    assert "could not be read" in result.stderr
