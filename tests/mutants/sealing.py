@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from stm_backends.drivers.contract import ANY, Driver, Key, Record
@@ -74,8 +74,12 @@ class IgnoresTheCommitment(_OtherCipher):
 class AcceptsClearText(SealedDriver):
     """Returns what is not sealed as it is."""
 
-    async def _open(self, key: Key, slot: bytes, value: bytes) -> bytes:
-        return value if key_id_of(value) is None else await super()._open(key, slot, value)
+    async def _open_all(self, key: Key, slot: bytes, values: Sequence[bytes]) -> list[bytes]:
+        opened: list[bytes] = []
+        for value in values:
+            clear = key_id_of(value) is None
+            opened += [value] if clear else await super()._open_all(key, slot, (value,))
+        return opened
 
 
 class _OtherWrite(SealedDriver):
