@@ -1,4 +1,8 @@
-"""The base of the named classes: a memory and a state store on a client of your own, without a backend."""
+"""The base of the named classes: a memory and a state store on a client of your own, without a backend.
+
+They take the driver's options only. `sealing`, `limits`, `transforms` and an `observer` are options of a
+backend: `open_backend("redis", client=client, sealing=...)`. Do not use them on a datastore that others seal.
+"""
 
 from __future__ import annotations
 

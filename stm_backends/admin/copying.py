@@ -27,10 +27,11 @@ from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
+from stm_backends.records.large.pointers import SEALED
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind != "part")
-"""The kinds that are copied. Parts are created by the writes at the target."""
+"""The kinds that are copied. Parts come with their record."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
@@ -111,8 +112,7 @@ class Copy:
     Both drivers must be open and are not closed. With `replace`, different records of the target are
     replaced. `ttl` is the time to live in seconds of every record that is written; `None` is for ever.
     `on_problem` is called once for each record that is not equal at both ends, and `observer` receives each
-    record that was written. Memory use depends on the
-    number of those records, not of all records.
+    record that was written. Memory use depends on the number of those records, not of all records.
     """
 
     def __init__(
@@ -230,10 +230,30 @@ class Copy:
             raise unknown
         return "left"
 
+    async def _bring_parts(self, key: Key, record: Record) -> None:
+        """Copy the parts of a sealed record's large values: without its keys, its pointers cannot be seen."""
+        if not any(value.startswith(SEALED) for value in (record.body or b"", *record.tail)):
+            return
+        scope, prefix = keys.parts_of(key)
+        async for name in operations.names_of(self._source, scope, prefix):
+            part = await self._source.load(Key(scope, name))
+            if part is None or part.body is None:
+                continue
+            # What a part says of its time to live is sealed, so nothing would extend another one. `purge`
+            # removes the parts of expired records.
+            await self._directory.note_parts(key, None)
+            await operations.retried(
+                lambda name=name, body=part.body, version=part.version: self._target.replace(
+                    Key(scope, name), body, version=version, expect=ABSENT, ttl=None
+                )
+            )
+
     async def _write(self, key: Key, source: Record, target: Record | None) -> bool:
         """Write what is missing; returns `False` if another process wrote the same record."""
         version, body = source.version, source.body
         try:
+            # First, so that no pointer is without its parts.
+            await self._bring_parts(key, source)
             if target is None and body is not None:
                 created = await operations.retried(
                     lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=self._ttl)
@@ -248,6 +268,7 @@ class Copy:
             # The target's limit is lower than its traits say. An incomplete conversation must not stay.
             if target is None:
                 await operations.retried(lambda: self._target.delete(key, expect=version))
+                await operations.erase_parts(self._target, key)
             raise
         return True
 

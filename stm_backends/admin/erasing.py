@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Final
 
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.drivers.contract import Driver, Key
@@ -13,8 +14,14 @@ from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
 from stm_backends.records import keys, operations
 from stm_backends.records.directory import Directory
+from stm_backends.records.large.pointers import SEALED
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
+
+KEYS_LEFT: Final = (
+    "The data was sealed, and this backend has no sealing: its data keys were not erased. "
+    "Erase each of the users again with sealing."
+)
 
 EraseKeys = Callable[[str, str], Awaitable[bool]]
 """Erases the data keys of a tenant and a user (`""`: of the tenant); returns whether there were any."""
@@ -33,6 +40,7 @@ class Erasure:
         self._erased: Counter[Counted] = Counter()
         self._found: Counter[Counted] = Counter()
         self._undecided: int | None = 0
+        self._keys_left = False
 
     async def erase(self, tenant: str, user: str | None = None, session: str | None = None) -> Receipt:
         """Erase a conversation, a user or a tenant, and return the receipt."""
@@ -44,6 +52,8 @@ class Erasure:
         else:
             await self._conversation(MemoryKey(tenant, user, session))
         remains = await finish_erasure(self._driver)
+        if self._keys_left:
+            remains = f"{remains} {KEYS_LEFT}"
         return Receipt(
             tenant_id=tenant,
             user_id=user,
@@ -74,6 +84,9 @@ class Erasure:
                 await self._expired(Key(beneath.scope, name))
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
+        for beneath in prefixes:
+            async for _ in operations.names_of(self._driver, beneath.scope, beneath.name):
+                self._found["states"] += 1
         owner = (key.tenant_id, key.user_id)
         self._erased["directory_entries"] += await self._directory.forget_if_unused(*owner)
         self._observer.erased(Subject.of(key), self._records)
@@ -104,6 +117,7 @@ class Erasure:
 
     async def _user(self, tenant: str, user: str) -> None:
         before = self._records
+        await self._look_for_seal(tenant, user)
         for kind in keys.KINDS:
             scope, counted = keys.scope(tenant, user, kind), _counted(kind)
             async for name in operations.names(self._driver, scope):
@@ -122,6 +136,12 @@ class Erasure:
             await self._directory.restore(tenant, user, life)
         await self._count_undecided(tenant, user)
         self._observer.erased(Subject(tenant, user), self._records - before)
+
+    async def _look_for_seal(self, tenant: str, user: str) -> None:
+        """Note that values are sealed whose data keys this backend does not have."""
+        with suppress(Corrupt):
+            entry = await self._driver.load(keys.directory_key(tenant, user))
+            self._keys_left |= entry is not None and (entry.body or b"").startswith(SEALED)
 
     async def _second_reading(self, tenant: str, user: str) -> bool:
         """Count what was written in the meantime; returns whether there is anything."""

@@ -20,6 +20,7 @@ from stm_backends.drivers.contract import Key
 from stm_backends.errors import Corrupt, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.large.parts import run_concurrently
+from stm_backends.records.large.pointers import SEALED
 
 if TYPE_CHECKING:
     from stm_backends.sealing.driver import SealedDriver
@@ -62,6 +63,8 @@ class Reseal:
     """One pass over the records of some owners. `report` is kept up to date.
 
     `fold_log` moves the oldest entries into the body, if the record is an item log; returns whether it did.
+    `relist` writes the entry of a user in the tenant's directory again, if it is in clear text, as a copy
+    that was made without keys leaves it.
     `on_problem` is called once for each record that still needs an older key.
     """
 
@@ -71,12 +74,14 @@ class Reseal:
         owners: Iterable[Owner],
         *,
         fold_log: Callable[[Key], Awaitable[bool]],
+        relist: Callable[[str, str], Awaitable[None]],
         on_problem: OnProblem = lambda key, problem, error: None,
     ) -> None:
         self._driver = driver
         given = dict.fromkeys(owners)
         self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
         self._fold_log = fold_log
+        self._relist = relist
         self._on_problem = on_problem
         self.report = ResealReport()
 
@@ -123,6 +128,11 @@ class Reseal:
                 if not (resealed.left and await self._fold_log(key)):
                     break
         except (Corrupt, TooLarge) as error:
+            if await self._is_clear_entry(key):
+                await self._relist(keys.owner_of(key.scope)[0], keys.unname(key.name))
+                report.records += 1
+                report.values += 1
+                return
             report.failed += 1
             self._on_problem(key, "failed", error)
             return
@@ -133,6 +143,14 @@ class Reseal:
             report.records += 1
         elif resealed.exists:
             report.current += 1
+
+    async def _is_clear_entry(self, key: Key) -> bool:
+        """Say whether this is the entry of a user in the tenant's directory, in clear text."""
+        tenant, user = keys.owner_of(key.scope)
+        if not tenant or user:
+            return False
+        record = await self._driver.inner.load(key)
+        return record is not None and not (record.body or b"").startswith(SEALED)
 
     async def _users(self, owner: Owner) -> AsyncIterator[str]:
         if owner.user is not None:

@@ -282,7 +282,13 @@ class Sessions:
             raise ConfigurationError(
                 "nothing is sealed here: open the backend with sealing=..., or the command with --sealing"
             )
-        return Reseal(self._sealed, owners, fold_log=self._fold_log, on_problem=on_problem)
+        return Reseal(
+            self._sealed, owners, fold_log=self._fold_log, relist=self._relist, on_problem=on_problem
+        )
+
+    async def _relist(self, tenant: str, user: str) -> None:
+        """List a user again whose entry in the directory cannot be opened."""
+        await self._directory.note(tenant, user, fresh=True)
 
     async def _fold_log(self, where: keys.Key) -> bool:
         """Move the oldest entries of an item log into its body; `False` for any other record."""

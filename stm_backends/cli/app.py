@@ -483,11 +483,15 @@ def erase(
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             return await transfer.erase(opened, what)
 
-    so_far = "Some records were erased; run the command again to erase the rest."
+    so_far = "Some records may be erased; run the command again to erase the rest."
     with contextlib.ExitStack() as cleanup, reported(), interruptible(lambda: so_far):
         # Opened first, so that an unwritable path is reported before anything is erased.
         out = cleanup.enter_context(writing(receipt_file)) if receipt_file else None
-        receipt = run(work())
+        try:
+            receipt = run(work())
+        except typer.Exit:  # an outage
+            typer.echo(so_far, err=True)
+            raise
         if out is not None:
             erasing.write(receipt, out, datastore=datastores.shown(backend or datastores.given(url), url))
     if not erasing.show(receipt):

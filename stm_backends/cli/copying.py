@@ -15,14 +15,13 @@ from rich.text import Text
 
 from stm_backends.admin.copying import UNOWNED, Copy, Item, Outcome, Owner, Problem
 from stm_backends.backend import open_backend
-from stm_backends.cli import datastores, transfer
+from stm_backends.cli import datastores, durations, transfer
 from stm_backends.cli.files import writing
 from stm_backends.cli.observing import observer
 from stm_backends.cli.options import Create
 from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import console, plain
-from stm_backends.drivers.checks import require_seconds
 from stm_backends.errors import ConfigurationError, StorageError
 from stm_backends.records import keys
 from stm_backends.types import MemoryKey
@@ -54,10 +53,11 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
         bool, typer.Option("--replace", help="Replace records at the target that differ.")
     ] = False,
     ttl: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            help="Time to live of the copied records, from now on. [default: no expiry]",
-            metavar="SECONDS",
+            help=f"Time to live of the copied records, from now on: {durations.SPELLING}. "
+            "[default: no expiry]",
+            metavar="DURATION",
         ),
     ] = None,
     create: Create = False,
@@ -82,8 +82,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
         owners = owners_given(
             "copy", tenant or (), user or (), everything=everything, other_states=other_states
         )
-        if ttl is not None:
-            require_seconds("--ttl", ttl)
+        ttl_s = durations.optional("--ttl", ttl)
         if source == target:
             raise ConfigurationError("FROM and TO are the same")
     named = Named()
@@ -101,7 +100,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
                     *(source, target, owners, named, copies),
                     everything=everything,
                     replace=replace,
-                    ttl=ttl,
+                    ttl=ttl_s,
                     create=create,
                 )
             )

@@ -21,7 +21,7 @@ Url: TypeAlias = Annotated[
         "--url",
         "-u",
         envvar=URL_VARIABLE,
-        help="The URL of the datastore, e.g. sqlite:///conversations.db",
+        help="The URL of the datastore, e.g. sqlite:///memory.db",
         metavar="URL",
     ),
 ]

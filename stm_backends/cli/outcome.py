@@ -37,7 +37,7 @@ _NAMED: Final = 20
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
-    Unavailable: "Nothing was changed. Retry once the cause is resolved.",
+    Unavailable: "The operation that failed changed nothing. Retry once the cause is resolved.",
     OutcomeUnknown: "The last write may have been applied; running the command again is harmless.",
     TooLarge: "Nothing was written. The limits are settings of the backend.",
     Corrupt: "Nothing was overwritten.",

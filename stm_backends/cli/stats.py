@@ -46,7 +46,9 @@ def stats(
     An unreadable record is reported and counted, and the exit status is 1.
     """
     with reported():
-        owners = [Owner.of(text) for text in dict.fromkeys(whose or ())] or [Owner()]
+        given = dict.fromkeys(Owner.of(text) for text in whose or ())
+        # A user of a tenant that is counted as a whole is not counted twice.
+        owners = [one for one in given if one.user is None or Owner(one.tenant) not in given] or [Owner()]
     one = len(owners) == 1 and owners[0].tenant is not None
     counting = _Counting(degraded=degraded)
     rows = 0

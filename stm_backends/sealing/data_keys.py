@@ -42,10 +42,11 @@ class _Keys:
 class EnvelopeKeys:
     """Random data keys per user, or per tenant, which are stored wrapped in a datastore of their own.
 
-    `store` is the open driver of any backend of this library, such as `open_backend(...).driver`. Keep it
-    apart from the data and its backups: a restored backup is then unreadable once the keys are erased. The
-    first value of an owner creates the key. A process keeps unwrapped keys for `lifetime_s` seconds; so long
-    it can still use keys that another process has erased or replaced.
+    `store` is the open driver of any backend of this library, such as `open_backend(...).driver`. With
+    `owns_store=True`, the backend that these keys are given to opens and closes it. Keep it apart from the
+    data and its backups: a restored backup is then unreadable once the keys are erased. The first value of an
+    owner creates the key. A process keeps unwrapped keys for `lifetime_s` seconds; so long it can still use
+    keys that another process has erased or replaced.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class EnvelopeKeys:
         *,
         per: Literal["user", "tenant"] = "user",
         lifetime_s: float = 300.0,
+        owns_store: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_seconds("lifetime_s", lifetime_s)
@@ -64,10 +66,21 @@ class EnvelopeKeys:
         self._wrapping = wrapping
         self._per_user = per == "user"
         self._lifetime_s = lifetime_s
+        self._owns_store = owns_store
         self._clock = clock
         self._codec = Codec()
         self._known: OrderedDict[Owner, _Keys] = OrderedDict()
         self._erasures = 0
+
+    async def open(self) -> None:
+        """Open the store, if it is owned. Opening twice is harmless."""
+        if self._owns_store:
+            await _stored(self._store.open())
+
+    async def close(self) -> None:
+        """Close the store, if it is owned. Closing twice is harmless."""
+        if self._owns_store:
+            await self._store.close()
 
     async def primary(self, owner: Owner) -> DataKey:
         """Return the key that new values of `owner` are sealed with; creates the first one."""

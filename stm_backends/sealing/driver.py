@@ -36,7 +36,7 @@ from stm_backends.sealing.cipher import (
     key_id_of,
     slot_and_value,
 )
-from stm_backends.sealing.keys import DataKey, Owner, Sealing
+from stm_backends.sealing.keys import DataKey, OpensStore, Owner, Sealing
 
 _REMEMBERED: Final = 4_096
 """How many derived keys a process keeps. Deriving one takes about as long as sealing 10 kB."""
@@ -83,6 +83,28 @@ class SealedDriver(WrapperDriver):
                 traits, max_entry=traits.max_entry - OVERHEAD, overhead=traits.overhead + OVERHEAD
             )
         return self._traits
+
+    async def open(self) -> None:
+        """Open the driver within, and before it the keys if they have a store of their own."""
+        keys = self._sealing.keys
+        if not isinstance(keys, OpensStore):
+            await self.inner.open()
+            return
+        try:
+            with located(self.name, "open"):
+                await keys.open()
+            await self.inner.open()
+        except BaseException:
+            await keys.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the driver within, and then the keys."""
+        try:
+            await self.inner.close()
+        finally:
+            if isinstance(self._sealing.keys, OpensStore):
+                await self._sealing.keys.close()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record with its values opened. Raises `Corrupt` if one of them cannot be."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from stm_backends.errors import ConfigurationError, Corrupt
 
@@ -63,6 +63,15 @@ class KeySource(Protocol):
         Nothing sealed with them can be opened afterwards.
         """
         ...
+
+
+@runtime_checkable
+class OpensStore(Protocol):
+    """What a `KeySource` may have beside: the backend opens and closes it with itself, each perhaps twice."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

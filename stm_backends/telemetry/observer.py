@@ -109,7 +109,7 @@ class Observer:
         """Receive that an exported conversation was imported."""
 
     def copied(self, subject: Subject, records: int) -> None:
-        """Receive that records were written to another datastore, or a conversation under another key."""
+        """Receive that records were copied to another datastore, byte for byte."""
 
     def denied(self, subject: Subject, operation: str) -> None:
         """Receive that the datastore or the store of keys refused an operation for lack of permission."""

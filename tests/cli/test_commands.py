@@ -27,6 +27,8 @@ from stm_backends.cli import datastores, main
 from stm_backends.cli.app import app
 from stm_backends.cli.files import writing
 from stm_backends.drivers.contract import Key
+from stm_backends.errors import Unavailable
+from stm_backends.records.directory import Directory
 from stm_backends.records.keys import memory_key
 
 TRIP = MemoryKey("acme", "u1", "trip")
@@ -708,3 +710,15 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(
     with pytest.raises(SystemExit):
         main()
     assert "needs typer and rich, which are not installed" in capsys.readouterr().err
+
+
+def test_an_erasure_that_fails_halfway_says_so(url: str, monkeypatch: pytest.MonkeyPatch):
+    async def unavailable(directory: Directory, tenant: str, user: str) -> None:
+        raise Unavailable("the server is down", backend="sqlite", operation="delete")
+
+    monkeypatch.setattr(Directory, "forget", unavailable)
+    result = cli("erase", "acme", "-y", "--url", url)
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "Nothing was changed" not in said
+    assert "run the command again to erase the rest" in said

@@ -136,7 +136,9 @@ def test_both_ends_show_list_and_export_the_same_after_a_copy(source: str, tmp_p
         one, other = (cli(*arguments, "--url", url) for url in (source, target))
         assert one.exit_code == 0
         assert one.stdout
-        assert one.stdout == other.stdout
+        # Without times of turns, the last activity is rounded up, but not beyond now.
+        outputs = [re.sub("last activity.*", "", end.stdout) for end in (one, other)]
+        assert outputs[0] == outputs[1]
     assert cli("erase", "acme", "--yes", "--url", target).stdout.startswith("5 records erased: ")
 
 
@@ -178,7 +180,7 @@ def test_the_numbers_of_a_copy_are_written_to_a_file(source: str, tmp_path: Path
 def test_it_is_said_that_copies_never_expire_unless_told(source: str, tmp_path: Path) -> None:
     assert "do not expire" in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
     assert "do not expire" not in copied(source, url_of(tmp_path, "to"), "--tenant", "acme").stdout
-    done = copied(source, url_of(tmp_path, "mortal"), "--tenant", "acme", "--ttl", "600")
+    done = copied(source, url_of(tmp_path, "mortal"), "--tenant", "acme", "--ttl", "10m")
     assert "do not expire" not in done.stdout
     with closing(sqlite3.connect(tmp_path / "mortal.db")) as connection:
         left = connection.execute(
@@ -288,8 +290,8 @@ def test_all_tenants_and_other_states_are_copied_together(source: str, tmp_path:
         (("--tenant", "acme:u1"), "--tenant is written TENANT", 2),
         (("--user", "acme"), "--user is written TENANT:USER", 2),
         (("--user", "acme:u1:trip"), "is a conversation", 2),
-        (("--tenant", "acme", "--ttl", "0"), "--ttl must be a positive number", 2),
-        (("--tenant", "acme", "--ttl", "inf"), "--ttl must be a positive number", 2),
+        (("--tenant", "acme", "--ttl", "0s"), "--ttl must be a positive number", 2),
+        (("--tenant", "acme", "--ttl", "600"), "--ttl is a number and a unit", 2),
     ],
 )
 def test_misuse_is_told_before_anything_is_made(

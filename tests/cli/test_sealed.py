@@ -106,3 +106,52 @@ def test_a_missing_file_of_keys_is_refused(keys: Path) -> None:
     result = cli("ls", "acme", "--url", "sqlite:///none.db")
     assert result.exit_code == 2
     assert "No such file" in result.stderr
+
+
+def test_erasing_sealed_data_without_its_keys_says_what_that_leaves(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE)
+    receipt = tmp_path / "receipt.json"
+    result = cli("erase", "acme:ada", "--url", url, "-y", "--receipt", str(receipt))
+    assert result.exit_code == 0
+    assert "data keys were not erased" in " ".join(result.stdout.split())
+    assert "data keys were not erased" in json.loads(receipt.read_text())["remains"]
+
+
+ENVELOPES = """
+from stm_backends import EnvelopeKeys, Sealing, open_backend
+from stm_backends.sealing.wrapping import LocalWrapping
+
+store = open_backend({store!r}).driver
+sealing = Sealing(EnvelopeKeys(store, LocalWrapping({{"w1": bytes(32)}}, primary="w1"), owns_store=True))
+"""
+
+
+def test_commands_take_data_keys_from_their_store_and_erase_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_envelopes.py").write_text(ENVELOPES.format(store=f"sqlite:///{tmp_path}/keys.db"))
+    (tmp_path / "chat.jsonl").write_text(LINES)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    at = ("--url", f"sqlite:///{tmp_path}/data.db", "--sealing", "with_envelopes:sealing")
+    result = cli("replay", str(tmp_path / "chat.jsonl"), *at, "--tenant", "acme", "--user", "ada")
+    assert result.exit_code == 0, result.output
+    assert "Zanzibar" in cli("show", "acme:ada:trip", *at).stdout
+    assert cli("reseal", "--tenant", "acme", *at).exit_code == 0
+    receipt = tmp_path / "receipt.json"
+    assert cli("erase", "acme:ada", *at, "-y", "--receipt", str(receipt)).exit_code == 0
+    assert json.loads(receipt.read_text())["erased"]["data_keys"] == 1
+
+
+def test_expire_without_the_keys_leaves_sealed_data_readable(
+    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE)
+    result = cli("expire", "--tenant", "acme", "--ttl", "90d", "--url", url)
+    monkeypatch.setenv(KEYS_VARIABLE, str(keys))
+    assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
+    assert result.exit_code == 1
+    assert "could not be read" in result.stderr

@@ -326,7 +326,7 @@ async def test_no_more_records_are_held_than_are_read_at_once() -> None:
 
         async def counting(key: Key) -> Any:
             nonlocal loads
-            # The directory is read in the background of new conversations.
+            # The memories may still be listing their user.
             loads += key.scope.endswith(":memory")
             return await load(key)
 
@@ -365,3 +365,9 @@ def test_what_is_no_owner_is_refused(url: str, arguments: tuple[str, ...]) -> No
     assert result.exit_code == 2
     assert "as in acme:u123" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_user_of_a_tenant_that_is_given_too_is_counted_once(url: str) -> None:
+    *rows, total = objects(cli("stats", "acme:u1", "acme", "--json", "--url", url))
+    assert [row["owner"] for row in rows] == ["acme"]
+    assert total["conversations"] == 3

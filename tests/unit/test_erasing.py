@@ -260,3 +260,21 @@ async def test_states_below_a_composite_with_a_colon_are_erased_with_their_user(
     assert own not in await left()
     assert await backend.sessions.erase_user("a:b", "c") == 1
     assert await left() == []
+
+
+async def test_the_second_reading_of_a_conversation_reads_states_below_it(driver: Driver) -> None:
+    class Late(WrapperDriver):
+        """Another process saves a state again, just after it was erased."""
+
+        async def delete(self, key: Key, *, expect: Any = ANY) -> bool:
+            done = await super().delete(key, expect=expect)
+            if done and key.scope.endswith(":blob"):
+                await self.inner.replace(key, b"{}", version="late", expect=ANY, ttl=None)
+            return done
+
+    backend = Backend(Late(driver))
+    await add(backend, KEY)
+    await backend.state_store.save_memory_state(f"kv:v1:{KEY.composite()}:notes", {})
+    receipt = await backend.sessions.erase_with_receipt("acme", "ada", "chat")
+    assert receipt.erased["states"] == 1
+    assert receipt.found == {"states": 1}

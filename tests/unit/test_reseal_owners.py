@@ -43,6 +43,9 @@ CONFIG = ShortTermMemoryConfig("rolling_summary", MemoryBudget(full_zone_turns=2
 USERS = ("ada", "b:ob")
 LARGE = "Zanzibar " * 4_000
 
+DEFAULT = Owner("default")
+"""The tenant of paused runs that name none."""
+
 
 class World:
     """One datastore in memory, with small records, and the backends that share it."""
@@ -178,7 +181,7 @@ async def test_records_without_a_tenant_are_resealed_when_asked_for(world: World
     async with world.backend(BEFORE) as backend:
         await fill(backend)
     async with world.backend(ROTATED) as backend:
-        work = backend.sessions.resealing([Owner("acme"), Owner("acme", "ada"), Owner("default"), UNOWNED])
+        work = backend.sessions.resealing([Owner("acme"), Owner("acme", "ada"), DEFAULT, UNOWNED])
         seen: list[int] = []
         total = await work.count()
         report = await work.run(seen.append)
@@ -196,7 +199,7 @@ async def test_clear_data_is_migrated_by_resealing_it() -> None:
         await fill(backend)
         everything = await read(backend)
     async with world.backend(Sealing(AFTER.keys, accept_clear=True)) as backend:
-        assert (await backend.sessions.resealing([Owner("acme"), Owner("default"), UNOWNED]).run()).ok
+        assert (await backend.sessions.resealing([Owner("acme"), DEFAULT, UNOWNED]).run()).ok
     assert {one for ids in (await world.key_ids()).values() for one in ids} == {"k2"}
     async with world.backend(AFTER) as backend:
         assert await read(backend) == everything

@@ -40,6 +40,7 @@ from stm_backends.records.large.pointers import (
     FRESH,
     MARK,
     POINTER,
+    SEALED,
     Life,
     Pointer,
     id_in,
@@ -286,8 +287,10 @@ class LargeEntries:
         return done
 
     def _fits(self, value: bytes) -> bool:
-        """Say whether a value is stored in its record: it is small, and cannot be mistaken for a pointer."""
-        return len(value) <= self._inline and not value.startswith(MARK)
+        """Say whether a value is stored in its record: it is sealed, or small and not like a pointer."""
+        if len(value) <= self._inline:
+            return not value.startswith(MARK)
+        return value.startswith(SEALED)
 
     async def _send(
         self,
