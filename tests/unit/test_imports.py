@@ -222,6 +222,7 @@ LAYERS = (
     ("memory", "history"),
     ("memory.local", "memory.shared"),
     ("admin",),
+    ("tiers",),
     ("", "backend"),
     ("agents", "sync", "testing.workbench"),
     ("integrations", "cli.replay", "testing.driver_checks", "testing.memory_checks"),

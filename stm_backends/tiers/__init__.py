@@ -1,0 +1,5 @@
+"""Three tiers of memory: fleeting, short-term and long-term."""
+
+from stm_backends.tiers.graph import GraphBackend, InProcessGraph, SharedGraph, VertexNotFound
+
+__all__ = ["GraphBackend", "InProcessGraph", "SharedGraph", "VertexNotFound"]

@@ -1,0 +1,201 @@
+"""The graph below the long-term memory: its protocols, and the graph in this process.
+
+A vertex is `{"id", "label", "properties", "run_id", "created_at"}`. `run_id` is the property of that name, or
+`None`, and `created_at` is ISO 8601 in UTC. A neighbour adds `"edge_label"` and `"edge_properties"`. An edge
+of a trace is `{"source_id", "target_id", "label", "properties"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+
+from stm_backends.errors import StmError
+from stm_backends.records.codec import decode_json, encode_json, require_json
+
+Properties: TypeAlias = dict[str, Any]
+Vertex: TypeAlias = dict[str, Any]
+Change: TypeAlias = Callable[[Properties | None], Mapping[str, Any] | None]
+"""Receives a copy of the properties, or `None` if there is no such vertex; returns the properties to store,
+or `None` for no vertex. It may be called several times for one change, so it must have no effects."""
+
+PAGE: Final = 256
+"""How many vertices a page of `list_vertices` has at most."""
+
+
+class VertexNotFound(StmError, LookupError):
+    """There is no vertex with this id; nothing was written."""
+
+
+@runtime_checkable
+class GraphBackend(Protocol):
+    """Stores vertices and directed edges between them. Any object with these methods serves."""
+
+    async def add_vertex(self, vertex_id: str, label: str, properties: dict[str, Any]) -> None:
+        """Store a vertex.
+
+        The label and the properties replace those of a vertex with the same id. Its edges and its time of
+        creation stay.
+        """
+        ...
+
+    async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
+        """Merge properties into those of a vertex; others stay.
+
+        Our graphs raise `VertexNotFound` if there is no such vertex.
+        """
+        ...
+
+    async def add_edge(self, source_id: str, target_id: str, label: str, properties: dict[str, Any]) -> None:
+        """Store a directed edge.
+
+        There is one edge for a source, a target and a label: adding it again replaces its properties. The
+        vertices may be added later; the edge is not returned until both exist.
+        """
+        ...
+
+    async def query_vertex(self, vertex_id: str) -> dict[str, Any] | None:
+        """Return a vertex, or `None`."""
+        ...
+
+    async def query_children(self, vertex_id: str) -> list[dict[str, Any]]:
+        """Return the vertices to which edges lead from this one, once for each edge."""
+        ...
+
+    async def query_parents(self, vertex_id: str) -> list[dict[str, Any]]:
+        """Return the vertices from which edges lead to this one, once for each edge."""
+        ...
+
+    async def get_full_trace(self, run_id: str) -> dict[str, Any]:
+        """Return `{"vertices", "edges"}`: the vertices with this `run_id`, and the edges between them."""
+        ...
+
+    async def clear(self) -> None:
+        """Remove all vertices and edges."""
+        ...
+
+
+@runtime_checkable
+class SharedGraph(GraphBackend, Protocol):
+    """A graph with atomic changes, which many processes can use at once without losing any."""
+
+    async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+        """Replace the properties of a vertex by `change(properties)`, atomically; return what is stored.
+
+        If another process changed the vertex at the same time, `change` is called again with the properties
+        stored now. A result equal to the properties given writes nothing. `None` removes the vertex and its
+        edges; later edges of a new vertex with that id are new edges. A vertex that does not exist is created
+        with `label`; an existing one keeps its own.
+        """
+        ...
+
+    def list_vertices(self, label: str) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield the vertices with a label, in pages of at most `PAGE`, in any order.
+
+        A vertex that exists from the first page to the last is yielded exactly once.
+        """
+        ...
+
+
+class InProcessGraph:
+    """A graph in the memory of this process, lost when it ends. Implements `SharedGraph`.
+
+    Properties are copied on the way in and out: changes by the caller do not affect what is stored. Values
+    that JSON cannot represent raise `InvalidState`. `clock` returns the time of creation.
+    """
+
+    def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._clock = clock
+        self._vertices: dict[str, tuple[str, bytes, str]] = {}  # label, JSON of the properties, created_at
+        self._edges: dict[tuple[str, str, str], bytes] = {}
+
+    async def add_vertex(self, vertex_id: str, label: str, properties: dict[str, Any]) -> None:
+        self._put(vertex_id, label, properties)
+
+    async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
+        vertex = self._vertex(vertex_id)
+        if vertex is None:
+            raise VertexNotFound("there is no vertex with this id")
+        self._put(vertex_id, vertex["label"], {**vertex["properties"], **properties})
+
+    async def add_edge(self, source_id: str, target_id: str, label: str, properties: dict[str, Any]) -> None:
+        self._edges[source_id, target_id, label] = _encoded(properties)
+
+    async def query_vertex(self, vertex_id: str) -> dict[str, Any] | None:
+        return self._vertex(vertex_id)
+
+    async def query_children(self, vertex_id: str) -> list[dict[str, Any]]:
+        return self._neighbours(vertex_id, here=0, there=1)
+
+    async def query_parents(self, vertex_id: str) -> list[dict[str, Any]]:
+        return self._neighbours(vertex_id, here=1, there=0)
+
+    async def get_full_trace(self, run_id: str) -> dict[str, Any]:
+        vertices = [v for v in map(self._vertex, self._vertices) if v is not None and v["run_id"] == run_id]
+        known = {vertex["id"] for vertex in vertices}
+        edges = [
+            {"source_id": source, "target_id": target, "label": label, "properties": _decoded(properties)}
+            for (source, target, label), properties in self._edges.items()
+            if source in known and target in known
+        ]
+        return {"vertices": vertices, "edges": edges}
+
+    async def clear(self) -> None:
+        self._vertices.clear()
+        self._edges.clear()
+
+    async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+        vertex = self._vertex(vertex_id)
+        changed = change(None if vertex is None else vertex["properties"])
+        if changed is None:
+            self._vertices.pop(vertex_id, None)
+            self._edges = {edge: of for edge, of in self._edges.items() if vertex_id not in edge[:2]}
+            return None
+        self._put(vertex_id, label if vertex is None else vertex["label"], changed)
+        return _decoded(self._vertices[vertex_id][1])
+
+    async def list_vertices(self, label: str) -> AsyncIterator[list[dict[str, Any]]]:
+        ids = [one for one, (its_label, *_) in self._vertices.items() if its_label == label]
+        for start in range(0, len(ids), PAGE):
+            page = [self._vertex(one) for one in ids[start : start + PAGE]]
+            yield [vertex for vertex in page if vertex is not None]
+
+    def _put(self, vertex_id: str, label: str, properties: Mapping[str, Any]) -> None:
+        text = _encoded(properties)
+        known = self._vertices.get(vertex_id)
+        self._vertices[vertex_id] = (label, text, self._clock().isoformat() if known is None else known[2])
+
+    def _vertex(self, vertex_id: str) -> dict[str, Any] | None:
+        known = self._vertices.get(vertex_id)
+        return None if known is None else vertex_of(vertex_id, known[0], _decoded(known[1]), known[2])
+
+    def _neighbours(self, vertex_id: str, *, here: int, there: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if vertex_id in self._vertices:
+            for edge, properties in self._edges.items():
+                other = self._vertex(edge[there]) if edge[here] == vertex_id else None
+                if other is not None:
+                    found.append({**other, "edge_label": edge[2], "edge_properties": _decoded(properties)})
+        return found
+
+
+def vertex_of(vertex_id: str, label: str, properties: dict[str, Any], created_at: str) -> dict[str, Any]:
+    """Return a vertex in the form in which graphs answer."""
+    run_id = properties.get("run_id")
+    return {
+        "id": vertex_id,
+        "label": label,
+        "properties": properties,
+        "run_id": run_id,
+        "created_at": created_at,
+    }
+
+
+def _encoded(properties: Mapping[str, Any]) -> bytes:
+    require_json(properties, "properties")
+    return encode_json(properties)
+
+
+def _decoded(properties: bytes) -> dict[str, Any]:
+    return cast("dict[str, Any]", decode_json(properties))
