@@ -140,6 +140,16 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """Facts about the datastore: its reach, its limits, its clock."""
         return self.driver.traits
 
+    @property
+    def codec(self) -> Codec:
+        """How values become bytes here, for what is built on this backend."""
+        return self._codec
+
+    @property
+    def directory(self) -> Directory:
+        """Which users the tenants have, for what is built on this backend."""
+        return self._directory
+
     def memory(
         self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
     ) -> DistributedShortTermMemory:

@@ -191,6 +191,8 @@ def _counted(kind: keys.Kind) -> Counted:
             return "states"
         case "planner":
             return "paused_runs"
+        case "graph":
+            return "graph_records"
         case "part":
             return "parts"
         case _:

@@ -11,14 +11,22 @@ FORMAT: Final = "stm-erasure"
 FORMAT_VERSION: Final = 1
 
 Counted: TypeAlias = Literal[
-    "conversations", "logs", "states", "paused_runs", "parts", "expired", "data_keys", "directory_entries"
+    "conversations",
+    "logs",
+    "states",
+    "paused_runs",
+    "graph_records",
+    "parts",
+    "expired",
+    "data_keys",
+    "directory_entries",
 ]
-"""What is counted: records by kind; the pieces of large values; records of any kind that had expired before;
+"""What is counted: records by kind, those of a graph with those of its index; the pieces of large values; records of any kind that had expired before;
 users and tenants whose data keys were erased; users who left the directory of their tenant."""
 
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 
-RECORDS: Final[tuple[Counted, ...]] = ("conversations", "logs", "states", "paused_runs")
+RECORDS: Final[tuple[Counted, ...]] = ("conversations", "logs", "states", "paused_runs", "graph_records")
 """The kinds that are records of their own."""
 
 

@@ -7,7 +7,6 @@ reported.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 from stm_backends.drivers.contract import Driver, Key, Record
-from stm_backends.errors import Corrupt, StorageError, located
+from stm_backends.errors import Corrupt, located
 from stm_backends.memory import policy
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import render
@@ -32,7 +31,7 @@ _EVERYTHING: Final = ShortTermMemoryConfig(
     "rolling_summary", MemoryBudget(summary_max_tokens=2**60, total_max_tokens=0)
 )
 
-_OTHER_KINDS: Final[tuple[keys.Kind, ...]] = ("blob", *keys.LOG_KINDS)
+_OTHER_KINDS: Final[tuple[keys.Kind, ...]] = ("blob", *keys.LOG_KINDS, "graph")
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -233,22 +232,8 @@ async def _in_order(items: AsyncIterator[_U], work: Callable[[_U], Awaitable[_T]
     async for item in items:
         batch.append(item)
         if len(batch) == AT_ONCE:
-            for done in await _together(batch, work):
+            for done in await operations.together(batch, work):
                 yield done
             batch.clear()
-    for done in await _together(batch, work):
+    for done in await operations.together(batch, work):
         yield done
-
-
-async def _together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
-    async def one(item: _U) -> _T:
-        return await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as workers:
-            tasks = [workers.create_task(one(item)) for item in batch]
-    except* StorageError as errors:
-        first = errors.exceptions[0]
-    else:
-        return [task.result() for task in tasks]
-    raise first

@@ -34,9 +34,10 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
     backend: Annotated[str, typer.Argument(help="The backend's name.", metavar="NAME")],
     url: UrlOfName = None,
     profile: Annotated[
-        Literal["driver", "store", "memory", "all"] | None,
+        Literal["driver", "store", "graph", "memory", "all"] | None,
         typer.Option(
-            help="Check the driver, the store or the memory built on it, or all.", show_default="driver"
+            help="Check the driver, the store, the graph or the memory built on it, or all.",
+            show_default="driver",
         ),
     ] = None,
     clause: Annotated[

@@ -17,6 +17,7 @@ _NAMES: Final[Mapping[Counted, str]] = {
     "logs": "log",
     "states": "saved state",
     "paused_runs": "paused run",
+    "graph_records": "graph record",
     "parts": "part of large values",
     "expired": "expired record",
     "data_keys": "set of data keys",

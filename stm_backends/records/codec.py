@@ -30,7 +30,9 @@ FORMAT: Final = 1
 LARGEST_CONTENT: Final = 256 * 1024 * 1024
 """The most bytes of JSON in a transformed envelope, so that a few stored bytes cannot fill the memory."""
 
-EnvelopeKind: TypeAlias = Literal["turn", "body", "state", "user", "items", "log", "keys"]
+EnvelopeKind: TypeAlias = Literal[
+    "turn", "body", "state", "user", "items", "log", "keys", "vertex", "edge", "postings"
+]
 
 
 class Transform(Protocol):

@@ -28,13 +28,16 @@ from stm_backends.types import MemoryKey
 LogKind: TypeAlias = Literal["openai-agents", "langchain"]
 """The framework whose items a log holds. Items of frameworks differ in shape, so each has its own logs."""
 
-Kind: TypeAlias = Literal["memory", "blob", "planner", "part"] | LogKind
-"""What a record of a user holds: a conversation, a saved state, a note of a paused run, a log, or a
-part of a value that is too large for any of these."""
+Kind: TypeAlias = Literal["memory", "blob", "planner", "graph", "part"] | LogKind
+"""What a record of a user holds: a conversation, a saved state, a note of a paused run, a vertex or words of
+a graph, a log, or a part of a value that is too large for any of these."""
 
 LOG_KINDS: Final[tuple[LogKind, ...]] = get_args(LogKind)
-KINDS: Final[tuple[Kind, ...]] = ("memory", "blob", "planner", *LOG_KINDS, "part")
+KINDS: Final[tuple[Kind, ...]] = ("memory", "blob", "planner", *LOG_KINDS, "graph", "part")
 """All kinds. Parts come last: erasing in this order leaves no pointer to parts that were erased."""
+
+VERTICES: Final = "vertex:"
+"""What the names of vertices begin with."""
 
 OTHER_BLOBS: Final = "::blob"
 """The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it."""
@@ -60,6 +63,17 @@ def memory_key(key: MemoryKey) -> Key:
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
     """Return the key of the items that an agent framework keeps of a conversation."""
     return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))
+
+
+def vertex_key(tenant_id: str, user_id: str, vertex_id: str) -> Key:
+    """Return the key of a vertex of a user's graph. Its id, of any length, is in the record and not in the name."""
+    digest = hashlib.blake2b(vertex_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return Key(scope(tenant_id, user_id, "graph"), f"{VERTICES}{digest}")
+
+
+def postings_key(tenant_id: str, user_id: str, bucket: int) -> Key:
+    """Return the key of one bucket of the index of a user's graph."""
+    return Key(scope(tenant_id, user_id, "graph"), f"index:{bucket:02x}")
 
 
 def parts_of(key: Key) -> Key:

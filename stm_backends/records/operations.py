@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
 from stm_backends.drivers.contract import Driver, Key, new_version
@@ -21,6 +21,7 @@ ATTEMPTS: Final = 3
 """How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:
@@ -61,6 +62,22 @@ async def each(items: AsyncIterator[_T], work: Callable[[_T], Awaitable[None]]) 
         first = errors.exceptions[0]
     else:
         return
+    raise first
+
+
+async def together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
+    """Do the work for all items concurrently; returns the results in order, or raises the first `StorageError`."""
+
+    async def one(item: _U) -> _T:
+        return await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            tasks = [workers.create_task(one(item)) for item in batch]
+    except* StorageError as errors:
+        first = errors.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
     raise first
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite: checks that a driver, a store or a memory keeps its contract.
+"""The conformance suite: checks that a driver, a store, a graph or a memory keeps its contract.
 
 ```python
 class TestMine(DriverContract):
@@ -7,8 +7,8 @@ class TestMine(DriverContract):
         return Datastore(open=functools.partial(open_at, f"mine:///{tmp_path}/data"))
 ```
 
-Subclass `StoreContract`, `MemoryContract` and `PodsContract` likewise, with the fixtures `stores` and
-`memories`. `quick = True` on a class, or `--stm-quick` for all, selects the quick form. If the datastore
+Subclass `StoreContract`, `GraphContract`, `MemoryContract` and `PodsContract` likewise, with the fixtures
+`stores`, `graphs` and `memories`. `quick = True` on a class, or `--stm-quick` for all, selects the quick form. If the datastore
 needs tables, `open_at(url, create=True)` creates them. An installed backend needs no class: `pytest
 --stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or `stm-backends conformance NAME --url
 URL`. Needs the extra `conformance`.
@@ -23,6 +23,8 @@ from stm_backends.testing.workbench.drivers import Bench, Datastore, FakeClock, 
 
 if TYPE_CHECKING:
     from stm_backends.testing.driver_contract import DriverContract
+    from stm_backends.testing.graph_contract import GraphContract, Graphs
+    from stm_backends.testing.graphs import graphs_on
     from stm_backends.testing.memory_contract import MemoryContract
     from stm_backends.testing.pods import memories_on
     from stm_backends.testing.pods_contract import PodsContract
@@ -35,12 +37,15 @@ __all__ = [
     "Datastore",
     "DriverContract",
     "FakeClock",
+    "GraphContract",
+    "Graphs",
     "HandedIn",
     "Memories",
     "MemoryContract",
     "PodsContract",
     "StoreContract",
     "Stores",
+    "graphs_on",
     "memories_on",
     "open_at",
     "stores_on",
@@ -48,12 +53,15 @@ __all__ = [
 
 _LATE: Final = {
     "DriverContract": "driver_contract",
+    "GraphContract": "graph_contract",
+    "Graphs": "graph_contract",
     "Memories": "workbench.memories",
     "MemoryContract": "memory_contract",
     "PodsContract": "pods_contract",
     "StoreContract": "store_contract",
     "Stores": "store_contract",
     "stores_on": "stores",
+    "graphs_on": "graphs",
     "memories_on": "pods",
 }
 
@@ -65,6 +73,7 @@ def __getattr__(name: str) -> Any:
     # So that a failing assertion shows its values, whether or not the plugin is loaded.
     importlib.import_module("pytest").register_assert_rewrite(
         "stm_backends.testing.driver_checks",
+        "stm_backends.testing.graph_contract",
         "stm_backends.testing.workbench.expectations",
         "stm_backends.testing.memory_checks",
         "stm_backends.testing.pods_contract",

@@ -74,7 +74,7 @@ VALUES = st.recursive(
 
 OBJECTS = st.dictionaries(FIELDS, VALUES, max_size=8)
 
-KINDS = ("turn", "body", "state", "user", "items", "log", "keys")
+KINDS = ("turn", "body", "state", "user", "items", "log", "keys", "vertex", "edge", "postings")
 
 
 def nested(depth: int) -> bytes:

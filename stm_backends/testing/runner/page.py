@@ -68,7 +68,7 @@ _SIGNS: Final[dict[Standing, str]] = {
     "opted out": "○",
 }
 
-_PROFILES: Final = {"driver": "Driver", "store": "State store", "memory": "Memory"}
+_PROFILES: Final = {"driver": "Driver", "store": "State store", "graph": "Graph", "memory": "Memory"}
 
 
 def page(run: Run) -> str:

@@ -48,8 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stm-profile",
         action="append",
-        choices=["driver", "store", "memory", "all"],
-        help="What to check: the driver (the default), the store or the memory built on it, or all.",
+        choices=["driver", "store", "graph", "memory", "all"],
+        help="What to check: the driver (the default), the store, the graph or the memory built on it, or all.",
     )
     group.addoption(
         "--stm-clause",

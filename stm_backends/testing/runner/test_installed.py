@@ -7,10 +7,13 @@ import pytest
 from stm_backends.testing import (
     Datastore,
     DriverContract,
+    GraphContract,
+    Graphs,
     Memories,
     PodsContract,
     StoreContract,
     Stores,
+    graphs_on,
     memories_on,
     stores_on,
 )
@@ -36,6 +39,17 @@ class TestStore(StoreContract):
     def stores(self, request: pytest.FixtureRequest, stm_datastore: Datastore) -> Stores:
         look(request, stm_datastore)
         return stores_on(stm_datastore)
+
+
+class TestGraph(GraphContract):
+    """The graph that this library builds on that driver."""
+
+    profile = "graph"
+
+    @pytest.fixture
+    def graphs(self, request: pytest.FixtureRequest, stm_datastore: Datastore) -> Graphs:
+        look(request, stm_datastore)
+        return graphs_on(stm_datastore)
 
 
 class TestMemory(PodsContract):

@@ -1,4 +1,4 @@
-"""The clauses of the three contracts, by which a report is arranged."""
+"""The clauses of the four contracts, by which a report is arranged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clause(NamedTuple):
 
     @property
     def profile(self) -> str:
-        """What is under test: `driver`, `store` or `memory`."""
+        """What is under test: `driver`, `store`, `graph` or `memory`."""
         return self.id.partition(".")[0]
 
 
@@ -76,6 +76,20 @@ _PROMISES: Final = {
     "store.conditional": "A conditional save stores only over the version that was loaded.",
     "store.outage": "An outage raises an error and is never an absent state.",
     "store.corruption": "Damaged data raises an error and is never an absent state.",
+    "graph.vertices": "A vertex is returned as it was written last, through every instance, and None only if "
+    "there is none.",
+    "graph.json": "Properties come back JSON-equal or are refused as a whole; nothing is changed silently.",
+    "graph.copies": "Changing an object after writing or reading it does not change the graph.",
+    "graph.ids": "An id is any text, and no id reaches the vertex of another.",
+    "graph.edges": "An edge leads from its source to its target, once for each label, while both exist.",
+    "graph.trace": "A trace has the vertices of a run and the edges between them, and no others.",
+    "graph.clear": "Clearing removes every vertex and every edge.",
+    "graph.isolation": "No graph shows anything of another.",
+    "graph.changes": "A change receives what is stored and replaces it; None removes the vertex and its edges.",
+    "graph.races": "Of concurrent changes, updates and edges none is lost.",
+    "graph.listing": "A listing has each vertex of a label exactly once.",
+    "graph.search": "A search finds a vertex by its words as they are stored now.",
+    "graph.outage": "An outage raises an error and is never an empty answer.",
     "memory.strategies": "Each strategy shows and keeps what it specifies, in the specified shape.",
     "memory.fidelity": "A turn is stored as given, or refused as a whole.",
     "memory.identity": "Adding a turn id again changes nothing.",

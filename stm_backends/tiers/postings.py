@@ -1,0 +1,164 @@
+"""The index of a graph: which vertices have a word, or an exact value of some properties.
+
+The terms of a vertex are spread over `BUCKETS` records by their hash. An entry of a bucket adds the terms of
+one stamp, or removes them:
+
+```
+body   {"terms": {term: {stamp: vertex id, ...}, ...}}
+entry  {"stamp": ..., "vertex": ..., "add": [term, ...]}
+entry  {"stamp": ..., "drop": [term, ...]}
+```
+
+Each write of a vertex that changes its terms has a new stamp, which is added before the vertex is written and
+removed only after a later write has replaced that one. So the index has every stored vertex at any time. What
+a killed process leaves in it beyond that are stamps of no vertex; a search loads what it finds, and drops
+those.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, cast
+
+from stm_backends.drivers.contract import Record
+from stm_backends.errors import Corrupt
+from stm_backends.records.codec import Codec
+
+RULE: Final = 1
+"""The number of the rule by which `terms_of` works. A write indexes a vertex of another rule again."""
+
+BUCKETS: Final = 64
+
+WORDS_OF: Final = ("key", "content", "tags")
+"""The properties whose words are indexed."""
+
+EXACT: Final = ("run_id", "source_agent", "source_run_id")
+"""The properties that are indexed by their value."""
+
+_LONGEST: Final = 64
+"""How many characters of a word are compared."""
+
+# Scripts that are written without spaces: Thai to Myanmar, Khmer, kana and Han.
+_UNSPACED: Final = r"\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+_WORD: Final = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
+
+
+def words_of(value: object) -> set[str]:
+    """Return the words of a text, or of all texts and numbers in a JSON value, in lower case.
+
+    Letters and digits make words, so `api_key` has two. Of scripts without spaces, each character and each
+    pair of neighbours is a word.
+    """
+    if isinstance(value, dict):
+        both = itertools.chain.from_iterable(cast("dict[object, object]", value).items())
+        return set[str]().union(*map(words_of, both))
+    if isinstance(value, (list, tuple)):
+        return set[str]().union(*map(words_of, cast("Iterable[object]", value)))
+    if value is None or isinstance(value, bool):
+        return set()
+    found: set[str] = set()
+    for match in _WORD.finditer(str(value).lower()):
+        text = match[0]
+        if re.match(f"[{_UNSPACED}]", text):
+            found.update(text, map("".join, itertools.pairwise(text)))
+        else:
+            found.add(text[:_LONGEST])
+    return found
+
+
+def terms_of(properties: Mapping[str, Any]) -> frozenset[str]:
+    """Return the terms that a vertex is found by. A superseded one has only those of its run."""
+    exact = {exact_term(name, properties[name]) for name in EXACT if isinstance(properties.get(name), str)}
+    if properties.get("superseded_by"):
+        return frozenset(term for term in exact if term.startswith("run_id="))
+    words = set[str]().union(*(words_of(properties.get(name)) for name in WORDS_OF))
+    return frozenset(words | exact)
+
+
+def exact_term(name: str, value: str) -> str:
+    """Return the term of an exact value; no word has a `=`."""
+    return f"{name}={value}"
+
+
+def new_stamp() -> str:
+    """Return a new stamp; later ones sort after earlier ones, as far as clocks agree."""
+    return f"{int(time.time() * 1000):011x}{secrets.token_hex(4)}"
+
+
+def by_bucket(terms: Iterable[str]) -> dict[int, list[str]]:
+    """Return terms by the bucket that has them."""
+    found: dict[int, list[str]] = {}
+    for term in sorted(terms):
+        digest = blake2b(term.encode("utf-8", "surrogatepass"), digest_size=1).digest()
+        found.setdefault(digest[0] % BUCKETS, []).append(term)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket: the vertex ids of each term, by stamp."""
+
+    terms: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def read(record: Record | None, codec: Codec) -> Bucket:
+    """Return the bucket in a record. Raises `Corrupt` if any part of it cannot be read."""
+    if record is None:
+        return Bucket()
+    content = {} if record.body is None else codec.open("postings", record.body)
+    try:
+        terms = {str(term): dict(found) for term, found in content.get("terms", {}).items()}
+        for entry in record.tail:
+            _apply(terms, codec.open("postings", entry))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Corrupt("the stored index of a graph has a field of another type") from None
+    return Bucket(terms, {name: value for name, value in content.items() if name != "terms"})
+
+
+def _apply(terms: dict[str, dict[str, str]], entry: Mapping[str, Any]) -> None:
+    stamp = str(entry["stamp"])
+    for term in entry.get("add", ()):
+        terms.setdefault(term, {})[stamp] = str(entry["vertex"])
+    for term in entry.get("drop", ()):
+        found = terms.get(term, {})
+        found.pop(stamp, None)
+        if not found:
+            terms.pop(term, None)
+
+
+def seal(bucket: Bucket, codec: Codec) -> bytes:
+    """Return the body of a bucket."""
+    return codec.seal("postings", {**bucket.extra, "terms": bucket.terms})
+
+
+def seal_added(stamp: str, vertex_id: str, terms: list[str], codec: Codec) -> bytes:
+    """Return the entry that adds terms of a vertex."""
+    return codec.seal("postings", {"stamp": stamp, "vertex": vertex_id, "add": terms})
+
+
+def seal_dropped(stamp: str, terms: list[str], codec: Codec) -> bytes:
+    """Return the entry that removes terms of a stamp."""
+    return codec.seal("postings", {"stamp": stamp, "drop": terms})
+
+
+def ranked(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the ids of vertices with any of the terms, best first.
+
+    Each term counts the more the fewer vertices have it. Of equals, the one indexed last comes first.
+    """
+    scores: dict[str, float] = {}
+    newest: dict[str, str] = {}
+    for postings in found.values():
+        weight = 1 / len(postings)
+        for vertex_id in set(postings.values()):
+            scores[vertex_id] = scores.get(vertex_id, 0.0) + weight
+        for stamp, vertex_id in postings.items():
+            newest[vertex_id] = max(stamp, newest.get(vertex_id, ""))
+    return sorted(scores, key=lambda one: (scores[one], newest[one]), reverse=True)
