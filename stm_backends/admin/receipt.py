@@ -21,8 +21,9 @@ Counted: TypeAlias = Literal[
     "data_keys",
     "directory_entries",
 ]
-"""What is counted: records by kind, those of a graph with those of its index; the pieces of large values; records of any kind that had expired before;
-users and tenants whose data keys were erased; users who left the directory of their tenant."""
+"""What is counted: records by kind; the records of a graph and of its index; the pieces of large
+values; records of any kind that had expired before; users and tenants whose data keys were erased; users who
+left the directory of their tenant."""
 
 COUNTED: Final[tuple[Counted, ...]] = get_args(Counted)
 

@@ -36,7 +36,7 @@ def conformance(  # noqa: PLR0913, PLR0917 -- an option each
     profile: Annotated[
         Literal["driver", "store", "graph", "memory", "all"] | None,
         typer.Option(
-            help="Check the driver, the store, the graph or the memory built on it, or all.",
+            help="Check the driver, the store, graph or memory built on it, or all.",
             show_default="driver",
         ),
     ] = None,

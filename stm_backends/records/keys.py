@@ -66,7 +66,7 @@ def log_key(key: MemoryKey, kind: LogKind) -> Key:
 
 
 def vertex_key(tenant_id: str, user_id: str, vertex_id: str) -> Key:
-    """Return the key of a vertex of a user's graph. Its id, of any length, is in the record and not in the name."""
+    """Return the key of a vertex of a user's graph. The id may be long, so the name has its hash."""
     digest = hashlib.blake2b(vertex_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return Key(scope(tenant_id, user_id, "graph"), f"{VERTICES}{digest}")
 

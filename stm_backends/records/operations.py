@@ -66,7 +66,10 @@ async def each(items: AsyncIterator[_T], work: Callable[[_T], Awaitable[None]]) 
 
 
 async def together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
-    """Do the work for all items concurrently; returns the results in order, or raises the first `StorageError`."""
+    """Do the work for all items concurrently; returns the results in order.
+
+    The first `StorageError` ends it and is raised.
+    """
 
     async def one(item: _U) -> _T:
         return await work(item)

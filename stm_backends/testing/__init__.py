@@ -8,10 +8,10 @@ class TestMine(DriverContract):
 ```
 
 Subclass `StoreContract`, `GraphContract`, `MemoryContract` and `PodsContract` likewise, with the fixtures
-`stores`, `graphs` and `memories`. `quick = True` on a class, or `--stm-quick` for all, selects the quick form. If the datastore
-needs tables, `open_at(url, create=True)` creates them. An installed backend needs no class: `pytest
---stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or `stm-backends conformance NAME --url
-URL`. Needs the extra `conformance`.
+`stores`, `graphs` and `memories`. `quick = True` on a class, or `--stm-quick` for all, selects the quick
+form. If the datastore needs tables, `open_at(url, create=True)` creates them. An installed backend needs no
+class: `pytest --stm-backend=NAME --stm-url=URL --pyargs stm_backends.testing`, or `stm-backends conformance
+NAME --url URL`. Needs the extra `conformance`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class GraphContract(Contract):
         await graph.add_vertex(where, "memory", {"a": 1, "b": {"c": 2}, "d": [1, 2]})
         await graph.update_vertex(where, {"b": {"e": 3}, "d": [], "f": None})
         found = await graph.query_vertex(where)
-        expected = {"a": 1, "b": {"e": 3}, "d": [], "f": None}
+        expected: dict[str, Any] = {"a": 1, "b": {"e": 3}, "d": [], "f": None}
         must_be(found["properties"], expected, "an update replaces the properties that it names")
         must_be(found["label"], "memory", "an update does not change the label")
 
@@ -381,9 +381,9 @@ class GraphContract(Contract):
         must_be(await graph.change_vertex(where, "other", note), {"n": 2}, "that is stored now")
         must_be(seen, [None, {"n": 1}], "a change receives what is stored")
         must_be((await graph.query_vertex(where))["label"], "memory", "an existing vertex keeps its label")
-        must_be(await graph.change_vertex(where, "memory", lambda properties: None), None, "it was removed")
+        must_be(await graph.change_vertex(where, "memory", _removed), None, "it was removed")
         must_be(await graph.query_vertex(where), None, "it was removed")
-        must_be(await graph.change_vertex(where, "memory", lambda properties: None), None, "there is none")
+        must_be(await graph.change_vertex(where, "memory", _removed), None, "there is none")
 
     @check("graph.changes")
     async def test_removing_a_vertex_removes_its_edges_for_good(self, bench: GraphBench) -> None:
@@ -394,7 +394,7 @@ class GraphContract(Contract):
             await graph.add_vertex(where, "memory", {})
         await graph.add_edge(a, b, "next", {})
         await graph.add_edge(b, c, "next", {})
-        await graph.change_vertex(b, "memory", lambda properties: None)
+        await graph.change_vertex(b, "memory", _removed)
         must_be(await other.query_children(a), [], "its target was removed")
         await other.add_vertex(b, "memory", {})
         must_be(await graph.query_children(a), [], "the edge was removed with its target")
@@ -424,7 +424,7 @@ class GraphContract(Contract):
             seen += [vertex["id"] for vertex in page]
             if not removed and seen:
                 removed.append(seen[0])
-                await graph.change_vertex(seen[0], "a", lambda properties: None)
+                await graph.change_vertex(seen[0], "a", _removed)
         must_be(sorted(seen), ids[::2], "removing what was listed hides nothing that follows")
 
     # Searching
@@ -452,7 +452,7 @@ class GraphContract(Contract):
         must_be(await found("bits"), [a], "the word was stored")
         await graph.update_vertex(a, {"superseded_by": b})
         must_be(await found("bits"), [], "a superseded vertex is not found")
-        await graph.change_vertex(b, "memory", lambda properties: None)
+        await graph.change_vertex(b, "memory", _removed)
         must_be(await found("qubits"), [], "the vertex was removed")
         await graph.add_vertex(b, "memory", {"content": "qubits again"})
         must_be(await found("qubits"), [b], "the vertex was added again")
@@ -464,15 +464,12 @@ class GraphContract(Contract):
         if not hasattr(graph.inner, "search_vertices"):
             not_asked("this graph does not search (`search_vertices`)")
         where = bench.id()
+        changes = [_writing("word0 common"), _writing("word1 common"), _removed, _writing("word2 common")]
         for round_ in range(6):
             await asyncio.gather(
                 *(
-                    (graph, other)[n % 2].change_vertex(
-                        where,
-                        "memory",
-                        lambda properties, n=n: None if n == 3 else {"content": f"word{n % 2} common"},
-                    )
-                    for n in range(5)
+                    (graph, other)[number % 2].change_vertex(where, "memory", change)
+                    for number, change in enumerate(changes)
                 )
             )
             stored = await graph.query_vertex(where)
@@ -511,6 +508,19 @@ def _counting(name: str) -> Callable[[dict[str, Any] | None], dict[str, Any]]:
         return {**found, name: found.get(name, 0) + 1}
 
     return count
+
+
+def _removed(properties: dict[str, Any] | None) -> None:
+    """Remove the vertex."""
+    del properties
+
+
+def _writing(content: str) -> Callable[[dict[str, Any] | None], dict[str, Any]]:
+    def write(properties: dict[str, Any] | None) -> dict[str, Any]:
+        del properties
+        return {"content": content}
+
+    return write
 
 
 def _text(properties: object) -> str:

@@ -30,7 +30,8 @@ class Stored:
 
     `label` is `None` if there is no vertex. `stamp` names its entries in the index, and `index` is the number
     of the rule by which it was indexed. `length` is how many entries the tail has. `out` and `into` are
-    halves of edges by their other end and their label. `extra` holds fields of a newer version of this library.
+    halves of edges by their other end and their label. `extra` holds fields of a newer version of
+    this library.
     """
 
     version: str | None = None

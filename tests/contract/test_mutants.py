@@ -14,6 +14,8 @@ from stm_backends.testing import (
     Bench,
     DriverContract,
     FakeClock,
+    GraphContract,
+    Graphs,
     Memories,
     MemoryContract,
     PodsContract,
@@ -21,11 +23,13 @@ from stm_backends.testing import (
     Stores,
     memories_on,
 )
+from stm_backends.testing.graph_contract import GraphBench
 from stm_backends.testing.store_contract import StoreBench
 from stm_backends.testing.workbench.check import check_of
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from stm_backends.testing.workbench.memories import MemoryBench
-from tests.mutants import DRIVERS, MEMORIES, PODS, STORES
+from tests.mutants import DRIVERS, GRAPHS, MEMORIES, PODS, STORES
+from tests.mutants.graphs import Ground, PlainGraph
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
 from tests.support import clock
@@ -62,6 +66,15 @@ def on_store(kind):
     return StoreBench(Stores(open=open_one, outage=shelf.outage, damage=shelf.damage))
 
 
+def on_graph(kind):
+    ground = Ground()
+
+    async def open_one(name):
+        return kind(ground, name)
+
+    return GraphBench(Graphs(open=open_one, outage=ground.outage))
+
+
 def on_memory(kind):
     async def open_one(key, config, summarizer):
         del key
@@ -86,6 +99,7 @@ def on_pods(kind):
 PROFILES = [
     (DriverContract, DRIVERS, on_driver),
     (StoreContract, STORES, on_store),
+    (GraphContract, GRAPHS, on_graph),
     (MemoryContract, MEMORIES, on_memory),
     (PodsContract, PODS, on_pods),
 ]
@@ -128,6 +142,11 @@ def test_the_correct_driver_passes_every_check_that_rejects_a_mutant(caught):
 @every("caught", unique(STORES))
 def test_the_correct_store_passes_every_check_that_rejects_a_mutant(caught):
     run(StoreContract, caught, on_store(JsonStore))
+
+
+@every("caught", unique(GRAPHS))
+def test_the_correct_graph_passes_every_check_that_rejects_a_mutant(caught):
+    run(GraphContract, caught, on_graph(PlainGraph))
 
 
 @every("caught", unique(MEMORIES))

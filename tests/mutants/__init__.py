@@ -1,4 +1,4 @@
-"""Mutants: drivers, stores and memories with one deliberate fault each, as real ones have.
+"""Mutants: drivers, stores, graphs and memories with one deliberate fault each, as real ones have.
 
 The conformance suite must reject each mutant by the check named beside it (`tests/contract/test_mutants.py`).
 Mutants are part of the tests, not of the wheel.
@@ -46,6 +46,34 @@ from tests.mutants.faults import (
     ReadsBeforeItWrites,
     StaysBroken,
     WritesBehind,
+)
+from tests.mutants.graphs import (
+    AddsMerge,
+    AddsRemoveFirst,
+    CaselessIds,
+    ChangesWriteEdgesBack,
+    ClearKeepsEdges,
+    EdgesMakeVertices,
+    EdgesWithoutDirection,
+    FirstEdgeStays,
+    HandsOutItsVertices,
+    ListsEveryLabel,
+    ListsTheFirstPage,
+    NumbersBecomeFloats,
+    OneGraphForAll,
+    OutageIsNoVertex,
+    OutageWritesElsewhere,
+    OwnCopyPerInstance,
+    PlainGraph,
+    PropertiesAreText,
+    ReadsThenWrites,
+    RemovalLeavesEdges,
+    RemovesNothing,
+    ShowsAHundredEdges,
+    TracesLeaveTheRun,
+    UpdatesMergeObjects,
+    UpdatesReplace,
+    UpdatesWriteAllBack,
 )
 from tests.mutants.keys import (
     CaselessKeys,
@@ -272,6 +300,37 @@ STORES: Final[dict[type[JsonStore], Caught]] = {
     PlainSavesKeepTheVersion: Caught("test_a_plain_save_invalidates_every_loaded_version"),
 }
 """Stores that break one promise to a memory."""
+
+GRAPHS: Final[dict[type[PlainGraph], Caught]] = {
+    OwnCopyPerInstance: Caught("test_a_vertex_is_returned_by_every_instance_and_a_missing_one_is_none"),
+    AddsMerge: Caught("test_adding_a_vertex_again_replaces_its_properties_and_keeps_its_edges"),
+    AddsRemoveFirst: Caught("test_adding_a_vertex_again_replaces_its_properties_and_keeps_its_edges"),
+    UpdatesReplace: Caught("test_an_update_merges_properties_and_keeps_the_others"),
+    UpdatesMergeObjects: Caught("test_an_update_merges_properties_and_keeps_the_others"),
+    NumbersBecomeFloats: Caught(
+        "test_properties_come_back_equal_in_every_type_and_character", {"what": "large integers"}
+    ),
+    PropertiesAreText: Caught("test_properties_that_are_not_json_are_refused_whole"),
+    HandsOutItsVertices: Caught("test_changing_an_object_afterwards_does_not_change_the_graph"),
+    CaselessIds: Caught("test_ids_are_any_text_and_never_collide"),
+    EdgesWithoutDirection: Caught("test_an_edge_leads_from_its_source_to_its_target"),
+    FirstEdgeStays: Caught("test_adding_an_edge_again_replaces_its_properties"),
+    EdgesMakeVertices: Caught("test_an_edge_may_come_before_its_vertices_and_is_shown_once_they_exist"),
+    ShowsAHundredEdges: Caught("test_a_vertex_with_many_edges_shows_each_of_them_once"),
+    TracesLeaveTheRun: Caught("test_a_trace_has_the_vertices_of_a_run_and_the_edges_between_them"),
+    ClearKeepsEdges: Caught("test_clear_removes_every_vertex_and_every_edge"),
+    OneGraphForAll: Caught("test_a_graph_shows_and_clears_nothing_of_another"),
+    ReadsThenWrites: Caught("test_concurrent_changes_of_a_vertex_all_take_effect"),
+    UpdatesWriteAllBack: Caught("test_concurrent_updates_of_other_properties_all_stay"),
+    ChangesWriteEdgesBack: Caught("test_an_edge_added_during_changes_of_its_vertices_stays"),
+    RemovesNothing: Caught("test_a_change_returns_what_is_stored_and_none_removes_the_vertex"),
+    RemovalLeavesEdges: Caught("test_removing_a_vertex_removes_its_edges_for_good"),
+    ListsTheFirstPage: Caught("test_a_listing_has_each_vertex_of_a_label_once_over_many_pages"),
+    ListsEveryLabel: Caught("test_a_listing_has_each_vertex_of_a_label_once_over_many_pages"),
+    OutageIsNoVertex: Caught("test_an_outage_raises_and_is_never_an_empty_answer"),
+    OutageWritesElsewhere: Caught("test_an_outage_raises_and_is_never_an_empty_answer"),
+}
+"""Graphs that break one promise to the long-term memory."""
 
 MEMORIES: Final[dict[type[Broken], Caught]] = {
     SharedByAllConversations: Caught("test_conversations_with_keys_that_look_alike_share_nothing"),

@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stm-profile",
         action="append",
         choices=["driver", "store", "graph", "memory", "all"],
-        help="What to check: the driver (the default), the store, the graph or the memory built on it, or all.",
+        help="What to check: the driver (the default), the store, graph or memory built on it, or all.",
     )
     group.addoption(
         "--stm-clause",

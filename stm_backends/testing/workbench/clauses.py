@@ -85,7 +85,9 @@ _PROMISES: Final = {
     "graph.trace": "A trace has the vertices of a run and the edges between them, and no others.",
     "graph.clear": "Clearing removes every vertex and every edge.",
     "graph.isolation": "No graph shows anything of another.",
-    "graph.changes": "A change receives what is stored and replaces it; None removes the vertex and its edges.",
+    "graph.changes": (
+        "A change receives what is stored and replaces it; None removes the vertex and its edges."
+    ),
     "graph.races": "Of concurrent changes, updates and edges none is lost.",
     "graph.listing": "A listing has each vertex of a label exactly once.",
     "graph.search": "A search finds a vertex by its words as they are stored now.",
