@@ -465,7 +465,8 @@ class GraphContract(Contract):
             not_asked("this graph does not search (`search_vertices`)")
         where = bench.id()
         changes = [_writing("word0 common"), _writing("word1 common"), _removed, _writing("word2 common")]
-        for round_ in range(6):
+        for round_ in range(8):
+            changes = [*changes[1:], changes[0]]
             await asyncio.gather(
                 *(
                     (graph, other)[number % 2].change_vertex(where, "memory", change)

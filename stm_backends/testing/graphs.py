@@ -10,14 +10,14 @@ from stm_backends.testing.workbench.drivers import Datastore
 from stm_backends.tiers.backend_graph import BackendGraph
 
 
-def graphs_on(datastore: Datastore) -> Graphs:
+def graphs_on(datastore: Datastore, kind: type[BackendGraph] = BackendGraph) -> Graphs:
     """Return the graphs on a datastore's driver, each instance with its own driver instance."""
     opened: dict[int, Backend] = {}
 
     async def open_one(name: str) -> Any:
         backend = Backend(await datastore.open())
         await backend.open()
-        graph = BackendGraph(backend, ("acme", name))
+        graph = kind(backend, ("acme", name))
         opened[id(graph)] = backend
         return graph
 

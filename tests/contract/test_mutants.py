@@ -21,6 +21,7 @@ from stm_backends.testing import (
     PodsContract,
     StoreContract,
     Stores,
+    graphs_on,
     memories_on,
 )
 from stm_backends.testing.graph_contract import GraphBench
@@ -28,7 +29,7 @@ from stm_backends.testing.store_contract import StoreBench
 from stm_backends.testing.workbench.check import check_of
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from stm_backends.testing.workbench.memories import MemoryBench
-from tests.mutants import DRIVERS, GRAPHS, MEMORIES, PODS, STORES
+from tests.mutants import BACKEND_GRAPHS, DRIVERS, GRAPHS, MEMORIES, PODS, STORES
 from tests.mutants.graphs import Ground, PlainGraph
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
@@ -75,6 +76,10 @@ def on_graph(kind):
     return GraphBench(Graphs(open=open_one, outage=ground.outage))
 
 
+def on_backend_graph(kind):
+    return GraphBench(graphs_on(faulty_datastore(), kind))
+
+
 def on_memory(kind):
     async def open_one(key, config, summarizer):
         del key
@@ -100,6 +105,7 @@ PROFILES = [
     (DriverContract, DRIVERS, on_driver),
     (StoreContract, STORES, on_store),
     (GraphContract, GRAPHS, on_graph),
+    (GraphContract, BACKEND_GRAPHS, on_backend_graph),
     (MemoryContract, MEMORIES, on_memory),
     (PodsContract, PODS, on_pods),
 ]

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.sealing.driver import SealedDriver
+from stm_backends.tiers.backend_graph import BackendGraph
 from tests.mutants.appends import (
     AppendChangesTheVersion,
     AppendIgnoresRepeats,
@@ -57,10 +58,12 @@ from tests.mutants.graphs import (
     EdgesWithoutDirection,
     FirstEdgeStays,
     HandsOutItsVertices,
+    KeepsOldWords,
     ListsEveryLabel,
     ListsTheFirstPage,
     NumbersBecomeFloats,
     OneGraphForAll,
+    OneStampPerVertex,
     OutageIsNoVertex,
     OutageWritesElsewhere,
     OwnCopyPerInstance,
@@ -331,6 +334,12 @@ GRAPHS: Final[dict[type[PlainGraph], Caught]] = {
     OutageWritesElsewhere: Caught("test_an_outage_raises_and_is_never_an_empty_answer"),
 }
 """Graphs that break one promise to the long-term memory."""
+
+BACKEND_GRAPHS: Final[dict[type[BackendGraph], Caught]] = {
+    KeepsOldWords: Caught("test_a_search_finds_by_words_what_is_stored_now"),
+    OneStampPerVertex: Caught("test_concurrent_writes_leave_no_vertex_without_its_words"),
+}
+"""Our graph with a broken index."""
 
 MEMORIES: Final[dict[type[Broken], Caught]] = {
     SharedByAllConversations: Caught("test_conversations_with_keys_that_look_alike_share_nothing"),

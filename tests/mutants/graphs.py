@@ -7,10 +7,15 @@ import copy
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from stm_backends.errors import Unavailable
-from stm_backends.tiers.graph import Change, InProcessGraph
+from stm_backends.tiers import postings
+from stm_backends.tiers.backend_graph import BackendGraph
+from stm_backends.tiers.graph import Change, InProcessGraph, Properties
+from stm_backends.tiers.vertices import Stored
 
 
 class Ground:
@@ -111,11 +116,9 @@ class UpdatesMergeObjects(PlainGraph):
     async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
         known = await self.data.query_vertex(vertex_id)
         assert known is not None
-        before = known["properties"]
-        merged = {
-            name: {**before[name], **value}
-            if isinstance(value, dict) and isinstance(before.get(name), dict)
-            else value
+        before: dict[str, Any] = known["properties"]
+        merged: dict[str, Any] = {
+            name: {**before[name], **value} if isinstance(value, dict) and name in before else value
             for name, value in properties.items()
         }
         await self.data.update_vertex(vertex_id, merged)
@@ -218,7 +221,7 @@ class ClearKeepsEdges(PlainGraph):
     """Removes only the vertices."""
 
     async def clear(self) -> None:
-        self.data._vertices.clear()  # noqa: SLF001 -- what a table of vertices without one of edges does
+        self.data._vertices.clear()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- a table apart from the edges'
 
 
 class OneGraphForAll(PlainGraph):
@@ -252,10 +255,10 @@ class ChangesWriteEdgesBack(PlainGraph):
     """Writes a changed vertex with the edges that were read."""
 
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
-        edges = copy.copy(self.data._edges)  # noqa: SLF001 -- they are part of the vertex's value
+        edges = copy.copy(self.data._edges)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- they are part of the vertex's value
         await asyncio.sleep(0)
         changed = await self.data.change_vertex(vertex_id, label, change)
-        self.data._edges = edges  # noqa: SLF001 -- as above
+        self.data._edges = edges  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- as above
         return changed
 
 
@@ -273,9 +276,9 @@ class RemovalLeavesEdges(PlainGraph):
     """Removes a vertex and leaves its edges."""
 
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
-        edges = copy.copy(self.data._edges)  # noqa: SLF001 -- they are in another table
+        edges = copy.copy(self.data._edges)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- they are in another table
         changed = await self.data.change_vertex(vertex_id, label, change)
-        self.data._edges = edges  # noqa: SLF001 -- as above
+        self.data._edges = edges  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- as above
         return changed
 
 
@@ -313,3 +316,39 @@ class OutageWritesElsewhere(PlainGraph):
 
     async def add_vertex(self, vertex_id: str, label: str, properties: dict[str, Any]) -> None:
         await self.ground.graph(self.name).add_vertex(vertex_id, label, properties)
+
+
+class KeepsOldWords(BackendGraph):
+    """Indexes a vertex only when it is new."""
+
+    async def _indexed(
+        self,
+        vertex_id: str,
+        stored: Stored,
+        label: str,
+        properties: Properties,
+        added: dict[str, frozenset[str]],
+    ) -> Stored:
+        new = await super()._indexed(vertex_id, stored, label, properties, added)
+        if stored.label is None:
+            return new
+        await self._unindex({new.stamp: postings.terms_of(properties)})
+        return replace(new, stamp=stored.stamp)
+
+
+class OneStampPerVertex(BackendGraph):
+    """Removes the words of a vertex from the index, regardless of which write has added them."""
+
+    async def _indexed(
+        self,
+        vertex_id: str,
+        stored: Stored,
+        label: str,
+        properties: Properties,
+        added: dict[str, frozenset[str]],
+    ) -> Stored:
+        if vertex_id not in added:
+            added[vertex_id] = terms = postings.terms_of(properties)
+            await self._index(postings.by_bucket(terms), partial(postings.seal_added, vertex_id, vertex_id))
+        new = replace(stored, id=vertex_id, label=label, properties=properties, index=postings.RULE)
+        return replace(new, stamp=vertex_id)

@@ -34,6 +34,7 @@ from stm_backends.sealing.cipher import MAGIC, key_id_of
 from stm_backends.sealing.keys import Owner as KeyOwner
 from stm_backends.sealing.wrapping import LocalWrapping
 from stm_backends.sync import Backend as SyncBackend
+from stm_backends.tiers.backend_graph import BackendGraph
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 BEFORE = Sealing(StaticKeys({"k1": OLD}, primary="k1"))
@@ -94,6 +95,7 @@ async def fill(backend: Backend, tenant: str = "acme") -> None:
                 await memory.flush()
         for kind in LOG_KINDS:
             await backend.item_log(MemoryKey(tenant, user, "one"), kind).add([{"text": "Zanzibar"}])
+        await BackendGraph(backend, (tenant, user)).add_vertex("v", "memory", {"content": LARGE})
         composite = MemoryKey(tenant, user, "one").composite()
         await backend.state_store.save_memory_state(composite, {"text": LARGE})
         context = {"tenant_id": tenant, "user_id": user}
@@ -115,6 +117,7 @@ async def read(backend: Backend, tenant: str = "acme") -> list[Any]:
             found.append((kind, await backend.item_log(key, kind).items()))
         composite = MemoryKey(tenant, user, "one").composite()
         found.append(await backend.state_store.load_memory_state(composite))
+        found += [page async for page in BackendGraph(backend, (tenant, user)).list_vertices("memory")]
     return found
 
 
@@ -132,11 +135,11 @@ async def test_after_resealing_a_tenant_the_old_key_can_be_removed(world: World)
     async with world.backend(BEFORE) as backend:
         await fill(backend)
         everything = await read(backend)
-        assert len(everything) == 2 * (2 + 2 + 1)
+        assert len(everything) == 2 * (2 + 2 + 1 + 1)
     async with world.backend(ROTATED) as backend:
         report = await backend.sessions.reseal("acme")
         assert report.ok
-        assert report.records > 2 * (2 + 2 + 1)
+        assert report.records > 2 * (2 + 2 + 1 + 1)
         assert report.values > report.records
         again = await backend.sessions.reseal("acme")
         assert again == ResealReport(current=report.records)

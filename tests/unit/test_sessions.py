@@ -615,6 +615,7 @@ async def everything_of(backend: Backend, key: MemoryKey) -> list[Key]:
     owner = (key.tenant_id, key.user_id)
     places = [keys.memory_key(key), keys.blob_key(key.composite())]
     places += [keys.planner_note_key(*owner, "p"), *(keys.log_key(key, kind) for kind in keys.LOG_KINDS)]
+    places += [keys.vertex_key(*owner, "v")]
     for place in places[2:]:
         await backend.driver.replace(place, b"x", version="v", expect=ANY, ttl=60)
     return places
@@ -630,7 +631,7 @@ async def test_erasing_a_conversation_erases_exactly_its_state_and_items(
     places = await everything_of(backend, KEY)
     neighbours = await everything_of(backend, OTHER)
     assert await sessions.erase(KEY)
-    assert await standing(backend, places) == [False, False, True, False, False]
+    assert await standing(backend, places) == [False, False, True, False, False, True]
     assert all(await standing(backend, neighbours))
     assert not await sessions.erase(KEY)
 
