@@ -138,7 +138,9 @@ class BackendGraph:
 
     async def _found(self, terms: Iterable[str], label: str, *, limit: int | None = None) -> list[Vertex]:
         wanted = frozenset(terms)
-        ids = postings.ranked(await self._postings(wanted))
+        # Of those that are left out, some may take the place of what is not stored any more.
+        most = None if limit is None else 4 * limit + AT_ONCE
+        ids = postings.ranked(await self._postings(wanted), most)
         found: list[Vertex] = []
         for start in range(0, len(ids), AT_ONCE):
             if limit is not None and len(found) >= limit:

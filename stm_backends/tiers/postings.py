@@ -17,6 +17,7 @@ those.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import re
 import secrets
@@ -114,12 +115,18 @@ def read(record: Record | None, codec: Codec) -> Bucket:
         return Bucket()
     content = {} if record.body is None else codec.open("postings", record.body)
     try:
-        terms = {str(term): dict(found) for term, found in content.get("terms", {}).items()}
+        terms: dict[str, dict[str, str]] = content.get("terms", {})
+        if not all(map(_is_object, terms.values())):
+            raise TypeError
         for entry in record.tail:
             _apply(terms, codec.open("postings", entry))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Corrupt("the stored index of a graph has a field of another type") from None
     return Bucket(terms, {name: value for name, value in content.items() if name != "terms"})
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _apply(terms: dict[str, dict[str, str]], entry: Mapping[str, Any]) -> None:
@@ -148,17 +155,17 @@ def seal_dropped(stamp: str, terms: list[str], codec: Codec) -> bytes:
     return codec.seal("postings", {"stamp": stamp, "drop": terms})
 
 
-def ranked(found: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the ids of vertices with any of the terms, best first.
+def ranked(found: Mapping[str, Mapping[str, str]], most: int | None = None) -> list[str]:
+    """Return the ids of vertices with any of the terms, best first; at most `most` of them.
 
     Each term counts the more the fewer vertices have it. Of equals, the one indexed last comes first.
     """
     scores: dict[str, float] = {}
-    newest: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for postings in found.values():
         weight = 1 / len(postings)
-        for vertex_id in set(postings.values()):
-            scores[vertex_id] = scores.get(vertex_id, 0.0) + weight
-        for stamp, vertex_id in postings.items():
-            newest[vertex_id] = max(stamp, newest.get(vertex_id, ""))
-    return sorted(scores, key=lambda one: (scores[one], newest[one]), reverse=True)
+        ids |= postings
+        for stamp in postings:
+            scores[stamp] = scores.get(stamp, 0.0) + weight
+    best = heapq.nlargest(most or len(scores), zip(scores.values(), scores, strict=True))
+    return list(dict.fromkeys(ids[stamp] for _, stamp in best))

@@ -14,9 +14,11 @@ from stm_backends.testing import (
     Datastore,
     DriverContract,
     FakeClock,
+    GraphContract,
     HandedIn,
     PodsContract,
     StoreContract,
+    graphs_on,
     memories_on,
     open_at,
     stores_on,
@@ -168,3 +170,9 @@ class TestStoresOnDynamo(StoreContract):
     @pytest.fixture
     def stores(self, place):
         return stores_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))
+
+
+class TestGraphsOnDynamo(GraphContract):
+    @pytest.fixture
+    def graphs(self, place):
+        return graphs_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))

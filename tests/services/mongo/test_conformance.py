@@ -11,9 +11,11 @@ from pymongo import AsyncMongoClient
 from stm_backends.testing import (
     Datastore,
     DriverContract,
+    GraphContract,
     HandedIn,
     PodsContract,
     StoreContract,
+    graphs_on,
     memories_on,
     open_at,
 )
@@ -89,6 +91,17 @@ class TestStoresOnMongo(StoreContract):
     @pytest.fixture
     def stores(self, request, proxy, proxied):
         return stores_on(
+            Datastore(
+                open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request))),
+                outage=proxy.outage,
+            )
+        )
+
+
+class TestGraphsOnMongo(GraphContract):
+    @pytest.fixture
+    def graphs(self, request, proxy, proxied):
+        return graphs_on(
             Datastore(
                 open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request))),
                 outage=proxy.outage,

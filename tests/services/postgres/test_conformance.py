@@ -10,9 +10,11 @@ from stm_backends.drivers.contract import Record
 from stm_backends.testing import (
     Datastore,
     DriverContract,
+    GraphContract,
     HandedIn,
     PodsContract,
     StoreContract,
+    graphs_on,
     memories_on,
     open_at,
     stores_on,
@@ -130,6 +132,13 @@ class TestStoresOnPostgres(StoreContract):
     def stores(self, request, through_proxy, proxy, tables):
         opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_of(request))
         return stores_on(Datastore(open=opening, outage=proxy.outage))
+
+
+class TestGraphsOnPostgres(GraphContract):
+    @pytest.fixture
+    def graphs(self, request, through_proxy, proxy, tables):
+        opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_of(request))
+        return graphs_on(Datastore(open=opening, outage=proxy.outage))
 
 
 async def version(url):

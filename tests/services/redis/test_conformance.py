@@ -14,9 +14,11 @@ from stm_backends.drivers.contract import Key, Record
 from stm_backends.testing import (
     Datastore,
     DriverContract,
+    GraphContract,
     HandedIn,
     PodsContract,
     StoreContract,
+    graphs_on,
     memories_on,
     open_at,
     stores_on,
@@ -106,3 +108,10 @@ class TestStoresOnRedis(StoreContract):
     def stores(self, request, proxied_url, proxy):
         opening = functools.partial(open_at, proxied_url, deadline_s=deadline_of(request))
         return stores_on(Datastore(open=opening, outage=proxy.outage))
+
+
+class TestGraphsOnRedis(GraphContract):
+    @pytest.fixture
+    def graphs(self, request, proxied_url, proxy):
+        opening = functools.partial(open_at, proxied_url, deadline_s=deadline_of(request))
+        return graphs_on(Datastore(open=opening, outage=proxy.outage))
