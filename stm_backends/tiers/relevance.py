@@ -155,13 +155,27 @@ def within_budget(sizes: Iterable[int], max_tokens: int) -> list[int]:
     return kept
 
 
-def truncated(previous: str, newer: str, most: int) -> str:
-    """Return both texts in at most `most` characters; each keeps half of them or its whole length."""
-    if not previous or not newer:
-        return (previous or newer)[:most]
-    room = most - 1  # the line break
-    for_previous = min(len(previous), max(room // 2, room - len(newer)))
-    return f"{previous[:for_previous]}\n{newer[: room - for_previous]}"
+def truncated(previous: str, newer: Sequence[str], most: int) -> str:
+    """Return a text and newer lines in at most `most` characters.
+
+    The text and the lines keep half of them each or their whole length. The longest lines are cut first.
+    """
+    length = sum(map(len, newer)) + len(newer)
+    for_previous = min(len(previous), max(most // 2, most - length))
+    room = most - for_previous - len(newer)
+    longest = _share(sorted(map(len, newer)), max(room, 0))
+    lines = [previous[:for_previous]] if previous else []
+    return "\n".join([*lines, *(line[:longest] for line in newer)])[:most]
+
+
+def _share(lengths: Sequence[int], room: int) -> int:
+    """Return the length to which lines are cut so that they fit; shorter lines leave room for longer ones."""
+    for position, length in enumerate(lengths):
+        others = len(lengths) - position
+        if length * others > room:
+            return room // others
+        room -= length
+    return max(lengths, default=0)
 
 
 Fields = dict[str, Any]

@@ -149,7 +149,7 @@ class ShortTermMemory:
             entries = [*([previous] if previous else []), *batch]
             described = [(one.key, one.importance, one.content) for one in entries]
             return await ask(llm_provider, summary_prompt(described, SUMMARY_TOKENS))
-        newer = "\n".join(f"[{one.key}] {one.content}" for one in batch)
+        newer = [f"[{one.key}] {one.content}" for one in batch]
         return relevance.truncated(str(previous.content) if previous else "", newer, MOST_CHARACTERS)
 
     def _put_summary(self, text: str, batch: Iterable[MemoryEntry]) -> None:
@@ -267,7 +267,7 @@ class ShortTermMemory:
         self._vectors.pop(key, None)
 
     async def _near(self, query: str) -> set[str]:
-        if self._embedder is None or not query.strip():
+        if self._embedder is None or not self._entries or not query.strip():
             return set()
         vectors = await self._all_vectors(self._embedder)
         [wanted] = await embed(self._embedder, [query])

@@ -201,7 +201,11 @@ async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str) -> N
 
 
 async def test_a_provider_that_is_none_or_answers_no_text_is_an_error() -> None:
-    for provider in (object(), lambda _messages: 42):  # pyright: ignore[reportUnknownLambdaType] -- any object may be given
+    def answers_a_number(_messages: object) -> int:
+        return 42
+
+    providers: tuple[object, ...] = (object(), answers_a_number)
+    for provider in providers:
         memory = MemoryManager(llm_provider=provider)
         await memory.remember("k", "v", tier=LONG)
         with pytest.raises(ConfigurationError, match="llm_provider"):

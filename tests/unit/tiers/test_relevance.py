@@ -82,13 +82,18 @@ def test_cosine_is_zero_where_it_is_undefined() -> None:
     assert math.isclose(relevance.cosine([1, 0], [-1, 0]), -1)
 
 
-@given(st.text(max_size=60), st.text(max_size=60), st.integers(3, 50))
-def test_a_truncated_text_keeps_some_of_both_parts(previous: str, newer: str, most: int) -> None:
+@given(st.text(max_size=60), st.lists(st.text(min_size=1, max_size=60), max_size=4), st.integers(20, 50))
+def test_a_truncated_text_keeps_some_of_each_line(previous: str, newer: list[str], most: int) -> None:
     text = relevance.truncated(previous, newer, most)
     assert len(text) <= most
-    if previous and newer:
-        assert text.startswith(previous[: min(len(previous), (most - 1) // 2)])
-        assert f"\n{newer[: min(len(newer), (most - 1) // 2)]}" in text
+    assert text.startswith(previous[: most // 2])
+    for line in newer:
+        assert line[: min(len(line), most // 2 // len(newer) - 1)] in text
+
+
+def test_a_text_that_fits_is_not_truncated() -> None:
+    assert relevance.truncated("abc", ["d", "efgh"], 10) == "abc\nd\nefgh"
+    assert relevance.truncated("abc", ["d", "efgh"], 9) == "abc\nd\nefg"
 
 
 def test_words_of_a_query_are_found_in_any_order_and_place() -> None:

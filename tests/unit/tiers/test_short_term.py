@@ -103,8 +103,8 @@ async def test_a_summary_without_a_model_is_cut_to_two_thousand_characters() -> 
     for number in range(15):
         await stm.remember(entry(f"k{number}", f"fact {number} " * 100))
     text = await stm.summarize()
-    assert len(text) == 2000
-    assert "fact 0" in text
+    assert 1990 <= len(text) <= 2000
+    assert all(f"fact {number}" in text for number in range(5))
 
 
 async def test_ten_entries_need_no_summary(model: Any) -> None:

@@ -199,7 +199,7 @@ async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch() -> Non
     for number in range(11):
         await memory.remember(f"c{number}", "third " * 1000)
     again = await memory.short_term.summarize()
-    assert len(text) == len(again) == 2000
+    assert max(len(text), len(again)) <= 2000
     assert "first" in again
     assert "second" in text
     assert "second" in again
