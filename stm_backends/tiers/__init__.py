@@ -4,7 +4,13 @@ from stm_backends.tiers.embedding import Embedder
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier
 from stm_backends.tiers.fleeting import FleetingMemory
 from stm_backends.tiers.gc import MemoryGarbageCollector
-from stm_backends.tiers.graph import GraphBackend, InProcessGraph, SharedGraph, VertexNotFound
+from stm_backends.tiers.graph import (
+    GraphBackend,
+    InProcessGraph,
+    SearchableGraph,
+    SharedGraph,
+    VertexNotFound,
+)
 from stm_backends.tiers.long_term import LongTermMemory
 from stm_backends.tiers.manager import MemoryManager
 from stm_backends.tiers.short_term import ShortTermMemory
@@ -19,6 +25,7 @@ __all__ = [
     "MemoryGarbageCollector",
     "MemoryManager",
     "MemoryTier",
+    "SearchableGraph",
     "SharedGraph",
     "ShortTermMemory",
     "VertexNotFound",

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,7 +16,14 @@ from stm_backends.records.steps import run_in_slices
 from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder, embed, vector_in
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
-from stm_backends.tiers.graph import Change, GraphBackend, InProcessGraph, SharedGraph
+from stm_backends.tiers.graph import (
+    Change,
+    GraphBackend,
+    InProcessGraph,
+    SearchableGraph,
+    SharedGraph,
+    Vertex,
+)
 from stm_backends.tiers.plain import PlainGraph
 
 logger = logging.getLogger("stm_backends")
@@ -25,6 +32,9 @@ LABEL: Final = "memory"
 
 SIMILAR: Final = 0.6
 """The similarity from which `consolidate` merges two entries."""
+
+INDEXED: Final = 100
+"""The most entries that a recall by an index returns if the caller sets no limit."""
 
 _AT_ONCE: Final = 16
 """How many vertices are changed at the same time."""
@@ -100,6 +110,9 @@ class LongTermMemory:
 
         Words are found in keys, tags and contents, regardless of case; an empty query finds all entries. With
         an embedder, entries of a similar meaning are found too. Each result counts as an access.
+
+        A `SearchableGraph` is asked for whole words, and for at most `INDEXED` entries or `limit`, if larger;
+        with an embedder, and for an empty query, all entries are read.
         """
         wanted = None
         if self._embedder is not None and query.strip():
@@ -113,15 +126,29 @@ class LongTermMemory:
                 return False
             return relevance.cosine(wanted, vector) >= relevance.SAME_MEANING
 
+        graph = self._graph
+        if self._embedder is None and query.strip() and isinstance(graph, SearchableGraph):
+            return await self._recalled(
+                found, limit, lambda: graph.search_vertices(LABEL, query, limit=max(limit or 0, INDEXED))
+            )
         return await self._recalled(found, limit)
 
     async def recall_by_agent(self, agent_name: str) -> list[MemoryEntry]:
         """Return the entries of an agent, the most relevant first; each counts as an access."""
-        return await self._recalled(lambda entry, _: entry.source_agent == agent_name, None)
+        return await self._recalled_by("source_agent", agent_name)
 
     async def recall_by_run(self, run_id: str) -> list[MemoryEntry]:
         """Return the entries of a run, the most relevant first; each counts as an access."""
-        return await self._recalled(lambda entry, _: entry.source_run_id == run_id, None)
+        return await self._recalled_by("source_run_id", run_id)
+
+    async def _recalled_by(self, name: str, value: str) -> list[MemoryEntry]:
+        def found(entry: MemoryEntry, _: dict[str, Any]) -> bool:
+            return getattr(entry, name) == value
+
+        graph = self._graph
+        if isinstance(graph, SearchableGraph):
+            return await self._recalled(found, None, lambda: graph.find_vertices(LABEL, name, value))
+        return await self._recalled(found, None)
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one."""
@@ -324,10 +351,13 @@ class LongTermMemory:
             fields["vector"] = {"text": str(entry.content), "of": vector}
         return fields
 
-    async def _all(self, *, superseded: bool = False) -> AsyncIterator[tuple[MemoryEntry, dict[str, Any]]]:
-        """Yield each entry with the properties of its vertex."""
+    async def _all(
+        self, *, superseded: bool = False, search: Callable[[], Awaitable[list[Vertex]]] | None = None
+    ) -> AsyncIterator[tuple[MemoryEntry, dict[str, Any]]]:
+        """Yield each entry, or each that `search` returns, with the properties of its vertex."""
         await self.reconcile()
-        async for page in self._graph.list_vertices(LABEL):
+        pages = self._graph.list_vertices(LABEL) if search is None else _page(await search())
+        async for page in pages:
             for vertex in page:
                 properties: dict[str, Any] = vertex["properties"]
                 entry = MemoryEntry.from_dict(properties)
@@ -335,13 +365,17 @@ class LongTermMemory:
                     yield entry, properties
 
     async def _recalled(
-        self, found: Callable[[MemoryEntry, dict[str, Any]], bool], limit: int | None
+        self,
+        found: Callable[[MemoryEntry, dict[str, Any]], bool],
+        limit: int | None,
+        search: Callable[[], Awaitable[list[Vertex]]] | None = None,
     ) -> list[MemoryEntry]:
+        """Return the entries for which `found` holds, of those that `search` returns or of all."""
         now = self._clock()
         keys: set[str] = set()
         entries: list[MemoryEntry] = []
         try:
-            async for entry, properties in self._all():
+            async for entry, properties in self._all(search=search):
                 keys.add(entry.key)
                 if found(entry, properties):
                     entries.append(entry)
@@ -355,9 +389,13 @@ class LongTermMemory:
             )
             held = [one.copied() for one in self._held.values() if found(one, {})]
             return sorted(held, key=lambda one: one.relevance_at(now), reverse=True)[:limit]
-        self._known = keys
+        self._known = keys if search is None else self._known | keys
         entries.sort(key=lambda one: one.relevance_at(now), reverse=True)
         return await self.touch(entries[:limit])
+
+
+async def _page(vertices: list[Vertex]) -> AsyncIterator[list[Vertex]]:
+    yield vertices
 
 
 def _live(properties: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

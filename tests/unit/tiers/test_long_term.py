@@ -151,3 +151,31 @@ async def test_an_entry_changed_since_it_was_judged_is_kept(graph: GraphBackend,
     assert now.content == "new"
     assert await ltm.rewrite(now, "improved")
     assert [one.content for one in await ltm.listed()] == ["improved"]
+
+
+class Indexed(InProcessGraph):
+    """A graph whose index answers; reading all vertices is an error."""
+
+    async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
+        words = set(text.split())
+        vertices = (await self.get_full_trace("run"))["vertices"]
+        found = [v for v in vertices if words & set(v["properties"]["content"].split())]
+        return [v for v in found if v["label"] == label][:limit]
+
+    async def find_vertices(self, label: str, name: str, value: str) -> list[dict[str, Any]]:
+        vertices = (await self.get_full_trace("run"))["vertices"]
+        return [v for v in vertices if v["label"] == label and v["properties"][name] == value]
+
+    def list_vertices(self, label: str) -> Any:
+        raise AssertionError(f"all vertices with the label {label} were read")
+
+
+async def test_recall_asks_a_graph_with_an_index(clock: Any) -> None:
+    ltm = LongTermMemory(Indexed(), clock=clock)
+    for key, content, agent in [("a", "one two", "x"), ("b", "two three", "y"), ("c", "four", "x")]:
+        await ltm.remember(entry(key, content, clock, source_agent=agent, source_run_id="run"))
+    assert [one.key for one in await ltm.recall("two")] == ["a", "b"]
+    assert [one.key for one in await ltm.recall("two three")] == ["b"]
+    assert [one.key for one in await ltm.recall_by_agent("x")] == ["a", "c"]
+    assert len(await ltm.recall_by_run("run")) == 3
+    assert ltm.size == 3
