@@ -98,6 +98,22 @@ class SharedGraph(GraphBackend, Protocol):
         ...
 
 
+@runtime_checkable
+class SearchableGraph(SharedGraph, Protocol):
+    """A graph with an index, so that a search does not read all vertices."""
+
+    async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Return at most `limit` vertices with any word of the text, those with the most and rarest first.
+
+        Words are those of the properties `key`, `content` and `tags`, compared whole.
+        """
+        ...
+
+    async def find_vertices(self, label: str, name: str, value: str) -> list[dict[str, Any]]:
+        """Return the vertices with this value of `run_id`, `source_agent` or `source_run_id`."""
+        ...
+
+
 class InProcessGraph:
     """A graph in the memory of this process, lost when it ends. Implements `SharedGraph`.
 

@@ -1,0 +1,32 @@
+"""The seam for semantic recall: a function from texts to vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeAlias, cast
+
+from stm_backends.errors import ConfigurationError
+
+Embedder: TypeAlias = Callable[[list[str]], Awaitable[Sequence[Sequence[float]]]]
+"""Returns one vector for each text, in order."""
+
+
+async def embed(embedder: Embedder, contents: Iterable[Any]) -> list[list[float]]:
+    """Return the vectors of contents. Raises `ConfigurationError` for a result of another form."""
+    texts = [str(content) for content in contents]
+    if not texts:
+        return []
+    vectors = [[float(x) for x in vector] for vector in await embedder(texts)]
+    if len(vectors) != len(texts) or not all(math.isfinite(x) for vector in vectors for x in vector):
+        raise ConfigurationError("the embedder must return one vector of finite numbers for each text")
+    return vectors
+
+
+def vector_in(properties: dict[str, Any]) -> list[float] | None:
+    """Return the vector stored with an entry, unless it belongs to an earlier content."""
+    stored = properties.get("vector")
+    if not isinstance(stored, dict):
+        return None
+    vector = cast("dict[str, Any]", stored)
+    return vector["of"] if vector.get("text") == str(properties.get("content")) else None

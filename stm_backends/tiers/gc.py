@@ -1,0 +1,204 @@
+"""What keeps the tiers small and useful: forgetting, summaries, pruning, improvement, and the hooks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stm_backends.drivers.checks import require_count
+from stm_backends.errors import ConfigurationError
+from stm_backends.records.steps import run_in_slices
+from stm_backends.tiers import relevance
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier
+from stm_backends.tiers.model import ask, improvement_prompt, summary_prompt
+
+if TYPE_CHECKING:
+    from stm_backends.tiers.manager import MemoryManager
+
+
+class _Tier(Protocol):
+    async def listed(self) -> list[MemoryEntry]: ...
+    async def vectors(self) -> dict[str, list[float]]: ...
+    async def discard(self, entry: MemoryEntry) -> bool: ...
+    async def absorb(self, loser: MemoryEntry, survivor: MemoryEntry) -> bool: ...
+    async def rewrite(self, entry: MemoryEntry, content: Any) -> bool: ...
+
+
+class MemoryGarbageCollector:
+    """Maintains the tiers of a manager.
+
+    An entry that was changed or accessed while it was judged is kept. Fleeting memory has no relevance, so
+    every method leaves it alone except the hooks.
+    """
+
+    def __init__(
+        self,
+        memory_manager: MemoryManager,
+        llm_provider: Any = None,
+        relevance_threshold: float = 0.15,
+        duplicate_similarity_threshold: float = 0.7,
+    ) -> None:
+        for name, value in (
+            ("relevance_threshold", relevance_threshold),
+            ("duplicate_similarity_threshold", duplicate_similarity_threshold),
+        ):
+            if not 0 <= value <= 1:
+                raise ConfigurationError(f"{name} must be within [0, 1]")
+        self._manager = memory_manager
+        self.llm_provider = llm_provider
+        self.relevance_threshold = relevance_threshold
+        self.duplicate_similarity_threshold = duplicate_similarity_threshold
+
+    async def auto_forget(self, tier: MemoryTier) -> int:
+        """Remove the entries with a relevance below the threshold; return how many."""
+        now = self._manager.now()
+        return await self._discarded(
+            tier,
+            [one for one in await self._listed(tier) if one.relevance_at(now) < self.relevance_threshold],
+        )
+
+    async def summarize_context(self, entries: Sequence[MemoryEntry], max_tokens: int = 2000) -> str:
+        """Return a summary of entries.
+
+        Without a model, or if its answer is empty, the texts are joined and cut to `max_tokens` tokens of
+        four characters. Nothing is stored. Raises what the provider raises.
+        """
+        require_count("max_tokens", max_tokens)
+        if not entries:
+            return ""
+        if self.llm_provider is not None:
+            described = [(one.key, one.importance, one.content) for one in entries]
+            answer = await ask(self.llm_provider, summary_prompt(described, max_tokens))
+            if answer:
+                return answer
+        joined = "\n".join(f"[{one.key}] {one.content}" for one in entries)
+        return joined[: max_tokens * relevance.CHARACTERS_PER_TOKEN]
+
+    async def prune_by_relevance(self, tier: MemoryTier, keep_ratio: float = 0.7) -> int:
+        """Remove the least relevant entries so that this share of them is kept; return how many."""
+        if not 0 <= keep_ratio <= 1:
+            raise ConfigurationError("keep_ratio must be within [0, 1]")
+        now = self._manager.now()
+        ranked = sorted(await self._listed(tier), key=lambda one: one.relevance_at(now), reverse=True)
+        return await self._discarded(tier, ranked[math.ceil(len(ranked) * keep_ratio - 1e-9) :])
+
+    async def prune_by_staleness(self, tier: MemoryTier, max_age_days: float = 30) -> int:
+        """Remove the entries that were last accessed more than `max_age_days` ago; return how many."""
+        if not max_age_days >= 0:
+            raise ConfigurationError("max_age_days must be at least 0")
+        now = self._manager.now()
+        return await self._discarded(
+            tier,
+            [
+                one
+                for one in await self._listed(tier)
+                if relevance.days_between(one.last_accessed, now) > max_age_days
+            ],
+        )
+
+    async def prune_duplicates(self, tier: MemoryTier) -> int:
+        """Remove each entry that a more relevant one duplicates; return how many.
+
+        The survivor takes over the accesses, the importance and the tags.
+        """
+        store = self._store(tier)
+        if store is None:
+            return 0
+        now = self._manager.now()
+        entries = {one.key: one for one in await store.listed()}
+        vectors = await store.vectors()
+        candidates = [
+            relevance.Candidate(key, one.content, one.relevance_at(now), vectors.get(key))
+            for key, one in entries.items()
+        ]
+        pairs = await run_in_slices(relevance.duplicates(candidates, self.duplicate_similarity_threshold))
+        return sum([await store.absorb(entries[loser], entries[survivor]) for loser, survivor in pairs])
+
+    async def improve_memory(self, tier: MemoryTier) -> int:
+        """Ask the model to correct and sharpen each entry; return how many changed.
+
+        Without a model nothing happens. An empty answer changes nothing, nor does one that is not JSON of the
+        same type for an entry that is not text. An entry that was changed while the model answered keeps its
+        change. Raises what the provider raises; entries improved before that stay improved.
+        """
+        if self.llm_provider is None:
+            return 0
+        store = self._store(tier)
+        if store is None:
+            return 0
+        now = self._manager.now()
+        entries = sorted(await store.listed(), key=lambda one: one.relevance_at(now), reverse=True)
+        improved = 0
+        for entry in entries:
+            others = [(one.key, one.content) for one in entries if one.key != entry.key]
+            answer = await ask(self.llm_provider, improvement_prompt(entry.key, entry.content, others))
+            content = _content_in(answer, entry.content)
+            if content is not None and content != entry.content:
+                improved += await store.rewrite(entry, content)
+        return improved
+
+    async def on_turn_end(self) -> None:
+        """Clear fleeting memory."""
+        await self._manager.fleeting.clear()
+
+    async def on_session_end(self) -> None:
+        """Summarize short-term memory, promote its important entries, and clear fleeting memory.
+
+        Promoted are entries with an importance of at least 0.5 or at least 3 accesses, whether or not they
+        were summarized. Calling it again promotes nothing twice. If the model fails, everything else is done
+        and the error is raised; if the graph fails, the error is raised and the session can be ended again.
+        """
+        short_term = self._manager.short_term
+        done: dict[str, MemoryEntry] = {}
+        # Once before the summary: whatever happens to the summary, the entries are safe.
+        await self._promote(done)
+        try:
+            await short_term.summarize(self.llm_provider)
+        finally:
+            await self._promote(done)
+            await self._manager.fleeting.clear()
+            short_term.end_session()
+
+    async def on_idle(self) -> None:
+        """Maintain long-term memory: forget, prune, deduplicate, consolidate and improve."""
+        await self.auto_forget(MemoryTier.LONG_TERM)
+        await self.prune_by_staleness(MemoryTier.LONG_TERM, max_age_days=30)
+        await self.prune_duplicates(MemoryTier.LONG_TERM)
+        await self._manager.long_term.consolidate()
+        await self.improve_memory(MemoryTier.LONG_TERM)
+
+    async def _promote(self, done: dict[str, MemoryEntry]) -> None:
+        short_term = self._manager.short_term
+        for key, entry in short_term.promotable():
+            if done.get(key) != entry:
+                await self._manager.long_term.promote(entry.copied(key=key))
+                done[key] = entry
+            short_term.was_promoted(entry)
+
+    async def _listed(self, tier: MemoryTier) -> list[MemoryEntry]:
+        store = self._store(tier)
+        return [] if store is None else await store.listed()
+
+    async def _discarded(self, tier: MemoryTier, entries: Iterable[MemoryEntry]) -> int:
+        store = self._store(tier)
+        return 0 if store is None else sum([await store.discard(one) for one in entries])
+
+    def _store(self, tier: MemoryTier) -> _Tier | None:
+        stores: dict[MemoryTier, _Tier] = {
+            MemoryTier.SHORT_TERM: self._manager.short_term,
+            MemoryTier.LONG_TERM: self._manager.long_term,
+        }
+        return stores.get(MemoryTier(tier))
+
+
+def _content_in(answer: str, content: Any) -> Any:
+    """Return the content in a model's answer, in the form of the present one, or `None`."""
+    if isinstance(content, str):
+        return answer or None
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return None
+    return found if type(found) is type(content) else None

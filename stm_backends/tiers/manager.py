@@ -1,0 +1,156 @@
+"""The manager of the three tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from stm_backends.drivers.checks import require_count
+from stm_backends.errors import ConfigurationError
+from stm_backends.tiers import relevance
+from stm_backends.tiers.embedding import Embedder
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
+from stm_backends.tiers.fleeting import FleetingMemory
+from stm_backends.tiers.gc import MemoryGarbageCollector
+from stm_backends.tiers.graph import GraphBackend
+from stm_backends.tiers.long_term import LongTermMemory
+from stm_backends.tiers.short_term import ShortTermMemory
+
+if TYPE_CHECKING:
+    from stm_backends.backend import Backend
+
+_ALL: Final = (MemoryTier.FLEETING, MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM)
+
+
+class MemoryManager:
+    """Fleeting, short-term and long-term memory, with the garbage collector that maintains them.
+
+    Everything works without arguments: summaries are cut without a model, and long-term memory is kept in
+    this process without a graph. Give a `graph_backend`, or a `backend` and its `owner` (tenant and user), to
+    share long-term memory. `llm_provider` has `generate(messages=...)` or is a function of the messages.
+    `embedder` is an async function from texts to vectors. `hold_on_outage` is described at `LongTermMemory`.
+    """
+
+    def __init__(
+        self,
+        graph_backend: GraphBackend | None = None,
+        llm_provider: Any = None,
+        backend: Backend | None = None,
+        owner: tuple[str, str] | None = None,
+        embedder: Embedder | None = None,
+        *,
+        session_id: str | None = None,
+        hold_on_outage: bool = False,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        if graph_backend is not None and backend is not None:
+            raise ConfigurationError("give graph_backend, or backend and owner, not both")
+        if (backend is None) != (owner is None):
+            raise ConfigurationError("backend and owner are given together")
+        if backend is not None and owner is not None:
+            graph_backend = graph_on(backend, owner)
+        self.now = clock
+        self.fleeting = FleetingMemory(clock=clock)
+        self.short_term = ShortTermMemory(session_id=session_id, embedder=embedder, clock=clock)
+        self.long_term = LongTermMemory(
+            graph_backend, embedder=embedder, hold_on_outage=hold_on_outage, clock=clock
+        )
+        self.gc = MemoryGarbageCollector(self, llm_provider=llm_provider)
+
+    async def remember(
+        self,
+        key: str,
+        value: Any,
+        tier: MemoryTier = MemoryTier.SHORT_TERM,
+        importance: float = 0.5,
+        tags: Sequence[str] | None = None,
+        source_agent: str = "",
+        source_run_id: str = "",
+    ) -> MemoryEntry:
+        """Store a value in a tier and return its entry; it replaces one with the same key in that tier.
+
+        Raises `ConfigurationError` for an importance outside [0, 1].
+        """
+        now = self.now()
+        entry = MemoryEntry(
+            key,
+            value,
+            MemoryTier(tier),
+            created_at=now,
+            last_accessed=now,
+            importance=importance,
+            source_agent=source_agent,
+            source_run_id=source_run_id,
+            tags=[*(tags or ())],
+        ).copied()
+        if entry.tier is MemoryTier.FLEETING:
+            entry.importance = 0.0
+            await self.fleeting.remember(key, value)
+        elif entry.tier is MemoryTier.SHORT_TERM:
+            await self.short_term.remember(entry)
+        else:
+            await self.long_term.remember(entry)
+        return entry
+
+    async def recall(self, query: str, tiers: Iterable[MemoryTier] | None = None) -> list[MemoryEntry]:
+        """Return the entries of the tiers that match the query, the most relevant first.
+
+        All tiers are searched if none are given. Each result counts as an access.
+        """
+        wanted = {*_ALL} if tiers is None else {MemoryTier(tier) for tier in tiers}
+        found: list[MemoryEntry] = []
+        if MemoryTier.FLEETING in wanted:
+            found += await self.fleeting.recall(query)
+        if MemoryTier.SHORT_TERM in wanted:
+            found += await self.short_term.recall(query)
+        if MemoryTier.LONG_TERM in wanted:
+            found += await self.long_term.recall(query)
+        return self._ranked(found)
+
+    async def forget(self, key: str, tier: MemoryTier | None = None) -> None:
+        """Remove an entry from a tier, or from all tiers if none is given."""
+        for one in _ALL if tier is None else (MemoryTier(tier),):
+            if one is MemoryTier.FLEETING:
+                await self.fleeting.forget(key)
+            elif one is MemoryTier.SHORT_TERM:
+                await self.short_term.forget(key)
+            else:
+                await self.long_term.forget(key)
+
+    async def get_context_window(self, max_tokens: int) -> list[MemoryEntry]:
+        """Return the most relevant entries of short-term and long-term memory that fit into the budget.
+
+        A token is four characters of a key and its content. Each key occurs once; short-term memory comes
+        first, because it is newer. Only the entries returned count as accessed.
+        """
+        require_count("max_tokens", max_tokens)
+        short = {one.key: one for one in await self.short_term.listed()}
+        long = [one for one in await self.long_term.listed() if one.key not in short]
+        ranked = self._ranked([*short.values(), *long])
+        sizes = [len(one.key) + len(str(one.content)) for one in ranked]
+        chosen = [ranked[position] for position in relevance.within_budget(sizes, max_tokens)]
+        # What another task or process removed or replaced by now is left out.
+        touched = [
+            *await self.short_term.touch(one for one in chosen if one.tier is MemoryTier.SHORT_TERM),
+            *await self.long_term.touch(one for one in chosen if one.tier is MemoryTier.LONG_TERM),
+        ]
+        contents = {one.key: one.content for one in chosen}
+        return self._ranked([one for one in touched if one.content == contents[one.key]])
+
+    async def run_gc(self) -> None:
+        """Forget irrelevant and stale entries, remove duplicates, and improve long-term memory."""
+        for tier in (MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM):
+            await self.gc.auto_forget(tier)
+            await self.gc.prune_duplicates(tier)
+        await self.gc.prune_by_staleness(MemoryTier.LONG_TERM)
+        await self.gc.improve_memory(MemoryTier.LONG_TERM)
+
+    def _ranked(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
+        now = self.now()
+        return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)
+
+
+def graph_on(backend: Backend, owner: tuple[str, str]) -> GraphBackend:
+    """Return the graph of a user on a backend."""
+    raise ConfigurationError("this version has no graph on a backend")

@@ -1,0 +1,216 @@
+"""Every decision of the three tiers: scores, similarity, duplicates, merges; pure functions, no clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from stm_backends.records.steps import Steps
+
+PROMOTED_IMPORTANCE: Final = 0.5
+PROMOTED_ACCESSES: Final = 3
+"""An entry of short-term memory with this importance or this many accesses goes to long-term memory."""
+
+CHARACTERS_PER_TOKEN: Final = 4
+
+SAME_MEANING: Final = 0.75
+"""The cosine similarity from which a text answers a query."""
+
+_DAY_S: Final = 86_400.0
+_WORDS: Final = re.compile(r"[^\W_]+")
+
+
+def days_between(earlier: datetime, later: datetime) -> float:
+    """Return the days from one time to another, at least 0: clocks of other processes may be ahead."""
+    return max((later - earlier).total_seconds() / _DAY_S, 0.0)
+
+
+def relevance(
+    *, importance: float, access_count: int, created_at: datetime, last_accessed: datetime, now: datetime
+) -> float:
+    """Return `recency * 0.3 + frequency * 0.2 + importance * 0.4 + decay * 0.1`, within [0, 1]."""
+    recency = 1.0 / (1.0 + days_between(last_accessed, now))
+    frequency = min(access_count / 10.0, 1.0)
+    decay = 0.95 ** days_between(created_at, now)
+    return min(max(recency * 0.3 + frequency * 0.2 + importance * 0.4 + decay * 0.1, 0.0), 1.0)
+
+
+def decayed(score: float, last_accessed: datetime, now: datetime) -> float:
+    """Return `score * 0.95 ^ days_since_last_access`."""
+    return score * 0.95 ** days_between(last_accessed, now)
+
+
+def is_promoted(importance: float, access_count: int) -> bool:
+    """Say whether an entry goes to long-term memory when its session ends."""
+    return importance >= PROMOTED_IMPORTANCE or access_count >= PROMOTED_ACCESSES
+
+
+def matches(query: str, key: str, tags: Iterable[str], content: object) -> bool:
+    """Say whether the query is part of the key, a tag or the content, regardless of case."""
+    wanted = query.casefold()
+    return any(wanted in text.casefold() for text in (key, *tags, str(content)))
+
+
+def matches_words(query: str, key: str, tags: Iterable[str], content: object) -> bool:
+    """Say whether each word of the query is part of the key, a tag or the content.
+
+    Words end at white space, underscores and punctuation: `api key` matches the key `api_key_location`. A
+    query without a word matches as `matches` says.
+    """
+    words = _WORDS.findall(query.casefold())
+    if not words:
+        return matches(query, key, tags, content)
+    text = "\n".join((key, *tags, str(content))).casefold()
+    return all(word in text for word in words)
+
+
+def tokens_of(content: object) -> frozenset[str]:
+    """Return the words of a content: lower case, split at white space."""
+    return frozenset(str(content).lower().split())
+
+
+def jaccard(one: object, other: object) -> float:
+    """Return the share of words that two contents have in common: `|intersection| / |union|`."""
+    return _jaccard(tokens_of(one), tokens_of(other))
+
+
+def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other) if one and other else 0.0
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of the angle between two vectors; 0 if they differ in length or one is zero."""
+    if len(one) != len(other):
+        return 0.0
+    lengths = math.sqrt(math.fsum(x * x for x in one)) * math.sqrt(math.fsum(x * x for x in other))
+    product = math.fsum(x * y for x, y in zip(one, other, strict=True))
+    return product / lengths if lengths else 0.0
+
+
+class Candidate(NamedTuple):
+    """What the search for duplicates needs to know of an entry."""
+
+    key: str
+    content: object
+    score: float
+    vector: Sequence[float] | None = None
+
+
+def can_be_duplicate(content: object) -> bool:
+    """Say whether equal contents under different keys say the same.
+
+    A single word, a number, a truth value or `None` only means something together with its key.
+    """
+    return len(tokens_of(content)) > 1
+
+
+def duplicates(candidates: Iterable[Candidate], threshold: float) -> Steps[list[tuple[str, str]]]:
+    """Return `(removed, survivor)` for each entry that a more relevant survivor duplicates.
+
+    No survivor of a removed entry is removed itself. Entries are similar if the Jaccard similarity of their
+    words is at least the threshold, or the cosine similarity of their vectors.
+    """
+    ranked = sorted(
+        (one for one in candidates if can_be_duplicate(one.content)), key=lambda one: (-one.score, one.key)
+    )
+    words = [tokens_of(one.content) for one in ranked]
+    often = Counter(word for one in words for word in one)
+    by_word: dict[str, list[int]] = {}
+    with_vector: list[int] = []
+    found: list[tuple[str, str]] = []
+    for index, candidate in enumerate(ranked):
+        yield
+        own = words[index]
+        # Two sets this similar share a word among the rarest of each: so few survivors are compared.
+        rarest = sorted(own, key=lambda word: (often[word], word))
+        rarest = rarest[: len(own) - math.ceil(threshold * len(own) - 1e-9) + 1]
+        near = {survivor for word in rarest for survivor in by_word.get(word, ())}
+        similar = [one for one in near if _jaccard(own, words[one]) >= threshold]
+        if candidate.vector is not None:
+            similar += [
+                one for one in with_vector if cosine(candidate.vector, ranked[one].vector or ()) >= threshold
+            ]
+        if similar:
+            found.append((candidate.key, ranked[min(similar)].key))
+            continue
+        for word in rarest:
+            by_word.setdefault(word, []).append(index)
+        if candidate.vector is not None:
+            with_vector.append(index)
+    return found
+
+
+def within_budget(sizes: Iterable[int], max_tokens: int) -> list[int]:
+    """Return the positions that fit into the budget, in order; one that does not fit is left out."""
+    room = max_tokens * CHARACTERS_PER_TOKEN
+    kept: list[int] = []
+    for position, size in enumerate(sizes):
+        if size <= room:
+            kept.append(position)
+            room -= size
+    return kept
+
+
+def truncated(previous: str, newer: Sequence[str], most: int) -> str:
+    """Return a text and newer lines in at most `most` characters.
+
+    The text and the lines keep half of them each or their whole length. The longest lines are cut first.
+    """
+    length = sum(map(len, newer)) + len(newer)
+    for_previous = min(len(previous), max(most // 2, most - length))
+    room = most - for_previous - len(newer)
+    longest = _share(sorted(map(len, newer)), max(room, 0))
+    lines = [previous[:for_previous]] if previous else []
+    return "\n".join([*lines, *(line[:longest] for line in newer)])[:most]
+
+
+def _share(lengths: Sequence[int], room: int) -> int:
+    """Return the length to which lines are cut so that they fit; shorter lines leave room for longer ones."""
+    for position, length in enumerate(lengths):
+        others = len(lengths) - position
+        if length * others > room:
+            return room // others
+        room -= length
+    return max(lengths, default=0)
+
+
+Fields = dict[str, Any]
+
+
+def absorbed(survivor: Mapping[str, Any], loser: Mapping[str, Any]) -> Fields:
+    """Return the fields of a survivor that change when it takes over those of an entry it duplicates."""
+    return {
+        "access_count": survivor["access_count"] + loser["access_count"],
+        "importance": max(survivor["importance"], loser["importance"]),
+        "last_accessed": max(survivor["last_accessed"], loser["last_accessed"]),
+        "tags": union(survivor["tags"], loser["tags"]),
+    }
+
+
+def promoted(known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str) -> Fields:
+    """Return the fields of long-term memory after an entry was promoted to it; repeating changes nothing.
+
+    `origin` identifies the content that is promoted. If that very content was promoted before, or the known
+    entry was created later, its content stays: it may have been improved since.
+    """
+    if known is None:
+        return {**entry, "origin": origin}
+    stays = known.get("origin") == origin or known["created_at"] > entry["created_at"]
+    base: Fields = {**known} if stays else {**known, **entry, "origin": origin}
+    return {
+        **base,
+        "access_count": max(known["access_count"], entry["access_count"]),
+        "importance": max(known["importance"], entry["importance"]),
+        "last_accessed": max(known["last_accessed"], entry["last_accessed"]),
+        "created_at": base["created_at"],
+        "tags": union(known["tags"], entry["tags"]),
+    }
+
+
+def union(one: Iterable[str], other: Iterable[str]) -> list[str]:
+    """Return the tags of both, each once, in order."""
+    return list(dict.fromkeys((*one, *other)))

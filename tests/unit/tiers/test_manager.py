@@ -1,0 +1,222 @@
+"""The sections "Overview", "Context Refresh Timeline" and "Usage Examples" of the specification."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from stm_backends.errors import ConfigurationError
+from stm_backends.tiers import (
+    FleetingMemory,
+    InProcessGraph,
+    LongTermMemory,
+    MemoryGarbageCollector,
+    MemoryManager,
+    MemoryTier,
+    ShortTermMemory,
+)
+
+LONG = MemoryTier.LONG_TERM
+
+
+def test_the_manager_has_the_parts_and_parameters_of_the_document() -> None:
+    memory = MemoryManager()
+    assert isinstance(memory.fleeting, FleetingMemory)
+    assert isinstance(memory.short_term, ShortTermMemory)
+    assert isinstance(memory.long_term, LongTermMemory)
+    assert isinstance(memory.gc, MemoryGarbageCollector)
+    parameters = inspect.signature(MemoryManager).parameters
+    assert list(parameters)[:5] == ["graph_backend", "llm_provider", "backend", "owner", "embedder"]
+    assert all(parameters[name].default is None for name in list(parameters)[:5])
+
+
+async def test_the_basic_usage_example() -> None:
+    memory = MemoryManager()
+    await memory.remember("scratch_calc", 42, tier=MemoryTier.FLEETING)
+    await memory.remember("user_name", "Alice", tier=MemoryTier.SHORT_TERM, importance=0.7)
+    await memory.remember(
+        "api_key_location",
+        "stored in .env file under PROJECT_ROOT",
+        tier=MemoryTier.LONG_TERM,
+        importance=0.8,
+        tags=["config", "security"],
+    )
+    [found] = await memory.recall("api key")
+    assert (found.tier, found.key, found.tags) == (LONG, "api_key_location", ["config", "security"])
+    assert found.relevance_score == pytest.approx(0.3 + 0.02 + 0.32 + 0.1, abs=1e-3)
+    await memory.forget("scratch_calc")
+    await memory.run_gc()
+    assert (memory.fleeting.size, memory.short_term.size, memory.long_term.size) == (0, 1, 1)
+
+
+async def test_the_example_with_a_provider_and_a_graph(model: Any) -> None:
+    graph = InProcessGraph()
+    memory = MemoryManager(graph_backend=graph, llm_provider=model)
+    await memory.remember(
+        "project_architecture",
+        "Microservices with event-driven communication via Kafka",
+        tier=LONG,
+        importance=0.9,
+        tags=["architecture", "decision"],
+        source_agent="architect",
+    )
+    model.answer = "Microservices; events via Kafka"
+    await memory.run_gc()
+    [vertex] = [v async for page in graph.list_vertices("memory") for v in page]
+    assert vertex["properties"]["content"] == "Microservices; events via Kafka"
+    assert vertex["properties"]["source_agent"] == "architect"
+
+
+async def test_the_example_of_agents_that_share_a_graph() -> None:
+    graph = InProcessGraph()
+    researcher, writer = MemoryManager(graph_backend=graph), MemoryManager(graph_backend=graph)
+    await researcher.remember(
+        "finding_1", "Quantum uses qubits", tier=LONG, importance=0.9, source_agent="researcher"
+    )
+    [found] = await writer.recall("finding", tiers=[LONG])
+    assert (found.content, found.source_agent) == ("Quantum uses qubits", "researcher")
+    assert [one.key for one in await writer.long_term.recall_by_agent("researcher")] == ["finding_1"]
+
+
+async def test_remember_returns_the_entry_with_the_defaults() -> None:
+    memory = MemoryManager()
+    entry = await memory.remember("k", {"a": 1})
+    assert (entry.key, entry.content, entry.tier, entry.importance) == (
+        "k",
+        {"a": 1},
+        MemoryTier.SHORT_TERM,
+        0.5,
+    )
+    assert (await memory.remember("k", 1, tier=MemoryTier.FLEETING)).importance == 0.0
+
+
+@pytest.mark.parametrize("tier", MemoryTier)
+async def test_importance_outside_the_range_is_refused_in_each_tier(tier: MemoryTier) -> None:
+    memory = MemoryManager()
+    with pytest.raises(ConfigurationError, match="importance"):
+        await memory.remember("k", "v", tier=tier, importance=1.5)
+    assert await memory.recall("") == []
+
+
+async def test_recall_searches_the_given_tiers_or_all() -> None:
+    memory = MemoryManager()
+    for tier, importance in zip(MemoryTier, (0.5, 0.1, 0.9), strict=True):
+        await memory.remember(tier.value, "text", tier=tier, importance=importance)
+    assert [one.tier for one in await memory.recall("text")] == [
+        LONG,
+        MemoryTier.SHORT_TERM,
+        MemoryTier.FLEETING,
+    ]
+    assert [one.tier for one in await memory.recall("text", tiers=[MemoryTier.FLEETING])] == [
+        MemoryTier.FLEETING
+    ]
+    assert await memory.recall("text", tiers=[]) == []
+
+
+async def test_forget_removes_from_one_tier_or_all() -> None:
+    memory = MemoryManager()
+    for tier in MemoryTier:
+        await memory.remember("k", "text", tier=tier)
+    await memory.forget("k", MemoryTier.SHORT_TERM)
+    assert {one.tier for one in await memory.recall("k")} == {MemoryTier.FLEETING, LONG}
+    await memory.forget("k")
+    assert await memory.recall("k") == []
+
+
+async def test_a_context_window_never_exceeds_its_budget() -> None:
+    memory = MemoryManager()
+    for number in range(20):
+        tier = LONG if number % 2 else MemoryTier.SHORT_TERM
+        await memory.remember(f"k{number:02}", "x" * 17, tier=tier, importance=number / 20)
+    window = await memory.get_context_window(max_tokens=25)
+    assert [one.key for one in window] == ["k19", "k18", "k17", "k16", "k15"]
+    assert sum(len(one.key) + len(str(one.content)) for one in window) <= 25 * 4
+
+
+async def test_a_context_window_has_each_key_once() -> None:
+    memory = MemoryManager()
+    await memory.remember("k", "old", tier=LONG, importance=1.0)
+    await memory.remember("k", "new", importance=0.1)
+    assert [one.content for one in await memory.get_context_window(max_tokens=100)] == ["new"]
+
+
+async def test_only_entries_in_the_context_window_count_as_accessed() -> None:
+    memory = MemoryManager()
+    await memory.remember("in", "x", tier=LONG, importance=1.0)
+    await memory.remember("out", "x" * 1000, tier=LONG)
+    [window] = await memory.get_context_window(max_tokens=10)
+    assert (window.key, window.access_count) == ("in", 1)
+    assert {one.key: one.access_count for one in await memory.long_term.listed()} == {"in": 1, "out": 0}
+
+
+async def test_the_timeline_of_a_session_of_the_document(clock: Any, model: Any) -> None:
+    graph = InProcessGraph()
+    memory = MemoryManager(graph_backend=graph, llm_provider=model, clock=clock)
+    for turn in range(1, 51):
+        assert memory.fleeting.size == 0
+        await memory.remember("scratch", turn, tier=MemoryTier.FLEETING)
+        # Turns 1 to 20 are unimportant and become old.
+        await memory.remember(f"turn{turn}", f"said {turn}", importance=0.0 if turn <= 20 else 0.6)
+        await memory.gc.on_turn_end()
+        if turn == 20:
+            clock.pass_days(60)
+        if turn == 29:
+            assert memory.short_term.size == 29
+    assert {one.key for one in memory.short_term.entries} == {f"turn{turn}" for turn in range(21, 51)}
+    assert memory.long_term.size == 0
+    await memory.gc.on_session_end()
+    assert memory.short_term.size == 11
+    assert memory.long_term.size == 31
+    later = MemoryManager(graph_backend=graph, clock=clock)
+    assert (later.fleeting.size, later.short_term.size) == (0, 0)
+    assert len(await later.long_term.recall("said")) == 30
+
+
+@pytest.mark.parametrize("kind", ["text", "content", "awaitable", "message"])
+async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str) -> None:
+    class Answer:
+        def __init__(self, **fields: Any) -> None:
+            self.__dict__.update(fields)
+
+    async def later() -> str:
+        return "fine"
+
+    answers: dict[str, Any] = {
+        "text": "fine",
+        "content": Answer(content="fine"),
+        "awaitable": None,
+        "message": Answer(text="fine"),
+    }
+
+    def provider(messages: list[dict[str, str]]) -> Any:
+        assert messages[0]["role"] == "user"
+        return later() if kind == "awaitable" else answers[kind]
+
+    memory = MemoryManager(llm_provider=provider)
+    await memory.remember("k", "v", tier=LONG)
+    assert await memory.gc.improve_memory(LONG) == 1
+    assert [one.content for one in await memory.recall("k")] == ["fine"]
+
+
+async def test_a_provider_that_is_none_or_answers_no_text_is_an_error() -> None:
+    def answers_a_number(_messages: object) -> int:
+        return 42
+
+    providers: tuple[object, ...] = (object(), answers_a_number)
+    for provider in providers:
+        memory = MemoryManager(llm_provider=provider)
+        await memory.remember("k", "v", tier=LONG)
+        with pytest.raises(ConfigurationError, match="llm_provider"):
+            await memory.gc.improve_memory(LONG)
+
+
+def test_a_graph_and_a_backend_together_are_refused() -> None:
+    backend: Any = object()
+    with pytest.raises(ConfigurationError):
+        MemoryManager(InProcessGraph(), backend=backend, owner=("acme", "u1"))
+    with pytest.raises(ConfigurationError):
+        MemoryManager(backend=backend)
+    with pytest.raises(ConfigurationError):
+        MemoryManager(owner=("acme", "u1"))

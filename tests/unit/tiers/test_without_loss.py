@@ -1,0 +1,385 @@
+"""What the lifecycle must not lose, one test for each sentence of the issue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from stm_backends.errors import Unavailable
+from stm_backends.tiers import InProcessGraph, LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
+from stm_backends.tiers.graph import Change
+
+LONG = MemoryTier.LONG_TERM
+
+
+async def fill(memory: MemoryManager, count: int = 12, *, start: int = 0, importance: float = 0.1) -> None:
+    for number in range(start, start + count):
+        await memory.remember(f"k{number}", f"fact {number}", importance=importance)
+
+
+async def stored(memory: MemoryManager) -> dict[str, Any]:
+    return {one.key: one.content for one in await memory.long_term.listed()}
+
+
+class Outage(InProcessGraph):
+    """A graph that can be down."""
+
+    down = False
+
+    async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+        if self.down:
+            raise Unavailable("down")
+        return await super().change_vertex(vertex_id, label, change)
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+async def test_an_important_entry_that_is_summarized_is_promoted(model: Any, with_model: bool) -> None:
+    memory = MemoryManager(llm_provider=model if with_model else None, session_id="s")
+    await memory.remember("important", "the key fact", importance=0.9)
+    await fill(memory)
+    await memory.gc.on_session_end()
+    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert (await stored(memory)).keys() == {"important", "__summary__:s"}
+    assert (await stored(memory))["important"] == "the key fact"
+
+
+async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model, session_id="s")
+    await memory.remember("important", "the key fact", importance=0.9)
+    await fill(memory)
+    await memory.short_term.summarize(model)
+    assert "important" not in {one.key for one in memory.short_term.entries}
+    await memory.gc.on_session_end()
+    assert (await stored(memory))["important"] == "the key fact"
+
+
+async def test_an_entry_dropped_for_room_is_promoted_at_the_end() -> None:
+    memory = MemoryManager()
+    memory.short_term.max_entries = 5
+    await memory.remember("important", "the key fact", importance=0.5)
+    await fill(memory, importance=0.9)
+    assert "important" not in {one.key for one in memory.short_term.entries}
+    await memory.gc.on_session_end()
+    assert (await stored(memory))["important"] == "the key fact"
+
+
+async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model, session_id="s")
+    await memory.remember("important", "the key fact", importance=0.9)
+    await fill(memory)
+    await memory.short_term.summarize(model)
+    await memory.forget("important")
+    await memory.gc.on_session_end()
+    assert "important" not in await stored(memory)
+
+
+async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await fill(memory)
+    model.during = lambda: memory.remember("k0", "updated", importance=0.1)
+    await memory.short_term.summarize(model)
+    found = {one.key: one.content for one in memory.short_term.entries}
+    assert found["k0"] == "updated"
+    assert "k1" not in found
+
+
+async def test_an_entry_added_while_the_model_summarizes_is_kept(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await fill(memory)
+    model.during = lambda: memory.remember("added", "new", importance=0.1)
+    await memory.short_term.summarize(model)
+    assert "added" in {one.key for one in memory.short_term.entries}
+
+
+async def test_accesses_while_the_model_summarizes_count_for_promotion(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await fill(memory)
+
+    async def use() -> None:
+        for _ in range(3):
+            await memory.recall("fact 0")
+
+    model.during = use
+    await memory.gc.on_session_end()
+    [found] = await memory.long_term.recall("k0")
+    assert (found.content, found.access_count) == ("fact 0", 4)
+
+
+async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await fill(memory)
+
+    async def forget() -> None:
+        model.answer = "without it"
+        await memory.forget("k0")
+
+    model.during = forget
+    assert await memory.short_term.summarize(model) == "without it"
+    assert len(model.prompts) == 2
+    assert "fact 0" not in model.prompts[1]
+
+
+async def test_two_summaries_at_once_lose_no_entry(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await fill(memory)
+    model.during = lambda: asyncio.sleep(0)
+    await asyncio.gather(memory.short_term.summarize(model), memory.short_term.summarize(model))
+    assert len(model.prompts) == 1
+    assert memory.short_term.size == 11
+
+
+@pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
+async def test_an_entry_updated_while_the_model_improves_keeps_it(model: Any, tier: MemoryTier) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await memory.remember("k", "old", tier=tier)
+    model.answer = "old, improved"
+    model.during = lambda: memory.remember("k", "new", tier=tier)
+    assert await memory.gc.improve_memory(tier) == 0
+    assert [one.content for one in await memory.recall("k")] == ["new"]
+
+
+@pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
+async def test_an_entry_forgotten_while_the_model_improves_stays_gone(model: Any, tier: MemoryTier) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await memory.remember("k", "old", tier=tier)
+    model.answer = "old, improved"
+    model.during = lambda: memory.forget("k")
+    assert await memory.gc.improve_memory(tier) == 0
+    assert await memory.recall("") == []
+
+
+async def test_accesses_while_the_model_improves_are_counted(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await memory.remember("k", "old", tier=LONG)
+    model.answer = "better"
+    model.during = lambda: memory.recall("k")
+    assert await memory.gc.improve_memory(LONG) == 1
+    [found] = await memory.long_term.listed()
+    assert (found.content, found.access_count) == ("better", 1)
+
+
+@pytest.mark.parametrize("answer", ["", "  \n"])
+async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: str) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await fill(memory)
+    await memory.remember("k", "v", tier=LONG)
+    model.answer = answer
+    before = memory.short_term.entries
+    assert await memory.short_term.summarize(model) == ""
+    assert memory.short_term.entries == before
+    assert await memory.gc.improve_memory(LONG) == 0
+    assert await stored(memory) == {"k": "v"}
+
+
+async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await memory.remember("important", "the key fact", importance=0.9)
+    await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
+    await fill(memory)
+    model.answer = RuntimeError("no model")
+    before = memory.short_term.entries
+    with pytest.raises(RuntimeError, match="no model"):
+        await memory.gc.on_session_end()
+    assert memory.short_term.entries == before
+    assert await stored(memory) == {"important": "the key fact"}
+    assert memory.fleeting.size == 0
+
+
+async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch() -> None:
+    memory = MemoryManager()
+    for number in range(11):
+        await memory.remember(f"a{number}", "first " * 1000)
+    await memory.short_term.summarize()
+    for number in range(11):
+        await memory.remember(f"b{number}", "second " * 1000)
+    text = await memory.short_term.summarize()
+    for number in range(11):
+        await memory.remember(f"c{number}", "third " * 1000)
+    again = await memory.short_term.summarize()
+    assert max(len(text), len(again)) <= 2000
+    assert "first" in again
+    assert "second" in text
+    assert "second" in again
+
+
+async def test_the_summaries_of_two_sessions_both_survive(model: Any) -> None:
+    graph = InProcessGraph()
+    for answer in ("of the first session", "of the second session"):
+        model.answer = answer
+        memory = MemoryManager(graph_backend=graph, llm_provider=model)
+        await fill(memory)
+        await memory.gc.on_session_end()
+    found = await LongTermMemory(graph).recall("__summary__")
+    assert {one.content for one in found} == {"of the first session", "of the second session"}
+
+
+async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    for number, answer in enumerate(("of the first session", "of the second session")):
+        model.answer = answer
+        await fill(memory, start=100 * number)
+        await memory.gc.on_session_end()
+        await memory.gc.on_session_end()
+    assert sorted((await stored(memory)).values()) == ["of the first session", "of the second session"]
+
+
+@pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
+async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier) -> None:
+    memory = MemoryManager()
+    for key, value in [("a", 1), ("b", 1), ("c", "Alice"), ("d", "Alice"), ("e", True), ("f", None)]:
+        await memory.remember(key, value, tier=tier)
+    assert await memory.gc.prune_duplicates(tier) == 0
+    assert await memory.long_term.consolidate() == 0
+
+
+@pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
+async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTier) -> None:
+    memory = MemoryManager()
+    memory.gc.duplicate_similarity_threshold = 0.6
+    for key, text, importance in [("1", "a b c d", 0.9), ("2", "b c d e", 0.8), ("3", "c d e f", 0.7)]:
+        await memory.remember(key, text, tier=tier, importance=importance)
+    assert await memory.gc.prune_duplicates(tier) == 1
+    assert {one.key for one in await memory.recall("")} == {"1", "3"}
+
+
+@pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
+async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier) -> None:
+    memory = MemoryManager()
+    # "2" is merged into "1", and "3" is similar to both: its metadata must not go to "2".
+    for key, importance in [("1", 0.9), ("2", 0.8), ("3", 0.7)]:
+        await memory.remember(key, "a b c d", tier=tier, importance=importance, tags=[f"tag{key}"])
+    assert await memory.gc.prune_duplicates(tier) == 2
+    [left] = await memory.recall("")
+    assert (left.key, sorted(left.tags)) == ("1", ["tag1", "tag2", "tag3"])
+
+
+async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy() -> None:
+    graph = Outage()
+    memory = MemoryManager(graph_backend=graph)
+    graph.down = True
+    with pytest.raises(Unavailable):
+        await memory.remember("k", "v", tier=LONG)
+    graph.down = False
+    assert await memory.recall("k") == []
+    assert memory.long_term.size == 0
+
+
+async def test_a_session_end_in_an_outage_can_be_repeated(model: Any) -> None:
+    graph = Outage()
+    memory = MemoryManager(graph_backend=graph, llm_provider=model, session_id="s")
+    await memory.remember("important", "the key fact", importance=0.9)
+    await fill(memory)
+    before = memory.short_term.entries
+    graph.down = True
+    with pytest.raises(Unavailable):
+        await memory.gc.on_session_end()
+    assert memory.short_term.entries == before
+    graph.down = False
+    await memory.gc.on_session_end()
+    assert (await stored(memory)).keys() == {"important", "__summary__:s"}
+
+
+async def test_an_outage_during_the_summary_loses_nothing(model: Any) -> None:
+    graph = Outage()
+    memory = MemoryManager(graph_backend=graph, llm_provider=model, session_id="s")
+    await fill(memory)
+
+    async def use_and_fail() -> None:
+        for _ in range(3):
+            await memory.short_term.recall("fact 0")
+        graph.down = True
+
+    model.during = use_and_fail
+    with pytest.raises(Unavailable):
+        await memory.gc.on_session_end()
+    graph.down = False
+    await memory.gc.on_session_end()
+    assert (await stored(memory)).keys() == {"k0", "__summary__:s"}
+
+
+async def test_a_fallback_that_was_asked_for_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    graph = Outage()
+    memory = MemoryManager(graph_backend=graph, hold_on_outage=True)
+    graph.down = True
+    with caplog.at_level(logging.WARNING, "stm_backends"):
+        await memory.remember("k", "secret text", tier=LONG)
+        await memory.remember("forgotten", "secret text", tier=LONG)
+        assert memory.long_term.held == 2
+        assert [one.content for one in await memory.recall("k")] == ["secret text"]
+        with pytest.raises(Unavailable):
+            await memory.forget("forgotten")
+    assert "graph failed" in caplog.text
+    assert "secret" not in caplog.text
+    graph.down = False
+    assert await stored(memory) == {"k": "secret text"}
+    assert memory.long_term.held == 0
+    assert await stored(MemoryManager(graph_backend=graph)) == {"k": "secret text"}
+
+
+async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any) -> None:
+    graph = Outage()
+    one = MemoryManager(graph_backend=graph, hold_on_outage=True, clock=clock)
+    other = MemoryManager(graph_backend=graph, clock=clock)
+    graph.down = True
+    await one.remember("k", "old", tier=LONG, tags=["held"])
+    graph.down = False
+    clock.pass_days(1)
+    await other.remember("k", "new", tier=LONG)
+    await one.long_term.reconcile()
+    [found] = await other.long_term.listed()
+    assert (found.content, found.tags) == ("new", ["held"])
+
+
+async def test_what_the_caller_changes_afterwards_is_not_stored() -> None:
+    memory = MemoryManager()
+    for tier in MemoryTier:
+        value, tags = {"list": [1]}, ["a"]
+        entry = await memory.remember("k", value, tier=tier, tags=tags)
+        value["list"].append(2)
+        tags.append("b")
+        entry.content["list"].append(3)
+        entry.tags.append("c")
+        [found] = await memory.recall("k", tiers=[tier])
+        found.content["list"].append(4)
+        [again] = await memory.recall("k", tiers=[tier])
+        assert again.content == {"list": [1]}
+        assert again.tags == ([] if tier is MemoryTier.FLEETING else ["a"])
+
+
+async def test_ending_a_session_twice_promotes_once(model: Any) -> None:
+    memory = MemoryManager(llm_provider=model)
+    await memory.remember("important", "the key fact", importance=0.9)
+    await fill(memory)
+    await memory.gc.on_session_end()
+    before = await memory.long_term.listed()
+    await memory.gc.on_session_end()
+    assert await memory.long_term.listed() == before
+    assert len(before) == 2
+
+
+async def test_a_promotion_keeps_an_improvement_and_takes_an_update(model: Any, clock: Any) -> None:
+    memory = MemoryManager(clock=clock)
+    await memory.remember("k", "old", importance=0.9)
+    await memory.gc.on_session_end()
+    memory.gc.llm_provider = model
+    model.answer = "improved"
+    await memory.gc.improve_memory(LONG)
+    memory.gc.llm_provider = None
+    await memory.gc.on_session_end()
+    assert await stored(memory) == {"k": "improved"}
+    clock.pass_days(1)
+    await memory.remember("k", "updated", importance=0.9)
+    await memory.gc.on_session_end()
+    assert await stored(memory) == {"k": "updated"}
+
+
+async def test_accesses_of_several_processes_add_up() -> None:
+    graph = InProcessGraph()
+    processes = [LongTermMemory(graph) for _ in range(3)]
+    await processes[0].remember(MemoryEntry("k", "v", LONG))
+    await asyncio.gather(*(one.recall("k") for one in processes for _ in range(5)))
+    [found] = await processes[0].listed()
+    assert found.access_count == 15
