@@ -67,7 +67,7 @@ metrics.get_meter_provider().shutdown()
 # span stm.add_turn {}
 # span append {'db.system.name': 'memory', 'db.operation.name': 'append'}
 # span stm.add_turn {}
-# span replace {'db.system.name': 'memory', 'db.operation.name': 'replace'}
+# span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span load {'db.system.name': 'memory', 'db.operation.name': 'load'}
 # span stm.get_llm_context {}
 # None
