@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from stm_backends.drivers.contract import ANY, KEEP, Key, Record
+from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
 from stm_backends.testing.workbench.check import Contract, check, not_asked
@@ -111,20 +111,28 @@ class Faults(Contract):
         count = bench.datastore.round_trips
         if count is None:
             not_asked("needs `Datastore.round_trips`")
-        driver, key = await bench.driver(), bench.key()
-        await append_all(driver, key, b"a")
-        operations: dict[str, Callable[[], Awaitable[object]]] = {
-            "append": lambda: driver.append(key, b"b", initial_version="initial", ttl=60),
-            "load": lambda: driver.load(key),
-            "replace": lambda: driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP),
-            "a lost replace": lambda: driver.replace(key, b"a", version="v3", expect="no", drop=1, ttl=KEEP),
-            "save": lambda: driver.replace(key, b"a", version="v4", expect=ANY, ttl=None),
-            "scan": lambda: driver.scan(key.scope, limit=10),
-            "delete": lambda: driver.delete(key),
-        }
-        trips: dict[str, int] = {}
-        for name, operation in operations.items():
-            before = count()
-            await operation()
-            trips[name] = count() - before
-        must_be(trips, dict.fromkeys(operations, 1), "an operation is one request")
+        driver, key, first = await bench.driver(), bench.key(), bench.key()
+        # A driver may prepare a statement when it first uses it.
+        await _count_requests(driver, first, count)
+        trips = await _count_requests(driver, key, count)
+        must_be(trips, dict.fromkeys(trips, 1), "an operation is one request")
+
+
+async def _count_requests(driver: Driver, key: Key, count: Callable[[], int]) -> dict[str, int]:
+    """Return how many requests each operation on a new record takes."""
+    await append_all(driver, key, b"a")
+    operations: dict[str, Callable[[], Awaitable[object]]] = {
+        "append": lambda: driver.append(key, b"b", initial_version="initial", ttl=60),
+        "load": lambda: driver.load(key),
+        "replace": lambda: driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP),
+        "a lost replace": lambda: driver.replace(key, b"a", version="v3", expect="no", drop=1, ttl=KEEP),
+        "save": lambda: driver.replace(key, b"a", version="v4", expect=ANY, ttl=None),
+        "scan": lambda: driver.scan(key.scope, limit=10),
+        "delete": lambda: driver.delete(key),
+    }
+    trips: dict[str, int] = {}
+    for name, operation in operations.items():
+        before = count()
+        await operation()
+        trips[name] = count() - before
+    return trips
