@@ -182,14 +182,23 @@ async def test_an_owner_with_nothing_is_counted_as_such(source: Backend, target:
 async def test_a_user_is_listed_before_anything_of_theirs_is_written(
     source: Backend, target: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = spied(target, monkeypatch)
+    calls, load = spied(target, monkeypatch), target.load
 
+    async def loading(key: Key) -> Record | None:
+        calls.append(("load", key))
+        return await load(key)
+
+    monkeypatch.setattr(target, "load", loading)
     await copied(source.driver, target)
+    done = list(calls)
 
     for user in ("u1", "u2", "u3"):
-        mine = {keys.directory_key("acme", user), *await held(target, *scopes_of("acme", user))}
-        first, *_ = [key for _, key in writes if key in mine]
-        assert first == keys.directory_key("acme", user)
+        entry = keys.directory_key("acme", user)
+        mine = {entry, *await held(target, *scopes_of("acme", user))}
+        first, *rest = [at for at, (operation, key) in enumerate(done) if operation != "load" and key in mine]
+        assert done[first] == ("replace", entry)
+        # And looked for after a creation, because an erasure of the tenant may have come in between.
+        assert ("load", entry) in done[rest[-1] :]
 
 
 async def test_bytes_that_this_version_cannot_read_arrive_as_they_are(
