@@ -66,9 +66,10 @@ def stats(
 
     async def work() -> None:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
-            for owner in owners:
+            for owner in given:
                 if owner.tenant is not None and not await opened.sessions.has(owner.tenant, owner.user):
                     missing.append(owner)
+            for owner in owners:
                 async for tenant in tenants_of(opened, owner):
                     each = Owner(tenant, owner.user)
                     row(each, await counting.of(opened, each))
