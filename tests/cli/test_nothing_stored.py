@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_failing_observer_is_named_and_the_receipt_written(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_audit.py").write_text(FAILING)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("STM_BACKENDS_OBSERVER", "failing_audit:observer")
     receipt = tmp_path / "receipt.json"
     result = cli("erase", "acme", "-y", "--receipt", str(receipt), "--url", url)

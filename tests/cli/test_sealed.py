@@ -186,7 +186,7 @@ def test_migrated_clear_text_is_sealed_and_what_remains_of_it_is_printed(
         "from stm_backends import Sealing, StaticKeys\n"
         f"sealing = Sealing(StaticKeys.from_file(Path({str(keys)!r})), accept_clear=True)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv(KEYS_VARIABLE)
     url, numbers = f"sqlite:///{folder}/stm.db", tmp_path / "numbers.json"
     owner = ("--tenant", "acme", "--user", "ada")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ class AtTheEnd(Observer):
     background = property(lambda self: self._around)  # type: ignore[assignment]
 
     @contextmanager
-    def _around(self) -> Iterator[None]:
+    def _around(self) -> Generator[None]:
         try:
             yield
         finally:
