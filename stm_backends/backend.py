@@ -32,6 +32,7 @@ from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.denials import reporting_denials
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
@@ -104,6 +105,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
+        observer = guarded(observer)
         observed = observer.driver(driver)
         sealed = _sealed(observed, sealing, observer)
         inner = LargeEntries(reporting_denials(sealed or observed, observer))

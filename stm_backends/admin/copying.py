@@ -28,6 +28,7 @@ from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.pointers import SEALED
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
 KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind != "part")
@@ -130,14 +131,14 @@ class Copy:
             require_seconds("ttl", ttl)
         self._source = source
         self._target = target
-        self._directory = Directory(target, Codec())
+        self._directory = Directory(target, Codec(), any_seal=True)
         given = dict.fromkeys(owners)
         # A user of a tenant that is copied as a whole is not copied twice.
         self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
         self._replace = replace
         self._ttl = ttl
         self._on_problem = on_problem
-        self._observer = observer
+        self._observer = guarded(observer)
         self._problems: set[Key] = set()
         self.tally: Counter[Outcome] = Counter()
 

@@ -75,7 +75,7 @@ def reported(what: str = "") -> Generator[None]:
         yield
     except StmError as error:
         fail(error, what=what)
-        misuse = isinstance(error, (ConfigurationError, SessionExists, SessionNotFound))
+        misuse = isinstance(error, (ConfigurationError, SessionExists))
         raise typer.Exit(MISUSED if misuse else FAILED) from None
     finally:
         logger.setLevel(level)
@@ -111,6 +111,11 @@ def fail(error: StmError, *, what: str = "") -> None:
 def say_wrong(message: str) -> None:
     """Print one line about an error to standard error."""
     _console().print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(message.split())), "red")))
+
+
+def say_nothing_stored(what: str) -> None:
+    """Print that nothing is stored under a name that the command was given; its exit status is then 1."""
+    say_wrong(f"nothing is stored for {what}")
 
 
 class Named:

@@ -12,10 +12,19 @@ import typer
 
 from stm_backends.admin.expiring import Expiring
 from stm_backends.admin.purging import Found, Purged
+from stm_backends.backend import Backend
 from stm_backends.cli import datastores, durations, transfer
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import BackendName, SealingName, Url
-from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
+from stm_backends.cli.outcome import (
+    FAILED,
+    counted,
+    interruptible,
+    reported,
+    run,
+    say_nothing_stored,
+    say_wrong,
+)
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
 from stm_backends.errors import ConfigurationError
@@ -83,9 +92,9 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     duration. A turn that is added during the purge stays.
 
     The command works in short steps, beside running services. Run it again after an interruption. The exit
-    status is 1 if a record could not be read.
+    status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
     """
-    purged, found = Purged(), list[Found]()
+    purged, found, exists = Purged(), list[Found](), True
 
     def note(one: Found) -> None:
         if json_file:
@@ -98,8 +107,9 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
         return f"At least {counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
 
     async def work(owner: tuple[str | None, str | None], seconds: float | None) -> None:
-        nonlocal purged
+        nonlocal purged, exists
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            exists = await _exists(opened, *owner)
             with Progress(0, "purging", "records") as progress:
 
                 def step(counts: Purged) -> None:
@@ -130,6 +140,9 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
         _print_counts(purged, _KEPT, "kept")
     if purged.unreadable:
         say_wrong(f"{counted(purged.unreadable, 'record')} could not be read")
+    if not exists:
+        say_nothing_stored(tenant or user or "")
+    if purged.unreadable or not exists:
         raise typer.Exit(FAILED)
 
 
@@ -149,16 +162,18 @@ def expire(
     Applies to conversations, logs of agent frameworks and saved states. A time to live cannot be read, so a
     shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it
     again starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
+    The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.
     """
-    expiring = Expiring()
+    expiring, exists = Expiring(), True
 
     def so_far() -> str:
         done = sum(getattr(expiring, name) for name in _EXPIRING)
         return f"At least {counted(done, 'record')} got the time to live; run the command again for all."
 
     async def work(tenant: str, user: str | None, seconds: float) -> None:
-        nonlocal expiring
+        nonlocal expiring, exists
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            exists = await _exists(opened, tenant, user)
             with Progress(0, "expiring", "records") as progress:
 
                 def step(counts: Expiring) -> None:
@@ -184,6 +199,9 @@ def expire(
     left = [f"{getattr(expiring, name):,} {what}" for name, what in _LEFT.items() if getattr(expiring, name)]
     if left:
         say_wrong(f"not changed: {'; '.join(left)}")
+    if not exists:
+        say_nothing_stored(tenant or user or "")
+    if left or not exists:
         raise typer.Exit(FAILED)
 
 
@@ -204,6 +222,11 @@ def _owner(tenant: str | None, user: str | None) -> tuple[str, str | None] | Non
             raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
         return found
     return None
+
+
+async def _exists(backend: Backend, tenant: str | None, user: str | None) -> bool:
+    """Say whether anything is stored for the owner that a command names, or that it names none."""
+    return tenant is None or await backend.sessions.has(tenant, user)
 
 
 def _done(dry_run: bool) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -108,15 +110,102 @@ def test_a_missing_file_of_keys_is_refused(keys: Path) -> None:
     assert "No such file" in result.stderr
 
 
-def test_erasing_sealed_data_without_its_keys_says_what_that_leaves(
+def test_sealed_data_is_not_erased_without_its_keys_unless_asked(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEYS_VARIABLE)
     receipt = tmp_path / "receipt.json"
-    result = cli("erase", "acme:ada", "--url", url, "-y", "--receipt", str(receipt))
+    for what in ("acme:ada", "acme"):
+        result = cli("erase", what, "--url", url, "-y", "--receipt", str(receipt))
+        assert result.exit_code == 2
+        assert "nothing was erased. Give --sealing" in " ".join(result.stderr.split())
+        assert "Some records may be erased" not in result.stderr
+        assert not receipt.exists()
+    result = cli("erase", "acme:ada", "--url", url, "-y", "--keep-keys", "--receipt", str(receipt))
     assert result.exit_code == 0
-    assert "data keys were not erased" in " ".join(result.stdout.split())
-    assert "data keys were not erased" in json.loads(receipt.read_text())["remains"]
+    assert "data keys in a store of their own were not erased" in " ".join(result.stderr.split())
+    assert json.loads(receipt.read_text())["data_keys_left"] is True
+
+
+def test_sealed_users_behind_one_in_clear_are_reported_with_exit_status_1(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal looks at one user of a tenant, so the others are counted during the erasure."""
+    (tmp_path / "chat.jsonl").write_text(LINES)
+    at = ("--url", f"sqlite:///{tmp_path}/mixed.db", "--tenant", "acme")
+    for user in ("bob", "ada"):
+        if user == "ada":
+            monkeypatch.delenv(KEYS_VARIABLE)
+            monkeypatch.setattr("stm_backends.cli.app.require_same_seal", allowing)
+        assert cli("replay", str(tmp_path / "chat.jsonl"), *at, "--user", user).exit_code == 0
+    result = cli("erase", "acme", *at[:2], "-y")
+    assert result.exit_code == 1
+    assert "erase each of the users again with --sealing" in " ".join(result.stderr.split())
+
+
+async def allowing(*given: object) -> None:
+    """Allow to write clear text beside sealed data, as programs that never saw the user do."""
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("user", ["ada", "new"])
+def test_import_and_replay_keep_clear_text_and_sealed_data_apart(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool, user: str
+) -> None:
+    def give_keys(given: bool) -> None:
+        monkeypatch.setenv(KEYS_VARIABLE, str(keys)) if given else monkeypatch.delenv(KEYS_VARIABLE)
+
+    (tmp_path / "chat.jsonl").write_text(LINES)
+    (tmp_path / "more.jsonl").write_text(LINES.replace("trip", "taxes"))
+    at, other = ("--url", f"sqlite:///{tmp_path}/a.db"), ("--url", f"sqlite:///{tmp_path}/b.db")
+    give_keys(sealed)
+    assert (
+        cli("replay", str(tmp_path / "chat.jsonl"), *at, "--tenant", "acme", "--user", "ada").exit_code == 0
+    )
+    give_keys(not sealed)
+    owner = ("--tenant", "acme", "--user", user)
+    assert cli("replay", str(tmp_path / "more.jsonl"), *other, *owner).exit_code == 0
+    exported = tmp_path / "out.jsonl"
+    assert cli("export", f"acme:{user}:taxes", *other, "-o", str(exported)).exit_code == 0
+    for command in (("import", str(exported)), ("replay", str(tmp_path / "more.jsonl"), *owner)):
+        result = cli(*command, *at)
+        assert result.exit_code == 2, result.output
+        assert "nothing was written" in " ".join(result.stderr.split())
+    give_keys(sealed)
+    assert cli("ls", "acme:ada", *at).stdout == "acme:ada:trip\n"
+
+
+def test_migrated_clear_text_is_sealed_and_what_remains_of_it_is_printed(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (tmp_path / "chat.jsonl").write_text(LINES)
+    (tmp_path / "migrating.py").write_text(
+        "from pathlib import Path\n"
+        "from stm_backends import Sealing, StaticKeys\n"
+        f"sealing = Sealing(StaticKeys.from_file(Path({str(keys)!r})), accept_clear=True)\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv(KEYS_VARIABLE)
+    url, numbers = f"sqlite:///{folder}/stm.db", tmp_path / "numbers.json"
+    owner = ("--tenant", "acme", "--user", "ada")
+    assert cli("replay", str(tmp_path / "chat.jsonl"), "--url", url, *owner).exit_code == 0
+    with closing(sqlite3.connect(folder / "stm.db")) as reader:
+        # The log, which has the clear text, cannot be cut while another connection reads.
+        reader.execute("BEGIN")
+        reader.execute("SELECT name FROM sqlite_master").fetchall()
+        migrate = ("reseal", "--all", "--sealing", "migrating:sealing", "--json", str(numbers))
+        result = cli(*migrate, "--url", f"{url}?deadline_s=0.5")
+        assert result.exit_code == 1
+        assert json.loads(numbers.read_text())["cleaned"] is False
+        assert "run the command again" in result.stderr
+    result = cli(*migrate, "--url", url)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stdout.split())
+    assert "replaced clear text" in said
+    assert "SQLite: what was deleted is overwritten in the file, and the write-ahead log was cut" in said
+    assert b"Zanzibar" not in b"".join(file.read_bytes() for file in folder.iterdir())
 
 
 ENVELOPES = """

@@ -171,7 +171,7 @@ def test_formats_that_contradict_are_refused(hostile: str, arguments: tuple[str,
 
 
 def test_a_missing_conversation_leaves_no_file(hostile: str, tmp_path: Path) -> None:
-    assert cli("show", "acme:u:none", "--html", "-o", str(tmp_path / "x.html")).exit_code == 2
+    assert cli("show", "acme:u:none", "--html", "-o", str(tmp_path / "x.html")).exit_code == 1
     assert not (tmp_path / "x.html").exists()
 
 

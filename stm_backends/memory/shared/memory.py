@@ -23,6 +23,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.records.operations import Appended
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -60,7 +61,7 @@ class DistributedShortTermMemory:
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.observer = observer
+        self.observer = observer = guarded(observer)
         self._config = as_config(config)
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
