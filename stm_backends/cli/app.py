@@ -177,7 +177,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
         what = f"{counted(len(conversations), 'conversation')}, {counted(turns, 'turn')}"
         owner, where = transfer.user_composite(tenant, user), datastores.shown(setup.backend, setup.url)
         typer.echo(render.plain(f"Replaying {what}, as {owner}, in {where}{origin}"))
-        prepared = run(readback.prepare(setup, conversations, create=create, replacing=replace))
+        prepared = run(readback.prepare(setup, conversations, create=create, replacing=replace), creates=True)
         start = time.monotonic()
         with Progress(turns, "replaying", "turns") as progress:
             done = Replay(
@@ -265,7 +265,7 @@ def ping(
         async with datastores.chosen(where or backend, None if by_url else url, create=create) as opened:
             return opened.name, await opened.ping()
 
-    name, seconds = run(work())
+    name, seconds = run(work(), creates=True)
     typer.echo(f"{name}: answered in {render.milliseconds(seconds * 1e3)} ms")
 
 
@@ -304,11 +304,12 @@ def export_(
     them.
     """
     unread = logs = count = 0
+    told = set[str]()
 
     def failed(key: MemoryKey, error: StmError) -> None:
         nonlocal unread
         unread += 1
-        fail(error, what=transfer.named(key))
+        fail(error, what=transfer.named(key), told=told)
 
     def wrote() -> None:
         nonlocal count
@@ -422,7 +423,7 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         whose = transfer.owner(only) if only is not None else None
         with export_file(file, limits=limits, only=whose) as exported:
             try:
-                run(work(exported))
+                run(work(exported), creates=True)
             except typer.Exit:
                 if imported.conversations:
                     typer.echo(imported.so_far(on_conflict), err=True)
