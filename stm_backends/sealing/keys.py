@@ -103,7 +103,7 @@ class StaticKeys:
     def __init__(self, keys: Mapping[str, bytes], *, primary: str) -> None:
         self._keys = {key.id: key for key in _data_keys(keys)}
         if primary not in self._keys:
-            raise ConfigurationError(f"primary is not the id of one of the keys: {sorted(self._keys)}")
+            raise ConfigurationError("primary is not the id of one of the keys")
         self._primary = self._keys[primary]
 
     @classmethod
@@ -164,13 +164,15 @@ def is_shared(path: Path) -> bool:
     return bool(path.stat().st_mode & _OTHERS)
 
 
-def _decoded(key_id: str, key: object) -> bytes:
+def _decoded(key_id: str, text: object) -> bytes:
     """Return a key of a file."""
     try:
-        return base64.b64decode(cast("str", key), validate=True)
+        key = base64.b64decode(cast("str", text), validate=True)
     except (ValueError, TypeError):
-        shown = repr(key_id) if is_key_id(key_id) else "of an invalid id"
-        raise ConfigurationError(f"the key {shown} is not Base64") from None
+        raise ConfigurationError(f"the key {key_id!r} is not Base64") from None
+    if len(key) != KEY_BYTES:
+        raise ConfigurationError(f"the key {key_id!r} must be {KEY_BYTES} bytes, not {len(key)}")
+    return key
 
 
 def _data_keys(keys: object) -> Iterator[DataKey]:
@@ -181,8 +183,7 @@ def _data_keys(keys: object) -> Iterator[DataKey]:
         if not isinstance(key_id, str) or not is_key_id(key_id):
             raise ConfigurationError("a key's id has 1 to 32 ASCII letters, digits, '-', '_' or '.'")
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
-            found = f"{len(key)} bytes" if isinstance(key, (bytes, bytearray)) else type(key).__name__
-            raise ConfigurationError(f"the key {key_id!r} must be {KEY_BYTES} bytes, not {found}")
+            raise ConfigurationError(f"each key must be {KEY_BYTES} bytes")
         yield DataKey(key_id, bytes(key))
 
 

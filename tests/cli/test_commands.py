@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -710,6 +711,21 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(
     with pytest.raises(SystemExit):
         main()
     assert "needs typer and rich, which are not installed" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_program_starts_shows_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    class Starting(ModuleType):
+        @property
+        def app(self) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "stm_backends.cli.app", Starting("starting"))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_an_erasure_that_fails_halfway_says_so(url: str, monkeypatch: pytest.MonkeyPatch):

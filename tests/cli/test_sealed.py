@@ -190,12 +190,12 @@ def test_a_program_that_fails_to_import_is_named_with_the_cause(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"primary": "k1", "keys": {"k1": "c2hvcnQ="}}', "the key 'k1' must be 32 bytes, not 5 bytes"),
+        ('{"primary": "k1", "keys": {"k1": "c2hvcnQ="}}', "the key 'k1' must be 32 bytes, not 5"),
         ('{"primary": "k1", "keys": {"k1": "%%%%"}}', "the key 'k1' is not Base64"),
         ('{"primary": "k1", "keys": {"k1": 5}}', "the key 'k1' is not Base64"),
         (
             f'{{"primary": "k2", "keys": {{"k1": "{SECRET}"}}}}',
-            "primary is not the id of one of the keys: ['k1']",
+            "primary is not the id of one of the keys",
         ),
         ('{"primary": "k1", "keys": [1]}', 'must be {"primary": ID, "keys": {ID: BASE64}}'),
     ],
