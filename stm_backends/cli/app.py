@@ -256,6 +256,12 @@ def ping(
     ] = None,
     backend: BackendName = None,
     url: Url = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Load a record of this tenant, for a role that may use no other.", metavar="TENANT"
+        ),
+    ] = None,
     create: Create = False,
 ) -> None:
     """Load one record from the datastore, and print how long that took."""
@@ -263,8 +269,12 @@ def ping(
     async def work() -> tuple[str, float]:
         by_url = where is not None and ":" in where
         async with datastores.chosen(where or backend, None if by_url else url, create=create) as opened:
-            return opened.name, await opened.ping()
+            return opened.name, await opened.ping(whose[0])
 
+    with reported():
+        whose = transfer.owner(tenant) if tenant else (None, None)
+        if whose[1] is not None:
+            raise ConfigurationError("--tenant is written TENANT, as in acme")
     name, seconds = run(work(), creates=True)
     typer.echo(f"{name}: answered in {render.milliseconds(seconds * 1e3)} ms")
 

@@ -119,9 +119,9 @@ class Backend(AbstractContextManager["Backend"]):
 
         return self.run(make())
 
-    def ping(self) -> float:
-        """Load a record that does not exist; returns how many seconds that took."""
-        return self.run(self._backend.ping())
+    def ping(self, tenant: str | None = None) -> float:
+        """Load a record that does not exist; returns how many seconds that took. See `Backend.ping`."""
+        return self.run(self._backend.ping(tenant))
 
     def run(self, work: Coroutine[Any, Any, T], /) -> T:
         """Run a coroutine on the backend's event loop and return its result.

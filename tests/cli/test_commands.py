@@ -27,7 +27,8 @@ from stm_backends import (
 from stm_backends.cli import datastores, main
 from stm_backends.cli.app import app
 from stm_backends.cli.files import writing
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.errors import Unavailable
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import memory_key
@@ -252,6 +253,20 @@ def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     assert not (tmp_path / "new.db").exists()
     assert lines(cli("ping", "--create", "--url", url))[0].startswith("sqlite: answered in ")
     assert (tmp_path / "new.db").exists()
+
+
+def test_ping_loads_a_record_of_the_tenant_that_is_named(url: str, monkeypatch: pytest.MonkeyPatch):
+    loaded: list[Key] = []
+    load = SqliteDriver.load
+
+    async def noting(driver: SqliteDriver, key: Key) -> Record | None:
+        loaded.append(key)
+        return await load(driver, key)
+
+    monkeypatch.setattr(SqliteDriver, "load", noting)
+    assert cli("ping", "--tenant", "b%3Ac", "--url", url).exit_code == 0
+    assert loaded == [Key("b%3Ac::users", "%")]
+    assert cli("ping", "--tenant", "acme:u1", "--url", url).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ class DistributedShortTermMemory:
         Adding the same `turn_id` again has no effect while the first is stored and for some time after (for
         the last 256 turns that left the record, and for at least ten operation deadlines). If this process
         knows the first, it loads instead of writing. A full record is summarized at once; while summarizing
-        fails, it loses its oldest pending turns, so that this turn is stored.
+        fails, it loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0.0`) gets
+        the current one.
 
         Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
         rejects the turn, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored.
@@ -162,11 +163,13 @@ class DistributedShortTermMemory:
             self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     def checked(self, turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
-        """Return a copy of a turn with its id, by default a new one.
+        """Return a copy of a turn with its id and its time, by default a new one and the current one.
 
         Raises `InvalidState`, and `LimitReached` for a turn of too many characters.
         """
         stored = StoredTurn(as_turn_id(turn_id), as_turn(turn))
+        if not stored.turn.ts:
+            stored.turn.ts = self._shared.clock()
         with self._guard.reporting(self._whose, "add_turn"):
             self._guard.require("turn_characters", lambda: characters_of(stored.turn))
         return stored

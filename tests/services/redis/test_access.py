@@ -126,6 +126,9 @@ async def test_a_user_of_one_tenant_is_served_and_denied_all_others(server):
                     await work()
         with pytest.raises(Denied, match="this user"):
             await backend.ping()
+        assert await backend.ping("acme") > 0
+        with pytest.raises(Denied, match="this user"):
+            await backend.ping("victim")
         with pytest.raises(Denied, match="this user"):
             await backend.state_store.load_planner_state("token")
     assert server.ask("DBSIZE") == 0
