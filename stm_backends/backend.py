@@ -106,7 +106,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
         observed = observer.driver(driver)
         sealed = _sealed(observed, sealing, observer)
-        inner = LargeEntries(reporting_denials(sealed or observed, observer))
+        self._large = inner = LargeEntries(reporting_denials(sealed or observed, observer))
         guard = Guard(limits, backend=driver.name, reached=partial(_limit_reached, observer))
         self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
         self._guard = guard
@@ -139,6 +139,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     def traits(self) -> Traits:
         """Facts about the datastore: its reach, its limits, its clock."""
         return self.driver.traits
+
+    @property
+    def record_traits(self) -> Traits:
+        """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
+        return self._large.inner.traits
 
     def memory(
         self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None

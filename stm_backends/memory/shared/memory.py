@@ -99,8 +99,8 @@ class DistributedShortTermMemory:
         Adding the same `turn_id` again has no effect while the first is stored and for some time after (for
         the last 256 turns that left the record, and for at least ten operation deadlines). If this process
         knows the first, it loads instead of writing. A full record is summarized at once; while summarizing
-        fails, it loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0.0`) gets
-        the current one.
+        fails, it loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0`)
+        gets the current one.
 
         Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
         rejects the turn, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored.
