@@ -450,6 +450,8 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         typer.echo(f"{done} merged, {imported.changed} of them changed", err=True)
     else:
         typer.echo(f"{done} merged, none of them changed", err=True)
+    if merge and (imported.changed or ttl):
+        typer.echo(_merged_ttl(ttl, unchanged=imported.conversations - imported.changed), err=True)
 
 
 app.command()(copy)
@@ -514,6 +516,16 @@ app.command()(purge)
 app.command()(expire)
 
 app.command()(conformance)
+
+
+def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:
+    """Return what a merge means for the time to live of conversations."""
+    if ttl is None:
+        return "Conversations that got a turn do not expire; --ttl sets a time to live."
+    left = f"; {counted(unchanged, 'unchanged conversation')} kept the old time to live" if unchanged else ""
+    return (
+        f"Conversations that got a turn expire in {ttl.strip()}{left}. `stm-backends expire` sets it for all."
+    )
 
 
 async def _selected(

@@ -585,8 +585,17 @@ def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_pa
     first = cli("import", str(file), "--merge", "--url", elsewhere)
     again = cli("import", str(file), "--merge", "--url", elsewhere)
 
-    assert (first.exit_code, first.stderr) == (0, "2 conversations merged, 2 of them changed\n")
+    assert (first.exit_code, first.stderr) == (
+        0,
+        "2 conversations merged, 2 of them changed\n"
+        "Conversations that got a turn do not expire; --ttl sets a time to live.\n",
+    )
     assert (again.exit_code, again.stderr) == (0, "2 conversations merged, none of them changed\n")
+    limited = cli("import", str(file), "--merge", "--ttl", "90d", "--url", elsewhere)
+    assert limited.stderr.splitlines()[1] == (
+        "Conversations that got a turn expire in 90d; 2 unchanged conversations kept the old time to live. "
+        "`stm-backends expire` sets it for all."
+    )
 
 
 def test_an_import_onto_what_exists_is_refused_unless_told(url: str, tmp_path: Path):
