@@ -587,8 +587,10 @@ def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_pa
 
     assert (first.exit_code, first.stderr) == (
         0,
-        "2 conversations merged, 2 of them changed\n"
-        "Conversations that got a turn do not expire; --ttl sets a time to live.\n",
+        (
+            "2 conversations merged, 2 of them changed\n"
+            "Conversations that got a turn do not expire; --ttl sets a time to live.\n"
+        ),
     )
     assert (again.exit_code, again.stderr) == (0, "2 conversations merged, none of them changed\n")
     limited = cli("import", str(file), "--merge", "--ttl", "90d", "--url", elsewhere)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -14,6 +16,9 @@ from typer.testing import CliRunner, Result
 
 import stm_backends
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends.admin.expiring import Expiring
+from stm_backends.admin.purging import Purged
+from stm_backends.admin.resealing import ResealReport
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.sqlite import purging as after_writes
@@ -196,3 +201,13 @@ def test_imported_conversations_expire_with_ttl(url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", ["purge", "expire", "import"])
 def test_help_shows_how_durations_are_written(command: str) -> None:
     assert "90d, 12h or 30m" in " ".join(cli(command, "--help").stdout.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "report"), [("purge", Purged), ("expire", Expiring), ("reseal", ResealReport)]
+)
+def test_the_page_lists_the_fields_of_each_json_file(command: str, report: type) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| `{command} --json FILE` \|.*$", page, re.MULTILINE)
+    for field in dataclasses.fields(report):
+        assert f"`{field.name}`" in row
