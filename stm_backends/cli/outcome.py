@@ -73,7 +73,7 @@ _UNREACHED: Final = re.compile(
 )
 """What drivers say if they cannot connect."""
 
-_NOT_THERE: Final = re.compile("no database file|no such database|no such table|does not exist")
+_NOT_THERE: Final = re.compile("no database file|no such database|does not exist")
 
 _KEY_STORE: Final = "the store of the data keys"
 """A part of the messages about another datastore than that of the URL."""

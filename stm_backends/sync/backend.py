@@ -97,6 +97,11 @@ class Backend(AbstractContextManager["Backend"]):
         """Facts about the datastore: its reach, its limits, its clock."""
         return self._backend.traits
 
+    @property
+    def record_traits(self) -> Traits:
+        """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
+        return self._backend.record_traits
+
     def memory(
         self,
         key: MemoryKey,
