@@ -816,7 +816,12 @@ async def test_a_turn_without_a_time_is_stored_with_the_current_one() -> None:
     driver = MemoryDriver()
     await driver.open()
     backgrounds = Backgrounds(driver, Codec(), clock=clock)
-    key, settings = MemoryKey("acme", "u1", "trip"), config(zone=3)
+    told: list[ConversationTurn] = []
+
+    async def note(turn: ConversationTurn) -> None:
+        told.append(turn)
+
+    key, settings = MemoryKey("acme", "u1", "trip"), config(zone=3, on_turn_added=note)
     memory = DistributedShortTermMemory(
         driver, key, settings, summarizer=LedgerSummarizer(), backgrounds=backgrounds
     )
@@ -825,4 +830,6 @@ async def test_a_turn_without_a_time_is_stored_with_the_current_one() -> None:
     await memory.add_turn(ConversationTurn("second", "answer", ts=12.5))
     first, second = await memory.turns()
     assert (first.ts, second.ts) == (clock(), 12.5)
+    await until(lambda: len(told) == 2)
+    assert [turn.ts for turn in told] == [clock(), 12.5]
     assert given.ts == 0.0, "the turn of the caller is not changed"

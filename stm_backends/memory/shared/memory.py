@@ -124,7 +124,7 @@ class DistributedShortTermMemory:
             if snapshot.holds(stored.id):
                 self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:
-                    self._appended(turn)
+                    self._appended(turn, stored.turn.ts)
                 return
             if refuses:
                 # By the stored health, so that every process decides the same.
@@ -152,14 +152,17 @@ class DistributedShortTermMemory:
             known or stored.id in self._shared.added
         ):
             self._shared.note_added(stored, length)
-            self._appended(turn)
+            self._appended(turn, stored.turn.ts)
         self._maintenance.schedule_after_append(length)
 
-    def _appended(self, turn: ConversationTurn) -> None:
-        """Report a stored turn, once for each turn."""
+    def _appended(self, turn: ConversationTurn, ts: float) -> None:
+        """Report a stored turn, once for each turn, with the time that was stored."""
         self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
         if self._config.on_turn_added is not None:
+            if getattr(turn, "ts", ts) != ts:
+                turn = as_turn(turn)
+                turn.ts = ts
             self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     def checked(self, turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
