@@ -338,6 +338,12 @@ class Sessions:
         """
         if tenant is None and (older_than is not None or user is not None):
             raise ConfigurationError("name the tenant: its conversations cannot be found without it")
+
+        def found(one: Found) -> None:
+            if not dry_run:
+                self._observer.purged(Subject(one.tenant, one.user, one.name), 1)
+            on_found(one)
+
         purge = Purge(
             self._driver,
             self._codec,
@@ -345,7 +351,7 @@ class Sessions:
             older_than=older_than,
             dry_run=dry_run,
             on_step=on_step,
-            on_found=on_found,
+            on_found=found,
         )
         try:
             await purge.expired()

@@ -182,7 +182,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
         prepared = run(
             readback.prepare(
                 setup, conversations, create=create, replacing=replace, require_owner=require_same_seal
-            )
+            ),
+            creates=True,
         )
         start = time.monotonic()
         with Progress(turns, "replaying", "turns") as progress:
@@ -262,6 +263,12 @@ def ping(
     ] = None,
     backend: BackendName = None,
     url: Url = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Load a record of this tenant, for a role that may use no other.", metavar="TENANT"
+        ),
+    ] = None,
     create: Create = False,
 ) -> None:
     """Load one record from the datastore, and print how long that took."""
@@ -269,9 +276,13 @@ def ping(
     async def work() -> tuple[str, float]:
         by_url = where is not None and ":" in where
         async with datastores.chosen(where or backend, None if by_url else url, create=create) as opened:
-            return opened.name, await opened.ping()
+            return opened.name, await opened.ping(whose[0])
 
-    name, seconds = run(work())
+    with reported():
+        whose = transfer.owner(tenant) if tenant else (None, None)
+        if whose[1] is not None:
+            raise ConfigurationError("--tenant is written TENANT, as in acme")
+    name, seconds = run(work(), creates=True)
     typer.echo(f"{name}: answered in {render.milliseconds(seconds * 1e3)} ms")
 
 
@@ -310,11 +321,12 @@ def export_(
     them.
     """
     unread = logs = count = 0
+    told = set[str]()
 
     def failed(key: MemoryKey, error: StmError) -> None:
         nonlocal unread
         unread += 1
-        fail(error, what=transfer.named(key))
+        fail(error, what=transfer.named(key), told=told)
 
     def wrote() -> None:
         nonlocal count
@@ -435,7 +447,7 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         whose = transfer.owner(only) if only is not None else None
         with export_file(file, limits=limits, only=whose) as exported:
             try:
-                run(work(exported))
+                run(work(exported), creates=True)
             except typer.Exit:
                 if imported.conversations:
                     typer.echo(imported.so_far(on_conflict), err=True)
@@ -452,6 +464,8 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         typer.echo(f"{done} merged, {imported.changed} of them changed", err=True)
     else:
         typer.echo(f"{done} merged, none of them changed", err=True)
+    if merge and (imported.changed or ttl):
+        typer.echo(_merged_ttl(ttl, unchanged=imported.conversations - imported.changed), err=True)
 
 
 app.command()(copy)
@@ -532,6 +546,16 @@ app.command()(purge)
 app.command()(expire)
 
 app.command()(conformance)
+
+
+def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:
+    """Return what a merge means for the time to live of conversations."""
+    if ttl is None:
+        return "Conversations that got a turn do not expire; --ttl sets a time to live."
+    left = f"; {counted(unchanged, 'unchanged conversation')} kept the old time to live" if unchanged else ""
+    return (
+        f"Conversations that got a turn expire in {ttl.strip()}{left}. `stm-backends expire` sets it for all."
+    )
 
 
 async def _selected(

@@ -171,7 +171,7 @@ async def _copied(  # noqa: PLR0913 -- one per option
             opened = await ends.enter_async_context(datastores.existing(source))
             if everything:
                 owners[:0] = [Owner(tenant) async for tenant in opened.sessions.tenants()]
-        with reported(f"the target, {destination}"):
+        with reported(f"the target, {destination}", creates=True):
             taking = await ends.enter_async_context(open_backend(target, create=create))
         if taking.traits.reach == "process":
             raise ConfigurationError(f"{destination} keeps its data only until this command ends")

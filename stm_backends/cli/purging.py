@@ -37,23 +37,30 @@ Json = Annotated[
 ]
 
 _PURGED: Final = {
-    "expired": "expired records",
-    "conversations": "old conversations",
-    "logs": "old logs of agent frameworks",
-    "parts": "left-over parts of large values",
+    "expired": ("expired record", "expired records"),
+    "conversations": ("old conversation", "old conversations"),
+    "logs": ("old log of an agent framework", "old logs of agent frameworks"),
+    "parts": ("left-over part of large values", "left-over parts of large values"),
 }
 """What a purge removes."""
 
 _KEPT: Final = {
-    "kept": "newer",
-    "undated": "without a time (give them one with `stm-backends expire`)",
-    "empty": "emptied by an earlier purge, not yet expired",
-    "changed": "written to at that moment",
-    "unreadable": "unreadable",
+    name: (what, what)
+    for name, what in {
+        "kept": "newer",
+        "undated": "without a time (`stm-backends expire` gives a time to live)",
+        "empty": "emptied by an earlier purge, not yet expired",
+        "changed": "written to at that moment",
+        "unreadable": "unreadable",
+    }.items()
 }
 """What a purge with `--older-than` keeps."""
 
-_EXPIRING: Final = {"conversations": "conversations", "logs": "logs of agent frameworks", "states": "states"}
+_EXPIRING: Final = {
+    "conversations": ("conversation", "conversations"),
+    "logs": ("log of an agent framework", "logs of agent frameworks"),
+    "states": ("state", "states"),
+}
 
 _LEFT: Final = {
     "changed": "were replaced by others at each attempt; run the command again",
@@ -88,8 +95,8 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     removes left-over parts of large values.
 
     The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
-    --older-than empties conversations and logs of agent frameworks. The empty records expire after the same
-    duration. A turn that is added during the purge stays.
+    --older-than empties conversations and logs of agent frameworks. The empty records stay listed until they
+    expire, after the same duration. A turn that is added during the purge stays.
 
     The command works in short steps, beside running services. Run it again after an interruption. The exit
     status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
@@ -138,6 +145,8 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     _print_counts(purged, _PURGED, _done(dry_run))
     if seconds is not None:
         _print_counts(purged, _KEPT, "kept")
+        if not dry_run and purged.conversations + purged.logs:
+            typer.echo(f"Their empty records stay listed until they expire in {(older_than or '').strip()}.")
     if purged.unreadable:
         say_wrong(f"{counted(purged.unreadable, 'record')} could not be read")
     if not exists:
@@ -238,8 +247,10 @@ def _named(found: Found) -> str:
     return key if found.kind == "memory" else f"{key} ({found.kind})"
 
 
-def _print_counts(counts: Purged | Expiring, meanings: dict[str, str], done: str) -> None:
-    """Print one line for the counts that are not zero, or that there are none."""
-    told = [f"{getattr(counts, name):,} {what}" for name, what in meanings.items() if getattr(counts, name)]
+def _print_counts(counts: Purged | Expiring, meanings: dict[str, tuple[str, str]], done: str) -> None:
+    """Print one line for the counts that are not zero, or that there are none; nouns are for one and many."""
+    told = [
+        f"{count:,} {what[count != 1]}" for name, what in meanings.items() if (count := getattr(counts, name))
+    ]
     if told or done != "kept":
         typer.echo(plain(f"{done.capitalize()}: {', '.join(told) or 'nothing'}"))

@@ -83,8 +83,9 @@ def stats(
     if as_json:
         typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total)}))
     else:
-        render.console.print(render.stats(counting.total, str(owners[0]) if one else "Total"))
-    if not (counting.read or degraded or whose):
+        title = str(owners[0]) if one else "Total"
+        render.console.print(render.stats(counting.total, f"{title}, degraded only" if degraded else title))
+    if not (counting.read or whose):
         typer.echo("Nothing is stored.", err=True)
     for owner in missing:
         say_nothing_stored(str(owner))

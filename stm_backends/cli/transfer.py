@@ -217,7 +217,7 @@ async def import_all(
 
 async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> MemoryKey:
     """Import a conversation into memory, to find errors early; returns its key."""
-    traits = backend.driver.inner.traits
+    traits = backend.record_traits
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
     ) as rehearsal:

@@ -227,7 +227,10 @@ class SealedDriver(WrapperDriver):
             key_id = key_id_of(value)
             if key_id is None:
                 if not self._sealing.accept_clear:
-                    raise SealMismatch("a value is not sealed, and this backend accepts sealed values only")
+                    raise SealMismatch(
+                        "a value is not sealed, and this backend accepts sealed values only; "
+                        "accept_clear=True accepts both"
+                    )
                 self._clear_met()
                 opened.append(value)
                 continue

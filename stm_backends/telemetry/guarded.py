@@ -82,6 +82,9 @@ class GuardedObserver(Observer):
     def erased(self, subject: Subject, records: int) -> None:
         self._tell("erased", subject, records)
 
+    def purged(self, subject: Subject, records: int) -> None:
+        self._tell("purged", subject, records)
+
     def exported(self, subject: Subject) -> None:
         self._tell("exported", subject)
 

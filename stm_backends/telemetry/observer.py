@@ -102,6 +102,9 @@ class Observer:
     def erased(self, subject: Subject, records: int) -> None:
         """Receive that an erasure is complete, and how many records it removed, perhaps none."""
 
+    def purged(self, subject: Subject, records: int) -> None:
+        """Receive that a purge emptied a conversation or a log because of its age."""
+
     def exported(self, subject: Subject) -> None:
         """Receive that a conversation was exported."""
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from stm_backends import (
 from stm_backends.cli import datastores, main
 from stm_backends.cli.app import app
 from stm_backends.cli.files import writing
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.errors import Unavailable
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import memory_key
@@ -257,6 +259,20 @@ def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     assert not (tmp_path / "new.db").exists()
     assert lines(cli("ping", "--create", "--url", url))[0].startswith("sqlite: answered in ")
     assert (tmp_path / "new.db").exists()
+
+
+def test_ping_loads_a_record_of_the_tenant_that_is_named(url: str, monkeypatch: pytest.MonkeyPatch):
+    loaded: list[Key] = []
+    load = SqliteDriver.load
+
+    async def noting(driver: SqliteDriver, key: Key) -> Record | None:
+        loaded.append(key)
+        return await load(driver, key)
+
+    monkeypatch.setattr(SqliteDriver, "load", noting)
+    assert cli("ping", "--tenant", "b%3Ac", "--url", url).exit_code == 0
+    assert loaded == [Key("b%3Ac::users", "%")]
+    assert cli("ping", "--tenant", "acme:u1", "--url", url).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -575,8 +591,19 @@ def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_pa
     first = cli("import", str(file), "--merge", "--url", elsewhere)
     again = cli("import", str(file), "--merge", "--url", elsewhere)
 
-    assert (first.exit_code, first.stderr) == (0, "2 conversations merged, 2 of them changed\n")
+    assert (first.exit_code, first.stderr) == (
+        0,
+        (
+            "2 conversations merged, 2 of them changed\n"
+            "Conversations that got a turn do not expire; --ttl sets a time to live.\n"
+        ),
+    )
     assert (again.exit_code, again.stderr) == (0, "2 conversations merged, none of them changed\n")
+    limited = cli("import", str(file), "--merge", "--ttl", "90d", "--url", elsewhere)
+    assert limited.stderr.splitlines()[1] == (
+        "Conversations that got a turn expire in 90d; 2 unchanged conversations kept the old time to live. "
+        "`stm-backends expire` sets it for all."
+    )
 
 
 def test_an_import_onto_what_exists_is_refused_unless_told(url: str, tmp_path: Path):
@@ -715,6 +742,21 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(
     with pytest.raises(SystemExit):
         main()
     assert "needs typer and rich, which are not installed" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_program_starts_shows_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    class Starting(ModuleType):
+        @property
+        def app(self) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "stm_backends.cli.app", Starting("starting"))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_an_erasure_that_fails_halfway_says_so(url: str, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from stm_backends import StaticKeys
 from stm_backends.cli.app import app
 from stm_backends.sealing.naming import KEYS_VARIABLE
 
@@ -27,6 +28,7 @@ def cli(*arguments: str) -> Result:
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"primary": "k1", "keys": {"k1": SECRET}}))
+    file.chmod(0o600)
     monkeypatch.delenv("STM_BACKENDS_URL", raising=False)
     monkeypatch.setenv(KEYS_VARIABLE, str(file))
     return file
@@ -72,7 +74,7 @@ def test_commands_take_the_sealing_of_a_program(
     for wrong, said in (
         ("myservice", "written MODULE:OBJECT"),
         ("myservice:nothing", "there is no 'nothing'"),
-        ("nowhere:sealing", "there is no 'sealing'"),
+        ("nowhere:sealing", "there is no module 'nowhere'"),
         ("myservice:Path", "not Sealing"),
     ):
         result = cli("show", "acme:ada:trip", "--url", url, "--sealing", wrong)
@@ -244,3 +246,94 @@ def test_expire_without_the_keys_leaves_sealed_data_readable(
     assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
     assert result.exit_code == 1
     assert "could not be read" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--sealing", "STM_BACKENDS_OBSERVER"])
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import no_such_library", "line 1: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import os\nos.environ['NOT_SET_HERE']", "failed at"),
+        ("raise ValueError('a secret')", "line 1: ValueError"),
+        ("def (", "line 1: SyntaxError"),
+        ("from stm_backends import StaticKeys\nStaticKeys({}, primary='k')", "primary is not the id"),
+    ],
+)
+def test_a_program_that_fails_to_import_is_named_with_the_cause(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str, option: str
+) -> None:
+    (tmp_path / "failing.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    options = ("--sealing", "failing:it")
+    if option != "--sealing":
+        monkeypatch.setenv(option, "failing:it")
+        options = ()
+    result = cli("ls", "acme", "--url", url, *options)
+    assert result.exit_code == 2
+    assert f"{option}: importing 'failing' failed at " in result.stderr
+    assert "failing.py, line" in result.stderr or "keys.py, line" in result.stderr
+    assert said in result.stderr
+    assert "a secret" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"primary": "k1", "keys": {"k1": "c2hvcnQ="}}', "the key 'k1' must be 32 bytes, not 5"),
+        ('{"primary": "k1", "keys": {"k1": "%%%%"}}', "the key 'k1' is not Base64"),
+        ('{"primary": "k1", "keys": {"k1": 5}}', "the key 'k1' is not Base64"),
+        (
+            f'{{"primary": "k2", "keys": {{"k1": "{SECRET}"}}}}',
+            "primary is not the id of one of the keys",
+        ),
+        ('{"primary": "k1", "keys": [1]}', 'must be {"primary": ID, "keys": {ID: BASE64}}'),
+    ],
+)
+def test_an_error_in_a_file_of_keys_names_the_file_and_the_key(
+    url: str, keys: Path, content: str, said: str
+) -> None:
+    keys.write_text(content)
+    result = cli("ls", "acme", "--url", url)
+    assert result.exit_code == 2
+    assert f"the file of keys {keys}" in result.stderr
+    assert said in result.stderr
+    assert SECRET not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "warns"), [(0o600, False), (0o640, False), (0o644, True), (0o660, True), (0o666, True)]
+)
+def test_a_file_of_keys_that_others_may_use_is_warned_of(
+    url: str, keys: Path, caplog: pytest.LogCaptureFixture, mode: int, warns: bool
+) -> None:
+    keys.chmod(mode)
+    result = cli("ls", "acme", "--url", url)
+    assert (result.exit_code, result.stdout) == (0, "acme:ada\n")
+    assert result.stderr == (
+        f"Warning: other users may read or change {keys}; run: chmod 600 {keys}\n" if warns else ""
+    )
+    caplog.clear()
+    StaticKeys.from_file(keys)
+    assert bool(caplog.records) is warns
+
+
+def test_sealed_data_without_keys_says_how_to_give_them(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE)
+    result = cli("show", "acme:ada:trip", "--url", url)
+    assert result.exit_code == 1
+    assert f"--sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names." in result.stderr
+
+
+def test_clear_data_with_a_file_of_keys_says_how_to_migrate(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/clear.db"
+    monkeypatch.delenv(KEYS_VARIABLE)
+    conversations = tmp_path / "conversations.jsonl"
+    conversations.write_text(LINES)
+    assert cli("replay", str(conversations), "--url", url, "--tenant", "acme", "--user", "ada").exit_code == 0
+    monkeypatch.setenv(KEYS_VARIABLE, str(keys))
+    result = cli("show", "acme:ada:trip", "--url", url)
+    assert result.exit_code == 1
+    assert "accept_clear=True accepts both" in result.stderr
+    assert "--sealing MODULE:OBJECT of a Sealing(keys, accept_clear=True)" in result.stderr

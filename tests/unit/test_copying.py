@@ -563,3 +563,15 @@ async def test_records_are_copied_several_at_a_time_and_no_more(
 
     assert copy.tally["verified"] == 5 * AT_ONCE
     assert most == AT_ONCE
+
+
+async def test_paused_runs_and_their_notes_stay_at_the_source(source: Backend, target: Driver) -> None:
+    run = {"step": 1, "tool_context": {"tenant_id": "acme", "user_id": "u1"}}
+    await source.state_store.save_planner_state("token", run)
+    copy = Copy(source.driver, target, [ACME, UNOWNED])
+    await copy.count()
+    await copy.copy()
+    await copy.verify()
+    assert copy.ok
+    assert await held(target, keys.PAUSED_RUNS, keys.scope("acme", "u1", "planner")) == {}
+    assert await source.state_store.load_planner_state("token") == run
