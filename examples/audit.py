@@ -1,5 +1,5 @@
 # pip install . && python examples/audit.py
-"""Write an audit log: who was erased, exported, copied or refused, as JSON lines with hashed ids."""
+"""Write an audit log: who was erased, purged, exported, copied or refused, as JSON lines with hashed ids."""
 
 import asyncio
 import hmac
@@ -25,6 +25,10 @@ class Audit(Observer):
     def erased(self, subject, records):
         super().erased(subject, records)
         self.write("erased", subject, records=records)
+
+    def purged(self, subject, records):
+        super().purged(subject, records)
+        self.write("purged", subject, records=records)
 
     def exported(self, subject):
         super().exported(subject)

@@ -25,13 +25,14 @@ from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
-from stm_backends.records.keys import LogKind
+from stm_backends.records.keys import LogKind, directory_scope, name
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
 from stm_backends.records.state_store import StateStore
 from stm_backends.sealing.keys import Owner, Sealing
 from stm_backends.telemetry.denials import reporting_denials
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryIsolation, MemoryKey, as_config
 
@@ -104,9 +105,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         require_seconds("close_timeout_s", close_timeout_s, zero=True)
         if not isinstance(observer, Observer):  # pyright: ignore[reportUnnecessaryIsInstance] -- a user gives it
             raise ConfigurationError(f"observer is an Observer, not {type(observer).__name__}")
+        observer = guarded(observer)
         observed = observer.driver(driver)
         sealed = _sealed(observed, sealing, observer)
-        inner = LargeEntries(reporting_denials(sealed or observed, observer))
+        self._large = inner = LargeEntries(reporting_denials(sealed or observed, observer))
         guard = Guard(limits, backend=driver.name, reached=partial(_limit_reached, observer))
         self.driver = driver = inner if limits is None else LimitedDriver(inner, guard)
         self._guard = guard
@@ -149,6 +151,10 @@ class Backend(AbstractAsyncContextManager["Backend"]):
     def directory(self) -> Directory:
         """Which users the tenants have, for what is built on this backend."""
         return self._directory
+
+    def record_traits(self) -> Traits:
+        """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
+        return self._large.inner.traits
 
     def memory(
         self, key: MemoryKey, config: object | None = None, *, summarizer: Summarizer | None = None
@@ -200,10 +206,15 @@ class Backend(AbstractAsyncContextManager["Backend"]):
             ttl_s=ttl_s,
         )
 
-    async def ping(self) -> float:
-        """Load a record that does not exist; returns how many seconds that took."""
+    async def ping(self, tenant: str | None = None) -> float:
+        """Load a record that does not exist; returns how many seconds that took.
+
+        The record belongs to no tenant. A role that may use one tenant only needs that `tenant`.
+        """
+        # No user has an empty id, so nothing is stored there.
+        key = PING_KEY if tenant is None else Key(directory_scope(tenant), name(""))
         start = time.perf_counter()
-        await self.driver.load(PING_KEY)
+        await self.driver.load(key)
         return time.perf_counter() - start
 
     async def open(self) -> None:

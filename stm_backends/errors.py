@@ -14,6 +14,7 @@ StmError
 │   ├── TooLarge            nothing was written: an entry, or the whole record, exceeds a limit
 │   ├── LimitReached        nothing was written: a limit of the backend, such as conversations of a user
 │   ├── Corrupt             the stored data cannot be read by this version; nothing was overwritten
+│   │   └── SealMismatch    the stored data is sealed and the backend has no `sealing`, or the reverse
 │   └── Denied              the datastore denies access to this user, role or process
 ├── SessionNotFound         there is no conversation to export or copy
 ├── SessionExists           an import found a conversation, with on_conflict="refuse"
@@ -144,6 +145,13 @@ class Corrupt(StorageError):
     """The stored data is damaged, or of a newer format than this version reads.
 
     A record that could not be read is never overwritten.
+    """
+
+
+class SealMismatch(Corrupt):
+    """The stored data is sealed and the backend has no `sealing`, or it is in clear text and the backend has.
+
+    Nothing is written for a user whose data is stored the other way.
     """
 
 

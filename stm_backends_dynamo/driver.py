@@ -58,6 +58,7 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.edge import ConcurrencyLimit, Edge
+from stm_backends.drivers.erasing import Remains
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends_dynamo import statements, table
 from stm_backends_dynamo.client import Requests, make_client, require_client
@@ -82,7 +83,7 @@ from stm_backends_dynamo.stored import ROUNDS, Stored
 
 T = TypeVar("T")
 
-_REMAINS: Final = (
+_REMAINS: Final = Remains(
     "DynamoDB: the deleted items remain in the table's stream for 24 hours if it has one, in point-in-time "
     "recovery for its recovery period (35 days at most), and in on-demand backups and exports until these "
     "are deleted. Items beside an expired conversation that DynamoDB had already removed go at their own "
@@ -474,7 +475,7 @@ class DynamoDriver:
         """List names of one scope that have expired and still have an item; `delete` removes them."""
         return await self._names(scope, after, limit, expired=True)
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Return what remains of deleted records."""
         return _REMAINS
 

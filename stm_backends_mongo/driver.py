@@ -36,6 +36,7 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.erasing import Remains
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable, located
 from stm_backends_mongo import statements
@@ -52,7 +53,7 @@ Pipeline: TypeAlias = list[RawBSONDocument]
 
 _FIRST_LAYOUT: Final = Layout(version=1, readable_since=1)
 
-_REMAINS: Final = (
+_REMAINS: Final = Remains(
     "MongoDB: the deleted documents remain in free blocks of the data files until later documents "
     "overwrite them, in the journal until its next checkpoints, in secondaries until they apply the "
     "deletion, and in snapshots and backups. Turns also remain in the oplog until its oldest entries make "
@@ -250,7 +251,7 @@ class MongoDriver:
         """List names of one scope that have expired and still have a document; `delete` removes them."""
         return await self._names(statements.names_after(scope, after, expired=True), limit)
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Return what remains of deleted records."""
         return _REMAINS
 

@@ -27,6 +27,7 @@ from stm_backends.drivers.contract import (
     Traits,
 )
 from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.erasing import Remains
 from stm_backends.errors import ConfigurationError, Corrupt, StorageError, located
 from stm_backends_postgres.cleaning import Cleaner
 from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, connect
@@ -45,11 +46,13 @@ _PURGE_EVERY: Final = 16
 
 _MAX_PAGE: Final = 10_000
 
-_REMAINS: Final = (
+_REMAINS: Final = Remains(
     "PostgreSQL: the deleted rows remain in the table's files until VACUUM FULL or later rows overwrite "
     "them, in the write-ahead log until it is recycled, and in WAL archives, replicas, snapshots and "
     "backups."
 )
+
+_LEFT: Final = "Rows of expired or large records may remain until a later write"
 
 _MAX_KNOWN: Final = 10_000
 """How many records a driver remembers to exist. Each takes some 130 bytes."""
@@ -268,7 +271,7 @@ class PostgresDriver:
         rows = await self._ask("scan", self._statements.next_scope, after)
         return rows[0]["scope"] if rows else None
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Remove the rows of large deleted records, within one deadline; returns what remains."""
         now = asyncio.get_running_loop().time
         until = now() + self._settings.deadline_s
@@ -278,8 +281,8 @@ class PostgresDriver:
                 if await self._purge_step(0) is None:
                     return _REMAINS
         except StorageError as error:
-            return f"{_REMAINS} Rows of expired or large records may remain until a later write ({error})."
-        return f"{_REMAINS} Rows of expired or large records may remain until a later write."
+            return Remains(f"{_REMAINS.text} {_LEFT} ({error}).", finished=False)
+        return Remains(f"{_REMAINS.text} {_LEFT}.", finished=False)
 
     async def expired(self) -> int:
         """Return how many expired records the tables still hold."""

@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError
 from stm_backends.drivers.checks import LONGEST_S, require_drop, require_limit, require_rewrite, require_ttl
 from stm_backends.drivers.contract import ANY, AbsentType, AnyType, KeepType, Key, Page, Record, Traits, Ttl
 from stm_backends.drivers.edge import Edge
+from stm_backends.drivers.erasing import Remains
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends_redis import statements
 from stm_backends_redis.client import Client, make_client, require_client
@@ -34,7 +35,7 @@ from stm_backends_redis.tidying import Tidying, indexes
 _MAX_DROP: Final = 1_000
 """A script that drops this many entries keeps the server from other clients for a few milliseconds."""
 
-_REMAINS: Final = (
+_REMAINS: Final = Remains(
     "Redis: the commands that wrote the deleted records remain in the append-only file until its next "
     "rewrite (BGREWRITEAOF), the records in the last snapshot until the next one (BGSAVE), in replicas "
     "until they apply the deletion, and in copies of these files."
@@ -183,7 +184,7 @@ class RedisDriver:
             ) from None
         return Page(tuple(names), following or None)
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Return what remains of deleted records."""
         return _REMAINS
 

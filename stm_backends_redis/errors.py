@@ -88,6 +88,9 @@ _CLASSES: Final[Mapping[type[Exception], Meaning]] = {
 }
 """By class, or by the nearest base class that is listed."""
 
+_COMMAND: Final = re.compile(r"run the '([a-z|]+)' command")
+"""How a server names the command that it denies; within a script it names none."""
+
 REFUSALS: Final = (client.TryAgainError, client.ClusterError)
 """Answers of a cluster while it moves slots: not done; a retry succeeds a moment later."""
 
@@ -116,6 +119,13 @@ _IN_SCRIPT: Final = re.compile(f"(?:^|: -?)({'|'.join(_CODES)}|{_FORBIDDEN_IN_SC
 
 def meaning(error: BaseException) -> Meaning | None:
     """Return what an error means; `None` for one that does not come from the datastore."""
+    found = _meaning(error)
+    if found is _FORBIDDEN and (command := _COMMAND.search(str(error))):
+        return Denied, f"this user lacks permission for the command {command[1]!r}"
+    return found
+
+
+def _meaning(error: BaseException) -> Meaning | None:
     if isinstance(error, NotConnected):
         why = error.__cause__ and meaning(error.__cause__)
         return why if why and why[0] is not OutcomeUnknown else _NO_CONNECTION

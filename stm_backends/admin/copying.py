@@ -2,7 +2,8 @@
 
 Body, tail and version are copied byte for byte. Nothing is decoded, so records of a newer version of this
 library are copied, too, and records written with a transform need that transform at the target. A lease in a
-body is copied with it and expires by itself. A time to live cannot be read, so it is not copied.
+body is copied with it and expires by itself. A time to live cannot be read, so it is not copied. Paused
+runs expire within an hour and are not copied.
 
 Copying a record takes several writes: its body, then its tail, entry by entry. An interruption leaves the
 beginning of the record under its own version, which the next copy recognizes and completes. Any other record
@@ -28,10 +29,12 @@ from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.large.pointers import SEALED
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
-KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind != "part")
-"""The kinds that are copied. Parts come with their record."""
+KINDS: Final[tuple[keys.Kind, ...]] = tuple(kind for kind in keys.KINDS if kind not in ("part", "planner"))
+"""The kinds that are copied. Parts come with their record. Paused runs expire within an hour, so neither they
+nor the notes that name their users are copied."""
 
 _UNOWNED_SCOPES: Final[Mapping[keys.Kind, str]] = {"blob": keys.OTHER_BLOBS}
 
@@ -130,14 +133,14 @@ class Copy:
             require_seconds("ttl", ttl)
         self._source = source
         self._target = target
-        self._directory = Directory(target, Codec())
+        self._directory = Directory(target, Codec(), any_seal=True)
         given = dict.fromkeys(owners)
         # A user of a tenant that is copied as a whole is not copied twice.
         self._owners = [one for one in given if one.user is None or Owner(one.tenant) not in given]
         self._replace = replace
         self._ttl = ttl
         self._on_problem = on_problem
-        self._observer = observer
+        self._observer = guarded(observer)
         self._problems: set[Key] = set()
         self.tally: Counter[Outcome] = Counter()
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final
 
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
 from stm_backends.drivers.contract import Driver, Key
@@ -14,14 +13,8 @@ from stm_backends.drivers.erasing import expired_names, finish_erasure
 from stm_backends.errors import Corrupt, Denied, InvalidKey
 from stm_backends.records import keys, operations
 from stm_backends.records.directory import Directory
-from stm_backends.records.large.pointers import SEALED
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
-
-KEYS_LEFT: Final = (
-    "The data was sealed, and this backend has no sealing: its data keys were not erased. "
-    "Erase each of the users again with sealing."
-)
 
 EraseKeys = Callable[[str, str], Awaitable[bool]]
 """Erases the data keys of a tenant and a user (`""`: of the tenant); returns whether there were any."""
@@ -52,8 +45,6 @@ class Erasure:
         else:
             await self._conversation(MemoryKey(tenant, user, session))
         remains = await finish_erasure(self._driver)
-        if self._keys_left:
-            remains = f"{remains} {KEYS_LEFT}"
         return Receipt(
             tenant_id=tenant,
             user_id=user,
@@ -64,7 +55,9 @@ class Erasure:
             erased=+self._erased,
             found=+self._found,
             undecided=self._undecided,
-            remains=remains,
+            remains=remains.text,
+            cleaned=remains.finished,
+            keys_left=self._keys_left,
         )
 
     async def _conversation(self, key: MemoryKey) -> None:
@@ -117,7 +110,7 @@ class Erasure:
 
     async def _user(self, tenant: str, user: str) -> None:
         before = self._records
-        await self._look_for_seal(tenant, user)
+        self._keys_left |= await self._directory.other_seal(tenant, user) == "sealed"
         for kind in keys.KINDS:
             scope, counted = keys.scope(tenant, user, kind), _counted(kind)
             async for name in operations.names(self._driver, scope):
@@ -136,12 +129,6 @@ class Erasure:
             await self._directory.restore(tenant, user, life)
         await self._count_undecided(tenant, user)
         self._observer.erased(Subject(tenant, user), self._records - before)
-
-    async def _look_for_seal(self, tenant: str, user: str) -> None:
-        """Note that values are sealed whose data keys this backend does not have."""
-        with suppress(Corrupt):
-            entry = await self._driver.load(keys.directory_key(tenant, user))
-            self._keys_left |= entry is not None and (entry.body or b"").startswith(SEALED)
 
     async def _second_reading(self, tenant: str, user: str) -> bool:
         """Count what was written in the meantime; returns whether there is anything."""

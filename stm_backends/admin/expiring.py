@@ -87,8 +87,6 @@ class Expire:
             scope = keys.scope(tenant, user, kind)
 
             async def one(name: str, kind: Kind = kind, scope: str = scope) -> None:
-                # The time to live may be longer than that of the user's entry.
-                await self._directory.note(tenant, user, ttl=self._ttl)
                 outcome = await self._expire(kind, Key(scope, name))
                 if outcome is not None:
                     setattr(self.expiring, outcome, getattr(self.expiring, outcome) + 1)

@@ -38,7 +38,10 @@ class Receipt:
     `erased` and `found` have only counts above 0. `found` is what a second reading found after everything was
     erased: records that another process wrote in the meantime. `undecided` counts saved states that were not
     erased, because their keys may belong to another owner, too; `None` if the datastore denied to list them,
-    as to a role for one tenant. `remains` says what the datastore keeps of deleted records, and where.
+    as to a role for one tenant. `remains` says what the datastore keeps of deleted records, and where;
+    `cleaned` is `False` if the driver could not remove all that it can, such as SQLite's write-ahead log, and
+    `None` if the driver does not say. `keys_left` says that the data was sealed and that the backend had no
+    sealing, so that data keys in a store of their own were not erased.
     """
 
     tenant_id: str
@@ -51,11 +54,23 @@ class Receipt:
     found: Mapping[Counted, int]
     undecided: int | None
     remains: str
+    cleaned: bool | None
+    keys_left: bool
 
     @property
     def records(self) -> int:
         """How many records were erased, without parts, expired records, data keys and directory entries."""
         return sum(self.erased.get(kind, 0) for kind in RECORDS)
+
+    @property
+    def existed(self) -> bool:
+        """Whether there was anything to erase."""
+        return bool(self.erased)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left that erasing again could remove."""
+        return not self.found and self.cleaned is not False and not self.keys_left
 
     def as_json(self, *, datastore: str = "") -> dict[str, Any]:
         """Return the receipt as a JSON object; `datastore` is its URL without secrets."""
@@ -74,4 +89,6 @@ class Receipt:
             "undecided_states": self.undecided,
             "second_reading": {kind: count for kind, count in self.found.items() if count},
             "remains": self.remains,
+            "cleaned": self.cleaned,
+            "data_keys_left": self.keys_left,
         }

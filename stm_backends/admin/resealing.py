@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from stm_backends.admin.copying import Owner
 from stm_backends.drivers.contract import Key
+from stm_backends.drivers.erasing import finish_erasure
 from stm_backends.errors import Corrupt, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.large.parts import run_concurrently
@@ -42,7 +43,9 @@ class ResealReport:
 
     `records` were sealed again, with `values` values in them; `current` needed nothing. `data_keys` were
     wrapped again. `lost_races` counts writes that were repeated because another process changed the record.
-    `left` and `failed` count the records with a problem.
+    `left` and `failed` count the records with a problem. With `accept_clear=True`, `remains` says what the
+    datastore keeps of the clear text that was replaced, as the receipt of an erasure does, and `cleaned` is
+    `False` if the driver could not remove all of it that it can.
     """
 
     records: int = 0
@@ -52,6 +55,8 @@ class ResealReport:
     lost_races: int = 0
     left: int = 0
     failed: int = 0
+    remains: str = ""
+    cleaned: bool | None = None
 
     @property
     def ok(self) -> bool:
@@ -115,6 +120,8 @@ class Reseal:
                     self.report.data_keys += await self._driver.rewrap(owner.tenant, user)
                 async for page in self._pages(owner.tenant, user):
                     await run_concurrently([partial(work, key) for key in page])
+        if self._driver.accepts_clear:
+            self.report.remains, self.report.cleaned = await finish_erasure(self._driver)
         return self.report
 
     async def _reseal(self, key: Key) -> None:

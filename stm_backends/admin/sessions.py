@@ -43,7 +43,7 @@ from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.records import keys, operations
 from stm_backends.records.body import REMEMBERED_IDS, Body
 from stm_backends.records.codec import Codec, dump_body, dump_turn, load_body, load_turn, require_json
-from stm_backends.records.directory import Directory
+from stm_backends.records.directory import Directory, Seal
 from stm_backends.records.keys import LogKind
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
@@ -91,6 +91,22 @@ class Sessions:
     def users(self, tenant: str) -> AsyncIterator[str]:
         """Yield the users of a tenant for whom anything was stored."""
         return self._directory.users(tenant)
+
+    async def has(self, tenant: str, user: str | None = None) -> bool:
+        """Say whether anything is stored for a tenant or, given a user, for that user. Reads no content."""
+        return await self._directory.has(tenant, user)
+
+    async def other_seal(self, tenant: str, user: str | None = None) -> Seal | None:
+        """Return how data of a user is stored if this backend stores it the other way, else `None`.
+
+        `"sealed"` means that the backend has no `sealing`, `"clear"` that it accepts sealed values only.
+        Without a `user`, it is that of the first user of the tenant. Reads one or two records.
+        """
+        if user is not None:
+            return await self._directory.other_seal(tenant, user)
+        async for first in self._directory.users(tenant):
+            return await self._directory.other_seal(tenant, first)
+        return None
 
     async def list(self, tenant: str, user: str) -> AsyncIterator[MemoryKey]:
         """Yield the conversations of a user; one that exists throughout the listing comes exactly once."""
@@ -288,7 +304,7 @@ class Sessions:
 
     async def _relist(self, tenant: str, user: str) -> None:
         """List a user again whose entry in the directory cannot be opened."""
-        await self._directory.note(tenant, user, fresh=True)
+        await self._directory.note(tenant, user, fresh=True, any_seal=True)
 
     async def _fold_log(self, where: keys.Key) -> bool:
         """Move the oldest entries of an item log into its body; `False` for any other record."""
@@ -322,6 +338,12 @@ class Sessions:
         """
         if tenant is None and (older_than is not None or user is not None):
             raise ConfigurationError("name the tenant: its conversations cannot be found without it")
+
+        def found(one: Found) -> None:
+            if not dry_run:
+                self._observer.purged(Subject(one.tenant, one.user, one.name), 1)
+            on_found(one)
+
         purge = Purge(
             self._driver,
             self._codec,
@@ -329,7 +351,7 @@ class Sessions:
             older_than=older_than,
             dry_run=dry_run,
             on_step=on_step,
-            on_found=on_found,
+            on_found=found,
         )
         try:
             await purge.expired()

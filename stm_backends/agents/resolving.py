@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from stm_backends.records.identity import DEFAULT_TENANT, DEFAULT_USER, part_of
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, KeyPart, Observer
 from stm_backends.types import MemoryIsolation, MemoryKey
 
@@ -54,7 +55,7 @@ class KeyResolver:
         self._isolation = isolation or MemoryIsolation()
         self._tenant = "" if require_tenant else DEFAULT_TENANT
         self._user = "" if require_user else DEFAULT_USER
-        self._observer = observer
+        self._observer = guarded(observer)
         self._ephemeral: MemoryKey | None = None
 
     def resolve(

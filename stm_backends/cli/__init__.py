@@ -16,7 +16,11 @@ def main() -> None:
             '  pip install "stm-backends[cli]"\n'
         )
         raise SystemExit(2)
-    # Imported here, because the library itself needs neither.
-    from stm_backends.cli.app import app  # noqa: PLC0415 -- as above
+    try:
+        # Imported here, because the library itself needs neither.
+        from stm_backends.cli.app import app  # noqa: PLC0415 -- as above
 
-    app(prog_name="stm-backends")
+        app(prog_name="stm-backends")
+    except KeyboardInterrupt:  # during the imports; commands handle it themselves
+        sys.stderr.write("Interrupted.\n")
+        raise SystemExit(130) from None

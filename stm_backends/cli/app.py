@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TextIO
 
@@ -24,9 +25,9 @@ from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.exports import MIB, ExportFile, FileLimits, export_file
-from stm_backends.cli.files import is_standard, writing
+from stm_backends.cli.files import creating, is_standard, writing
 from stm_backends.cli.listing import list_
-from stm_backends.cli.observing import observer
+from stm_backends.cli.observing import begin, observer, require_complete
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
 from stm_backends.cli.outcome import (
     FAILED,
@@ -45,6 +46,7 @@ from stm_backends.cli.replay.pods import SMALLEST_SUMMARY, Setup
 from stm_backends.cli.replay.report import put_together
 from stm_backends.cli.replay.run import Replay, RunReport
 from stm_backends.cli.resealing import reseal
+from stm_backends.cli.seals import require_keys, require_same_seal
 from stm_backends.cli.showing import show
 from stm_backends.cli.stats import stats
 from stm_backends.drivers import plugins
@@ -70,13 +72,13 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(result_callback=require_complete)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass
+    begin()
 
 
 @app.command()
@@ -177,7 +179,12 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
         what = f"{counted(len(conversations), 'conversation')}, {counted(turns, 'turn')}"
         owner, where = transfer.user_composite(tenant, user), datastores.shown(setup.backend, setup.url)
         typer.echo(render.plain(f"Replaying {what}, as {owner}, in {where}{origin}"))
-        prepared = run(readback.prepare(setup, conversations, create=create, replacing=replace))
+        prepared = run(
+            readback.prepare(
+                setup, conversations, create=create, replacing=replace, require_owner=require_same_seal
+            ),
+            creates=True,
+        )
         start = time.monotonic()
         with Progress(turns, "replaying", "turns") as progress:
             done = Replay(
@@ -256,6 +263,12 @@ def ping(
     ] = None,
     backend: BackendName = None,
     url: Url = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Load a record of this tenant, for a role that may use no other.", metavar="TENANT"
+        ),
+    ] = None,
     create: Create = False,
 ) -> None:
     """Load one record from the datastore, and print how long that took."""
@@ -263,9 +276,13 @@ def ping(
     async def work() -> tuple[str, float]:
         by_url = where is not None and ":" in where
         async with datastores.chosen(where or backend, None if by_url else url, create=create) as opened:
-            return opened.name, await opened.ping()
+            return opened.name, await opened.ping(whose[0])
 
-    name, seconds = run(work())
+    with reported():
+        whose = transfer.owner(tenant) if tenant else (None, None)
+        if whose[1] is not None:
+            raise ConfigurationError("--tenant is written TENANT, as in acme")
+    name, seconds = run(work(), creates=True)
     typer.echo(f"{name}: answered in {render.milliseconds(seconds * 1e3)} ms")
 
 
@@ -304,11 +321,12 @@ def export_(
     them.
     """
     unread = logs = count = 0
+    told = set[str]()
 
     def failed(key: MemoryKey, error: StmError) -> None:
         nonlocal unread
         unread += 1
-        fail(error, what=transfer.named(key))
+        fail(error, what=transfer.named(key), told=told)
 
     def wrote() -> None:
         nonlocal count
@@ -413,7 +431,14 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
             sealing=load_sealing(sealing),
             observer=observer(),
         ) as opened:
-            await transfer.import_all(opened, file, on_conflict=on_conflict, imported=imported, ttl=ttl_s)
+            await transfer.import_all(
+                opened,
+                file,
+                on_conflict=on_conflict,
+                imported=imported,
+                ttl=ttl_s,
+                require_owner=partial(require_same_seal, opened),
+            )
 
     with reported(), interruptible(lambda: imported.so_far(on_conflict)):
         if merge and replace:
@@ -422,7 +447,7 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         whose = transfer.owner(only) if only is not None else None
         with export_file(file, limits=limits, only=whose) as exported:
             try:
-                run(work(exported))
+                run(work(exported), creates=True)
             except typer.Exit:
                 if imported.conversations:
                     typer.echo(imported.so_far(on_conflict), err=True)
@@ -439,6 +464,8 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
         typer.echo(f"{done} merged, {imported.changed} of them changed", err=True)
     else:
         typer.echo(f"{done} merged, none of them changed", err=True)
+    if merge and (imported.changed or ttl):
+        typer.echo(_merged_ttl(ttl, unchanged=imported.conversations - imported.changed), err=True)
 
 
 app.command()(copy)
@@ -458,17 +485,27 @@ def erase(
     receipt_file: Annotated[
         Path | None,
         typer.Option(
-            "--receipt", help="Also write a receipt to this file as JSON; it names the ids.", metavar="FILE"
+            "--receipt",
+            help="Also write a receipt to this new file as JSON; it names the ids.",
+            metavar="FILE",
         ),
     ] = None,
+    keep_keys: Annotated[
+        bool,
+        typer.Option(
+            "--keep-keys",
+            help="Erase sealed records without --sealing. Data keys in a store of their own stay.",
+        ),
+    ] = False,
     backend: BackendName = None,
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
     """Erase a conversation, a user or a tenant, permanently.
 
-    Logs of agent frameworks are erased as well. Afterwards everything is read again: the exit status is 1 if
-    another process has written in the meantime.
+    Logs of agent frameworks are erased as well. Afterwards everything is read again. The exit status is 1 if
+    nothing was stored there, if another process has written in the meantime, or if the datastore could not
+    remove all that it can, such as SQLite's log.
     """
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
@@ -481,20 +518,26 @@ def erase(
 
     async def work() -> Receipt:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            # A conversation has no keys of its own.
+            if not keep_keys and what.count(":") < 2:
+                await require_keys(opened, *transfer.owner(what))
             return await transfer.erase(opened, what)
 
     so_far = "Some records may be erased; run the command again to erase the rest."
     with contextlib.ExitStack() as cleanup, reported(), interruptible(lambda: so_far):
         # Opened first, so that an unwritable path is reported before anything is erased.
-        out = cleanup.enter_context(writing(receipt_file)) if receipt_file else None
+        out = cleanup.enter_context(creating(receipt_file)) if receipt_file else None
         try:
             receipt = run(work())
-        except typer.Exit:  # an outage
-            typer.echo(so_far, err=True)
+        except typer.Exit as end:
+            if end.exit_code == FAILED:  # an outage
+                typer.echo(so_far, err=True)
             raise
+        # Printed first: it stays if the file cannot be written.
+        complete = erasing.show(receipt, what, keep_keys=keep_keys)
         if out is not None:
             erasing.write(receipt, out, datastore=datastores.shown(backend or datastores.given(url), url))
-    if not erasing.show(receipt):
+    if not complete:
         raise typer.Exit(FAILED)
 
 
@@ -503,6 +546,16 @@ app.command()(purge)
 app.command()(expire)
 
 app.command()(conformance)
+
+
+def _merged_ttl(ttl: str | None, *, unchanged: int) -> str:
+    """Return what a merge means for the time to live of conversations."""
+    if ttl is None:
+        return "Conversations that got a turn do not expire; --ttl sets a time to live."
+    left = f"; {counted(unchanged, 'unchanged conversation')} kept the old time to live" if unchanged else ""
+    return (
+        f"Conversations that got a turn expire in {ttl.strip()}{left}. `stm-backends expire` sets it for all."
+    )
 
 
 async def _selected(

@@ -9,6 +9,7 @@ from typing import Any
 
 from stm_backends.admin.stats import last_activity_of, tokens_of
 from stm_backends.cli.figures import iso, when
+from stm_backends.cli.replay import ledger
 from stm_backends.memory import policy
 from stm_backends.records.body import Body
 from stm_backends.records.codec import load_body, load_turn
@@ -34,7 +35,11 @@ class Conversation:
         """Read an export. How many turns its memory shows in full is not stored; `None` is the default."""
         budget = MemoryBudget() if full_zone_turns is None else MemoryBudget(full_zone_turns)
         body = load_body(document["body"])
-        turns = [StoredTurn(turn["turn_id"], load_turn(turn)) for turn in document["turns"]]
+        session: str = document["key"]["session_id"]
+        turns = [
+            StoredTurn(turn["turn_id"], ledger.stored_without_mark(load_turn(turn), session))
+            for turn in document["turns"]
+        ]
         pending, recent = policy.split(turns, ShortTermMemoryConfig("rolling_summary", budget))
         return Conversation(
             key,
@@ -46,6 +51,19 @@ class Conversation:
             last_activity_of(body, turns, now=time.time()),
             budget.full_zone_turns,
             full_zone_turns is None,
+        )
+
+    @property
+    def first(self) -> int:
+        """The number of the first turn that is shown, counted from 1 for the first of the conversation."""
+        return self.body.folded + self.body.dropped + 1
+
+    @property
+    def summary_title(self) -> str:
+        """What is said above the summary."""
+        covered, _ = ledger.split(self.body.summary)
+        return (
+            "Summary (first line added by replay: the turns that it covers, from 0)" if covered else "Summary"
         )
 
     @property

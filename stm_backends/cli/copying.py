@@ -143,8 +143,7 @@ def owners_given(
     if other_states or everything:
         owners.append(UNOWNED)
     if not owners:
-        options = "--all, --tenant TENANT" if doing == "copy" else "--tenant TENANT"
-        raise ConfigurationError(f"nothing to {doing}: give {options} or --user TENANT:USER")
+        raise ConfigurationError(f"nothing to {doing}: give --all, --tenant TENANT or --user TENANT:USER")
     return owners
 
 
@@ -172,7 +171,7 @@ async def _copied(  # noqa: PLR0913 -- one per option
             opened = await ends.enter_async_context(datastores.existing(source))
             if everything:
                 owners[:0] = [Owner(tenant) async for tenant in opened.sessions.tenants()]
-        with reported(f"the target, {destination}"):
+        with reported(f"the target, {destination}", creates=True):
             taking = await ends.enter_async_context(open_backend(target, create=create))
         if taking.traits.reach == "process":
             raise ConfigurationError(f"{destination} keeps its data only until this command ends")
@@ -192,11 +191,12 @@ async def _copied(  # noqa: PLR0913 -- one per option
         counts = await copy.count()
         for owner, count in counts.items():
             if not count and not everything:
-                named.add(_whose(owner), "not found at the source")
+                named.add(whose(owner), "not found at the source")
+        owners[:] = [owner for owner, count in counts.items() if count or everything]
         others = await opened.driver.scan(keys.OTHER_BLOBS, limit=1)
         total = sum(counts.values())
-        whose = _together(counts)
-        typer.echo(plain(f"Copying {counted(total, 'record')} of {whose} from {origin} to {destination}"))
+        every = _together(counts)
+        typer.echo(plain(f"Copying {counted(total, 'record')} of {every} from {origin} to {destination}"))
         copies.append(copy)
         with Progress(total, "copying", "records") as progress:
             await copy.copy(progress.show)
@@ -217,7 +217,8 @@ _PROBLEMS: Final[dict[Problem, str]] = {
 }
 
 
-def _whose(owner: Owner) -> str:
+def whose(owner: Owner) -> str:
+    """Return how messages name an owner."""
     if owner == UNOWNED:
         return "other states"
     tenant, user = owner
@@ -227,7 +228,7 @@ def _whose(owner: Owner) -> str:
 def _together(owners: Collection[Owner]) -> str:
     """Return the owners in one line: all of them, or how many there are."""
     if len(owners) <= _LISTED:
-        return ", ".join(map(_whose, owners))
+        return ", ".join(map(whose, owners))
     return counted(len(owners), "owner")
 
 
@@ -284,8 +285,8 @@ def _report(copy: Copy, owners: Collection[Owner], *, forever: bool) -> Renderab
     if not copy.ok:
         verdict = Text("The target does not have all data of the source.", style="bold red")
     elif copy.tally["verified"]:
-        whose = plain(_together(owners))
-        verdict = Text(f"All data of {whose} is at the target, byte for byte.", style="green")
+        every = plain(_together(owners))
+        verdict = Text(f"All data of {every} is at the target, byte for byte.", style="green")
     else:
         verdict = Text("There was nothing to copy.", style="yellow")
     return Group(*parts, verdict)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, TextIO
 
 import typer
 
 from stm_backends.admin.receipt import RECORDS, Counted, Receipt
-from stm_backends.cli.outcome import counted, say_wrong
+from stm_backends.cli.outcome import counted, say_nothing_stored, say_wrong
 from stm_backends.cli.render import plain
 
 _NAMES: Final[Mapping[Counted, str]] = {
@@ -28,6 +29,10 @@ _PLURALS: Final = {
     "set of data keys": "sets of data keys",
 } | {"directory entry": "directory entries"}
 
+_KEYS_LEFT: Final = (
+    "The records were sealed, and this command had no keys: data keys in a store of their own were not erased"
+)
+
 
 def write(receipt: Receipt, out: TextIO, *, datastore: str) -> None:
     """Write a receipt as JSON."""
@@ -35,10 +40,14 @@ def write(receipt: Receipt, out: TextIO, *, datastore: str) -> None:
     out.write("\n")
 
 
-def show(receipt: Receipt) -> bool:
-    """Print what was erased and what remains; returns whether the second reading found nothing."""
-    if not receipt.erased:
-        typer.echo("Nothing is stored there.")
+def show(receipt: Receipt, what: str, *, keep_keys: bool = False) -> bool:
+    """Print what was erased and what remains.
+
+    Returns whether there was something, and nothing is left that erasing again could remove; with
+    `keep_keys`, data keys may be left.
+    """
+    if not receipt.existed:
+        say_nothing_stored(what)
     else:
         records: dict[Counted, int] = {
             kind: receipt.erased[kind] for kind in RECORDS if kind in receipt.erased
@@ -62,11 +71,19 @@ def show(receipt: Receipt) -> bool:
             "owner, because an id in them contains ':' or '%'. Delete each with delete_memory_state(key).",
             err=True,
         )
+    if receipt.keys_left and keep_keys:
+        typer.echo(f"{_KEYS_LEFT}.", err=True)
+    elif receipt.keys_left:
+        say_wrong(f"{_KEYS_LEFT}; erase each of the users again with --sealing")
     if receipt.found:
         say_wrong(f"a second reading found {_listed(receipt.found)}: written by another process meanwhile")
-        return False
-    typer.echo("A second reading found nothing.")
-    return True
+    else:
+        typer.echo("A second reading found nothing.")
+    if receipt.cleaned is False:
+        say_wrong("the datastore still holds deleted records that it can remove; erase again to repeat it")
+    return receipt.existed and (
+        receipt.complete or (keep_keys and replace(receipt, keys_left=False).complete)
+    )
 
 
 def _listed(counts: Mapping[Counted, int]) -> str:

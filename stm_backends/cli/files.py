@@ -13,9 +13,12 @@ import shutil
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from stm_backends.errors import ConfigurationError
+
+_TEMPORARY: Final = ".stm-"
+"""How the names of temporary files begin."""
 
 
 def is_standard(path: Path | None) -> bool:
@@ -56,7 +59,7 @@ def writing(path: Path | None) -> Generator[TextIO]:
             return
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, "Permission denied")
-        beside = target.with_name(f".stm-{secrets.token_hex(8)}.tmp")
+        beside = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
         with open(beside, "x", encoding="utf-8", opener=_private) as out:
             try:
                 yield out
@@ -69,8 +72,39 @@ def writing(path: Path | None) -> Generator[TextIO]:
                 raise
 
 
+@contextlib.contextmanager
+def creating(path: Path) -> Generator[TextIO]:
+    """Create a file that only its owner can read, and open it for writing; an existing file is refused.
+
+    The name is taken at once, so that no other process can take it before the block ends. If the block
+    raises, no file remains. Standard output, devices and pipes are written as by `writing`.
+    """
+    if is_standard(path) or (path.exists() and not path.is_file() and not path.is_dir()):
+        with writing(path) as out:
+            yield out
+        return
+    with _named(path), contextlib.ExitStack() as cleanup:
+        try:
+            out = cleanup.enter_context(open(path, "x", encoding="utf-8", opener=_private))
+        except FileExistsError:
+            raise ConfigurationError(
+                f"{path} exists already, and is not overwritten; name a new file"
+            ) from None
+        try:
+            yield out
+            out.flush()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _is_another(name: str, path: Path) -> bool:
+    """Say whether a name is neither that of the file nor of a temporary file beside it."""
+    return not Path(name).name.startswith(_TEMPORARY) and Path(name).resolve() != path.resolve()
 
 
 @contextlib.contextmanager
@@ -78,6 +112,9 @@ def _named(what: object) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(what, Path) and isinstance(error.filename, str) and _is_another(error.filename, what):
+            # The block used another file.
+            what = error.filename
         raise ConfigurationError(f"{what}: {error.strerror or type(error).__name__}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{what}: not UTF-8") from error

@@ -14,7 +14,7 @@ from stm_backends.backend import Backend
 from stm_backends.cli import datastores, figures, transfer
 from stm_backends.cli.completion import owners as owners_like
 from stm_backends.cli.options import BackendName, SealingName, Url
-from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, run
+from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, run, say_nothing_stored
 from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
@@ -52,13 +52,14 @@ def list_(
 
     Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are counted, but not listed.
 
-    With --long, an unreadable record is reported and counted, and the exit status is 1.
+    The exit status is 1 if nothing is stored for the tenant or user. With --long, an unreadable record is
+    reported and counted, and the exit status is 1, too.
     """
     listing = _Listing(long=long, as_json=as_json)
-    logs = 0
+    logs, exists = 0, True
 
     async def work() -> None:
-        nonlocal logs
+        nonlocal logs, exists
         owner = Owner.of(whose)
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if degraded:
@@ -70,6 +71,8 @@ def list_(
                 await _users(opened, owner.tenant, listing)
             else:
                 await _tenants(opened, listing)
+            if owner.tenant is not None and not listing.count:
+                exists = await opened.sessions.has(owner.tenant, owner.user)
 
     with (
         interruptible(lambda: f"{counted(listing.count, 'line')} had been printed."),
@@ -82,11 +85,14 @@ def list_(
             f"There is also {transfer.named(key)}, which is removed only by erasing the user.", err=True
         )
     transfer.mention(logs, "listed")
-    if not (listing.count or listing.unnamed or listing.damaged.count or logs):
-        what = "No conversation is degraded" if degraded else "Nothing is stored"
+    if not exists:
+        say_nothing_stored(whose or "")
+    elif not (listing.count or listing.unnamed or listing.damaged.count or logs):
+        stored = "No conversation is stored" if whose else "Nothing is stored"
+        what = "No conversation is degraded" if degraded else stored
         typer.echo(plain(f"{what} for {whose}." if whose else f"{what}."), err=True)
     listing.damaged.print()
-    if listing.damaged.count:
+    if listing.damaged.count or not exists:
         raise typer.Exit(FAILED)
 
 

@@ -20,16 +20,16 @@ def document(shown: Conversation) -> str:
     lines = [f"# Conversation\n\n{_block(shown.key)}"]
     lines.append("\n".join(f"- **{name}**: {value}" for name, value in shown.facts().items()))
     if shown.body.summary:
-        lines.append(f"## Summary\n\n{_block(shown.body.summary)}")
-    lines += _turns("Pending (not summarized yet)", shown.pending)
-    lines += _turns("Recent", shown.recent, after=len(shown.pending))
+        lines.append(f"## {shown.summary_title}\n\n{_block(shown.body.summary)}")
+    lines += _turns("Pending (not summarized yet)", shown.pending, first=shown.first)
+    lines += _turns("Recent", shown.recent, first=shown.first + len(shown.pending))
     return "\n\n".join(lines)
 
 
-def _turns(title: str, turns: Sequence[StoredTurn], *, after: int = 0) -> Iterator[str]:
+def _turns(title: str, turns: Sequence[StoredTurn], *, first: int) -> Iterator[str]:
     if turns:
         yield f"## {title}"
-    for number, stored in enumerate(turns, after + 1):
+    for number, stored in enumerate(turns, first):
         yield _turn(number, stored.turn)
 
 

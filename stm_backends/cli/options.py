@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from stm_backends.sealing.keys import is_shared
 from stm_backends.sealing.naming import KEYS_VARIABLE, SEALING_VARIABLE
 
 URL_VARIABLE: Final = "STM_BACKENDS_URL"
+
+
+def _warned(context: typer.Context, sealing: str | None) -> str | None:
+    """Return the value of `--sealing`; without one, warn of a file of keys that others may use."""
+    file = os.environ.get(KEYS_VARIABLE)
+    if file and not sealing and not context.resilient_parsing:
+        with contextlib.suppress(OSError):  # which is reported when the file is read
+            if is_shared(Path(file)):
+                typer.echo(f"Warning: other users may read or change {file}; run: chmod 600 {file}", err=True)
+    return sealing
+
 
 BackendName: TypeAlias = Annotated[
     str | None,
@@ -42,5 +57,6 @@ SealingName: TypeAlias = Annotated[
         envvar=SEALING_VARIABLE,
         help=f"The Sealing of your program, to read encrypted data. {KEYS_VARIABLE} may name a file of keys.",
         metavar="MODULE:OBJECT",
+        callback=_warned,
     ),
 ]

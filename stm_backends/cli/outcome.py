@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -25,6 +26,7 @@ from stm_backends.errors import (
     TooLarge,
     Unavailable,
 )
+from stm_backends.sealing.naming import KEYS_VARIABLE
 
 FAILED: Final = 1
 MISUSED: Final = 2
@@ -34,39 +36,66 @@ INTERRUPTED: Final = 130
 _NAMED: Final = 20
 """How many problematic records are named."""
 
+_KEPT: Final = "Nothing was overwritten."
+
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
     Unavailable: "The operation that failed changed nothing. Retry once the cause is resolved.",
     OutcomeUnknown: "The last write may have been applied; running the command again is harmless.",
     TooLarge: "Nothing was written. The limits are settings of the backend.",
-    Corrupt: "Nothing was overwritten.",
+    Corrupt: _KEPT,
     Denied: "Check the user and password, and whether that user may read and write there.",
 }
 
 _OPENING: Final[dict[type[StmError], str]] = {
-    Unavailable: "Check the URL, and whether the datastore is running.",
-    Corrupt: "Nothing was overwritten. Check whether the URL names the right file or database.",
+    Corrupt: f"{_KEPT} Check whether the URL names the right file or database.",
 }
 """Remedies for errors that occur while opening."""
 
-_NEWER: Final = "by another version"
-"""A part of the message about a format that this version cannot read."""
+_MESSAGES: Final[tuple[tuple[type[StmError], str, str], ...]] = (
+    (Corrupt, "by another version", f"{_KEPT} Upgrade stm-backends to the version that wrote it."),
+    (
+        Corrupt,
+        "bytes are sealed",
+        f"{_KEPT} Give the keys: --sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names.",
+    ),
+    (
+        Corrupt,
+        "is not sealed",
+        f"{_KEPT} To migrate clear text: --sealing MODULE:OBJECT of a Sealing(keys, accept_clear=True).",
+    ),
+)
+"""Remedies for errors by a part of their message."""
+
+_UNREACHED: Final = re.compile(
+    "no connection|cannot be reached|no answer|refused|host name|no reachable|closed the connection|no node"
+)
+"""What drivers say if they cannot connect."""
+
+_NOT_THERE: Final = re.compile("no database file|no such database|does not exist")
+
+_KEY_STORE: Final = "the store of the data keys"
+"""A part of the messages about another datastore than that of the URL."""
+
+_SET_UP: Final = "create=True"
+"""A part of the messages of drivers whose tables or indexes are missing. They say how to create them."""
 
 _T = TypeVar("_T")
 
 
-def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run the asynchronous part of a command; an `StmError` ends the command."""
-    with reported():
+def run(work: Coroutine[Any, Any, _T], *, creates: bool = False) -> _T:
+    """Run the asynchronous part of a command; an `StmError` ends the command. `creates` as for `reported`."""
+    with reported(creates=creates):
         return asyncio.run(work)
 
 
 @contextmanager
-def reported(what: str = "") -> Generator[None]:
+def reported(what: str = "", *, creates: bool = False) -> Generator[None]:
     """End the command on an `StmError`: print it and its remedy, and exit with 2 for misuse, else 1.
 
-    `what` names the object that the error is about.
+    `what` names the object that the error is about. `creates=True` says that the command's `--create` would
+    set it up.
     """
     logger = logging.getLogger("stm_backends")
     level = logger.level
@@ -74,8 +103,8 @@ def reported(what: str = "") -> Generator[None]:
     try:
         yield
     except StmError as error:
-        fail(error, what=what)
-        misuse = isinstance(error, (ConfigurationError, SessionExists, SessionNotFound))
+        fail(error, what=what, creates=creates)
+        misuse = isinstance(error, (ConfigurationError, SessionExists))
         raise typer.Exit(MISUSED if misuse else FAILED) from None
     finally:
         logger.setLevel(level)
@@ -101,16 +130,27 @@ def told_as(operation: str) -> Generator[None]:
         raise
 
 
-def fail(error: StmError, *, what: str = "") -> None:
-    """Print an error and its remedy to standard error; `what` names the object that it is about."""
+def fail(error: StmError, *, what: str = "", creates: bool = False, told: set[str] | None = None) -> None:
+    """Print an error and its remedy to standard error; `what` names the object that it is about.
+
+    A remedy in `told` is not printed again, and a printed one is added to it.
+    """
     say_wrong(f"{what}: {error}" if what else str(error))
-    if remedy := _remedy(error):
+    remedy = _remedy(error, creates=creates)
+    if remedy and (told is None or remedy not in told):
         _console().print(Text(remedy))
+        if told is not None:
+            told.add(remedy)
 
 
 def say_wrong(message: str) -> None:
     """Print one line about an error to standard error."""
     _console().print(Text.assemble(("Error: ", "bold red"), (plain(" ".join(message.split())), "red")))
+
+
+def say_nothing_stored(what: str) -> None:
+    """Print that nothing is stored under a name that the command was given; its exit status is then 1."""
+    say_wrong(f"nothing is stored for {what}")
 
 
 class Named:
@@ -139,13 +179,23 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _remedy(error: StmError) -> str:
-    if isinstance(error, Corrupt) and _NEWER in str(error):
-        return "Nothing was overwritten. Upgrade stm-backends to the version that wrote it."
-    table = _REMEDIES
+def _remedy(error: StmError, *, creates: bool) -> str:
+    message = str(error)
+    for kind, part, remedy in _MESSAGES:
+        if isinstance(error, kind) and part in message:
+            return remedy
     if isinstance(error, StorageError) and error.operation == "open":
-        table = {**_REMEDIES, **_OPENING}
-    return next((remedy for kind, remedy in table.items() if isinstance(error, kind)), "")
+        if _SET_UP in message:
+            return "Or run this command again with --create." if creates else ""
+        if isinstance(error, Unavailable) and _KEY_STORE not in message:
+            if _NOT_THERE.search(message):
+                return "Check the URL."
+            if _UNREACHED.search(message):
+                return "Check the URL, and whether the datastore is running."
+        found = next((remedy for kind, remedy in _OPENING.items() if isinstance(error, kind)), "")
+        if found:
+            return found
+    return next((remedy for kind, remedy in _REMEDIES.items() if isinstance(error, kind)), "")
 
 
 def _console() -> Console:

@@ -28,7 +28,8 @@ main { max-width: 52rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
 h1 { font-size: 1.35rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
 h1 small { display: block; font-size: .8rem; font-weight: 600; color: var(--dim); }
 h2 { font-size: 1rem; margin: 2rem 0 .6rem; color: var(--dim); }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .6rem; margin: 0; }
+dl { display: flex; flex-wrap: wrap; gap: .6rem; margin: 0; }
+dl div { flex: 1 1 11rem; }
 dl div, .card { background: var(--card); border: 1px solid var(--line); border-radius: .6rem;
   padding: .6rem .85rem; }
 dt { color: var(--dim); font-size: .8rem; } dd { margin: 0; overflow-wrap: anywhere; }
@@ -61,7 +62,7 @@ def page(shown: Conversation) -> str:
     parts = [
         f"<h1><small>Conversation</small>{_text(shown.key)}</h1>",
         f"<dl>{''.join(_fact(shown, name, value) for name, value in shown.facts().items())}</dl>",
-        f"<h2>Summary</h2>{_card('', body.summary)}" if body.summary else "",
+        f"<h2>{_text(shown.summary_title)}</h2>{_card('', body.summary)}" if body.summary else "",
         _turns("Pending (not summarized yet)", shown.pending),
         _turns("Recent", shown.recent),
     ]

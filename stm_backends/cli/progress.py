@@ -64,7 +64,8 @@ class Progress:
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
             count = f"{done:,}" if self._total is None else f"{done:,} of {self._total:,}"
-            self._console.print(f"{count} {self._unit} {note}".rstrip(), highlight=False)
+            unit = self._unit.removesuffix("s") if count in ("1", "1 of 1") else self._unit
+            self._console.print(f"{count} {unit} {note}".rstrip(), highlight=False)
 
     def echo(self, line: str) -> None:
         """Print a line of the result on standard output; above the bar, if both are on a terminal."""

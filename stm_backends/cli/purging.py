@@ -12,10 +12,19 @@ import typer
 
 from stm_backends.admin.expiring import Expiring
 from stm_backends.admin.purging import Found, Purged
+from stm_backends.backend import Backend
 from stm_backends.cli import datastores, durations, transfer
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import BackendName, SealingName, Url
-from stm_backends.cli.outcome import FAILED, counted, interruptible, reported, run, say_wrong
+from stm_backends.cli.outcome import (
+    FAILED,
+    counted,
+    interruptible,
+    reported,
+    run,
+    say_nothing_stored,
+    say_wrong,
+)
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
 from stm_backends.errors import ConfigurationError
@@ -28,23 +37,30 @@ Json = Annotated[
 ]
 
 _PURGED: Final = {
-    "expired": "expired records",
-    "conversations": "old conversations",
-    "logs": "old logs of agent frameworks",
-    "parts": "left-over parts of large values",
+    "expired": ("expired record", "expired records"),
+    "conversations": ("old conversation", "old conversations"),
+    "logs": ("old log of an agent framework", "old logs of agent frameworks"),
+    "parts": ("left-over part of large values", "left-over parts of large values"),
 }
 """What a purge removes."""
 
 _KEPT: Final = {
-    "kept": "newer",
-    "undated": "without a time (give them one with `stm-backends expire`)",
-    "empty": "emptied by an earlier purge, not yet expired",
-    "changed": "written to at that moment",
-    "unreadable": "unreadable",
+    name: (what, what)
+    for name, what in {
+        "kept": "newer",
+        "undated": "without a time (`stm-backends expire` gives a time to live)",
+        "empty": "emptied by an earlier purge, not yet expired",
+        "changed": "written to at that moment",
+        "unreadable": "unreadable",
+    }.items()
 }
 """What a purge with `--older-than` keeps."""
 
-_EXPIRING: Final = {"conversations": "conversations", "logs": "logs of agent frameworks", "states": "states"}
+_EXPIRING: Final = {
+    "conversations": ("conversation", "conversations"),
+    "logs": ("log of an agent framework", "logs of agent frameworks"),
+    "states": ("state", "states"),
+}
 
 _LEFT: Final = {
     "changed": "were replaced by others at each attempt; run the command again",
@@ -79,13 +95,13 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     removes left-over parts of large values.
 
     The age of a conversation is that of its newest turn, by the turn's own time; one without a time is kept.
-    --older-than empties conversations and logs of agent frameworks. The empty records expire after the same
-    duration. A turn that is added during the purge stays.
+    --older-than empties conversations and logs of agent frameworks. The empty records stay listed until they
+    expire, after the same duration. A turn that is added during the purge stays.
 
     The command works in short steps, beside running services. Run it again after an interruption. The exit
-    status is 1 if a record could not be read.
+    status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
     """
-    purged, found = Purged(), list[Found]()
+    purged, found, exists = Purged(), list[Found](), True
 
     def note(one: Found) -> None:
         if json_file:
@@ -98,8 +114,9 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
         return f"At least {counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
 
     async def work(owner: tuple[str | None, str | None], seconds: float | None) -> None:
-        nonlocal purged
+        nonlocal purged, exists
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            exists = await _exists(opened, *owner)
             with Progress(0, "purging", "records") as progress:
 
                 def step(counts: Purged) -> None:
@@ -128,8 +145,13 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     _print_counts(purged, _PURGED, _done(dry_run))
     if seconds is not None:
         _print_counts(purged, _KEPT, "kept")
+        if not dry_run and purged.conversations + purged.logs:
+            typer.echo(f"Their empty records stay listed until they expire in {(older_than or '').strip()}.")
     if purged.unreadable:
         say_wrong(f"{counted(purged.unreadable, 'record')} could not be read")
+    if not exists:
+        say_nothing_stored(tenant or user or "")
+    if purged.unreadable or not exists:
         raise typer.Exit(FAILED)
 
 
@@ -149,16 +171,18 @@ def expire(
     Applies to conversations, logs of agent frameworks and saved states. A time to live cannot be read, so a
     shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it
     again starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
+    The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.
     """
-    expiring = Expiring()
+    expiring, exists = Expiring(), True
 
     def so_far() -> str:
         done = sum(getattr(expiring, name) for name in _EXPIRING)
         return f"At least {counted(done, 'record')} got the time to live; run the command again for all."
 
     async def work(tenant: str, user: str | None, seconds: float) -> None:
-        nonlocal expiring
+        nonlocal expiring, exists
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            exists = await _exists(opened, tenant, user)
             with Progress(0, "expiring", "records") as progress:
 
                 def step(counts: Expiring) -> None:
@@ -184,6 +208,9 @@ def expire(
     left = [f"{getattr(expiring, name):,} {what}" for name, what in _LEFT.items() if getattr(expiring, name)]
     if left:
         say_wrong(f"not changed: {'; '.join(left)}")
+    if not exists:
+        say_nothing_stored(tenant or user or "")
+    if left or not exists:
         raise typer.Exit(FAILED)
 
 
@@ -206,6 +233,11 @@ def _owner(tenant: str | None, user: str | None) -> tuple[str, str | None] | Non
     return None
 
 
+async def _exists(backend: Backend, tenant: str | None, user: str | None) -> bool:
+    """Say whether anything is stored for the owner that a command names, or that it names none."""
+    return tenant is None or await backend.sessions.has(tenant, user)
+
+
 def _done(dry_run: bool) -> str:
     return "would be removed" if dry_run else "removed"
 
@@ -215,8 +247,10 @@ def _named(found: Found) -> str:
     return key if found.kind == "memory" else f"{key} ({found.kind})"
 
 
-def _print_counts(counts: Purged | Expiring, meanings: dict[str, str], done: str) -> None:
-    """Print one line for the counts that are not zero, or that there are none."""
-    told = [f"{getattr(counts, name):,} {what}" for name, what in meanings.items() if getattr(counts, name)]
+def _print_counts(counts: Purged | Expiring, meanings: dict[str, tuple[str, str]], done: str) -> None:
+    """Print one line for the counts that are not zero, or that there are none; nouns are for one and many."""
+    told = [
+        f"{count:,} {what[count != 1]}" for name, what in meanings.items() if (count := getattr(counts, name))
+    ]
     if told or done != "kept":
         typer.echo(plain(f"{done.capitalize()}: {', '.join(told) or 'nothing'}"))

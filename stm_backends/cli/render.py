@@ -15,7 +15,6 @@ from rich.text import Text
 from stm_backends.admin.stats import Totals
 from stm_backends.cli import figures
 from stm_backends.cli.conversation import Conversation
-from stm_backends.cli.replay import ledger
 from stm_backends.cli.replay.report import Report
 from stm_backends.drivers.plugins import Diagnosis
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn
@@ -85,10 +84,7 @@ def conversation(shown: Conversation) -> RenderableType:
         facts.add_row(name, value)
     parts: list[RenderableType] = [facts]
     if shown.body.summary:
-        covered, _ = ledger.split(shown.body.summary)
-        title = (
-            "summary (first line added by replay: the turns that it covers, from 0)" if covered else "summary"
-        )
+        title = shown.summary_title.lower()
         parts.append(Panel(Text(plain(shown.body.summary)), title=title, title_align="left"))
     if shown.pending:
         parts.append(_turns("pending (not summarized yet)", shown.pending))

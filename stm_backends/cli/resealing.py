@@ -12,15 +12,24 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stm_backends.admin.copying import Owner
+from stm_backends.admin.copying import UNOWNED, Owner
 from stm_backends.admin.resealing import Problem, ResealReport
 from stm_backends.cli import datastores, transfer
-from stm_backends.cli.copying import owners_given
+from stm_backends.cli.copying import owners_given, whose
 from stm_backends.cli.files import writing
 from stm_backends.cli.options import BackendName, SealingName, Url
-from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
+from stm_backends.cli.outcome import (
+    FAILED,
+    Named,
+    counted,
+    interruptible,
+    reported,
+    run,
+    say_nothing_stored,
+    say_wrong,
+)
 from stm_backends.cli.progress import Progress
-from stm_backends.cli.render import console
+from stm_backends.cli.render import console, plain
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import StorageError
 from stm_backends.records import keys
@@ -46,6 +55,13 @@ def reseal(
     user: Annotated[
         list[str] | None, typer.Option(help="Reseal a user; may be repeated.", metavar="TENANT:USER")
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Reseal all tenants, where the datastore can list them, and the states of --other-states.",
+        ),
+    ] = False,
     other_states: Annotated[
         bool,
         typer.Option(
@@ -66,9 +82,12 @@ def reseal(
     is sealed with the primary key already is skipped, so run the command again after an interruption, or
     to check the result. With `accept_clear=True`, values in clear text are sealed, too.
 
-    The exit status is 0 only if no value needs an older key.
+    The exit status is 0 only if no value needs an older key. It is 1 if nothing is stored for one of the
+    tenants and users, and, with `accept_clear=True`, if the datastore could not remove all clear text that it
+    can, such as SQLite's log.
     """
     reports: list[ResealReport] = []
+    missing: list[Owner] = []
     problems = Named()
 
     def note(key: Key, problem: Problem, error: StorageError | None) -> None:
@@ -78,7 +97,11 @@ def reseal(
         async with datastores.existing(
             backend or datastores.given(url), url=url if backend else None, sealing=load_sealing(sealing)
         ) as opened:
+            if everything:
+                owners[:0] = [Owner(tenant) async for tenant in opened.sessions.tenants()]
             resealing = opened.sessions.resealing(owners, on_problem=note)
+            named = [owner for owner in owners if owner != UNOWNED]
+            missing.extend([owner for owner in named if not await opened.sessions.has(*owner)])
             reports.append(resealing.report)
             with Progress(await resealing.count(), "resealing", "records") as progress:
                 return await resealing.run(progress.show)
@@ -88,7 +111,9 @@ def reseal(
         return f"{counted(done, 'record')} had been resealed; run the command again for the rest."
 
     with reported(), interruptible(so_far), writing(json_file) if json_file else nullcontext() as numbers:
-        owners = owners_given("reseal", tenant or (), user or (), other_states=other_states)
+        owners = owners_given(
+            "reseal", tenant or (), user or (), everything=everything, other_states=other_states
+        )
         try:
             report = run(work(owners))
         except typer.Exit:  # an outage
@@ -99,8 +124,19 @@ def reseal(
             json.dump({"ok": report.ok, **dataclasses.asdict(report)}, numbers, indent=2)
     problems.print()
     console.print(_table(report))
+    if report.remains:
+        typer.echo(
+            plain(f"What remains of replaced clear text is what remains of deleted records. {report.remains}")
+        )
+    for owner in missing:
+        say_nothing_stored(whose(owner))
+    if report.cleaned is False:
+        say_wrong(
+            "the datastore still holds clear text that it can remove; run the command again to repeat it"
+        )
     if not report.ok:
         typer.echo("Keep the older keys, and run the command again once the cause is resolved.", err=True)
+    if missing or not report.ok or report.cleaned is False:
         raise typer.Exit(FAILED)
 
 

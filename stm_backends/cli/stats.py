@@ -12,7 +12,7 @@ from stm_backends.backend import Backend
 from stm_backends.cli import datastores, figures, render
 from stm_backends.cli.completion import owners as owners_like
 from stm_backends.cli.options import BackendName, SealingName, Url
-from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run
+from stm_backends.cli.outcome import FAILED, Named, counted, interruptible, reported, run, say_nothing_stored
 from stm_backends.cli.owners import Owner, damaged_as, tenants_of, users_of
 from stm_backends.cli.progress import Progress
 from stm_backends.types import MemoryHealth
@@ -43,7 +43,8 @@ def stats(
     Every record is read once, in pages. Bytes are those of the stored values, without what the datastore
     adds. Tokens are the memory's estimate. The time to live of a record cannot be read, so none is shown.
 
-    An unreadable record is reported and counted, and the exit status is 1.
+    An unreadable record is reported and counted, and the exit status is 1. It is also 1 if nothing is stored
+    for one of the tenants and users.
     """
     with reported():
         given = dict.fromkeys(Owner.of(text) for text in whose or ())
@@ -51,7 +52,7 @@ def stats(
         owners = [one for one in given if one.user is None or Owner(one.tenant) not in given] or [Owner()]
     one = len(owners) == 1 and owners[0].tenant is not None
     counting = _Counting(degraded=degraded)
-    rows = 0
+    rows, missing = 0, list[Owner]()
 
     def row(owner: Owner, totals: Totals) -> None:
         nonlocal rows
@@ -65,6 +66,9 @@ def stats(
 
     async def work() -> None:
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
+            for owner in given:
+                if owner.tenant is not None and not await opened.sessions.has(owner.tenant, owner.user):
+                    missing.append(owner)
             for owner in owners:
                 async for tenant in tenants_of(opened, owner):
                     each = Owner(tenant, owner.user)
@@ -79,11 +83,14 @@ def stats(
     if as_json:
         typer.echo(json.dumps({"owner": None, **figures.as_json(counting.total)}))
     else:
-        render.console.print(render.stats(counting.total, str(owners[0]) if one else "Total"))
-    if not (counting.read or degraded):
-        typer.echo("Nothing is stored there.", err=True)
+        title = str(owners[0]) if one else "Total"
+        render.console.print(render.stats(counting.total, f"{title}, degraded only" if degraded else title))
+    if not (counting.read or whose):
+        typer.echo("Nothing is stored.", err=True)
+    for owner in missing:
+        say_nothing_stored(str(owner))
     counting.damaged.print()
-    if counting.damaged.count:
+    if counting.damaged.count or missing:
         raise typer.Exit(FAILED)
 
 

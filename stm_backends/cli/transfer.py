@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, TextIO, cast
@@ -176,17 +176,22 @@ async def import_all(
     on_conflict: OnConflict,
     imported: Imported,
     ttl: float | None = None,
+    require_owner: Callable[[str, str], Awaitable[None]],
 ) -> None:
     """Import conversations; if one is invalid or exists already, none is imported.
 
-    `ttl` is in seconds, `None` is for ever. Raises `BadFile` and `SessionExists` with file and line. Updates
+    `ttl` is in seconds, `None` is for ever. `require_owner` raises for a tenant and user whose conversations
+    must not be imported. Raises `BadFile` and `SessionExists` with file and line. Updates
     `imported` as it goes.
     """
     seen: set[bytes] = set()
+    last: tuple[str, str] | None = None
     checked = 0
     with Progress(file.count, "checking", "conversations") as progress:
         for line in file:
             key = await _rehearse(backend, line, on_conflict)
+            if last != (last := (key.tenant_id, key.user_id)):
+                await require_owner(*last)
             if on_conflict == "refuse":
                 digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
                 if digest in seen:
@@ -212,7 +217,7 @@ async def import_all(
 
 async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> MemoryKey:
     """Import a conversation into memory, to find errors early; returns its key."""
-    traits = backend.driver.inner.traits
+    traits = backend.record_traits
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
     ) as rehearsal:

@@ -2,7 +2,7 @@
 
 `contract` defines five atomic operations on records. `plugins` says how a package is found. `settings` reads
 and validates settings from a URL and keyword arguments. `purges` is what a driver may offer for expired
-records. `wrapper` is the base for drivers around a driver.
+records, and `Remains` what its `finish_erasure` returns. `wrapper` is the base for drivers around a driver.
 `checks`, `deadlines`, `edge`, `coalesced` and `layouts` are helpers that the drivers of this library share;
 using them is optional. The drivers that need no server are here too: `in_memory` and `sqlite`.
 """
@@ -21,6 +21,7 @@ from stm_backends.drivers.contract import (
     Traits,
     new_version,
 )
+from stm_backends.drivers.erasing import Remains
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.purges import Purges
 from stm_backends.drivers.settings import Settings, setting
@@ -39,6 +40,7 @@ __all__ = [
     "Page",
     "Purges",
     "Record",
+    "Remains",
     "Settings",
     "Traits",
     "WrapperDriver",

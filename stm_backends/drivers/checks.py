@@ -72,7 +72,8 @@ def require_known(given: Iterable[str], known: Iterable[str], *, backend: str, s
     names = sorted(known)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+            longer = [one for one in names if len(name) > 2 and one.startswith(name)]
+            near = difflib.get_close_matches(name, names, n=1) or longer
             hint = f"did you mean {near[0]!r}? " if near else ""
             what = f"setting {name!r}" if shown else "such setting in a URL (write '?' in a password as %3F)"
             raise ConfigurationError(f"backend {backend!r} has no {what}; {hint}it has: {', '.join(names)}")

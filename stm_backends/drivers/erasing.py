@@ -7,7 +7,7 @@ functions of this module look for them along `inner`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from stm_backends.drivers.contract import Driver, Page
 from stm_backends.drivers.wrapper import layer_with
@@ -15,7 +15,19 @@ from stm_backends.drivers.wrapper import layer_with
 PAGE: Final = 200
 """How many names one `scan_expired` requests."""
 
-NOT_STATED: Final = "the driver does not say what remains after a deletion"
+
+class Remains(NamedTuple):
+    """What a datastore keeps of deleted records, and where.
+
+    `finished` is `False` if the driver could not remove all that it can remove, for example because SQLite's
+    write-ahead log could not be cut. It is `None` if the driver does not say.
+    """
+
+    text: str
+    finished: bool | None = True
+
+
+NOT_STATED: Final = Remains("the driver does not say what remains after a deletion", finished=None)
 
 
 class Erasing(Protocol):
@@ -25,7 +37,7 @@ class Erasing(Protocol):
         """List the names of one scope that have expired and that the datastore has not removed yet."""
         ...
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Remove what deletions have left behind, within about one deadline; returns what remains, and where.
 
         Raises nothing that concerns only this work: the records are deleted.
@@ -44,7 +56,7 @@ async def expired_names(driver: Driver, scope: str, *, after: str = "") -> Async
         position = page.after
 
 
-async def finish_erasure(driver: Driver) -> str:
-    """Remove what deletions have left behind; returns a sentence about what remains, and where."""
+async def finish_erasure(driver: Driver) -> Remains:
+    """Remove what deletions have left behind; returns what remains, and where."""
     layer: Erasing | None = layer_with(driver, "finish_erasure")
     return NOT_STATED if layer is None else await layer.finish_erasure()

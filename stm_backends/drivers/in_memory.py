@@ -47,11 +47,16 @@ from stm_backends.drivers.contract import (
     Record,
     Traits,
 )
+from stm_backends.drivers.erasing import Remains
 from stm_backends.drivers.plugins import BackendPlugin, hookimpl
 from stm_backends.drivers.settings import merged
 from stm_backends.errors import ConfigurationError, StorageError
 
 _MIB: Final = 1024 * 1024
+
+_REMAINS: Final = Remains(
+    "memory: nothing remains, except what the operating system may have swapped or dumped."
+)
 
 _READS: Final = ("load", "scan", "expired", "purge")
 
@@ -260,9 +265,9 @@ class MemoryDriver:
         """List names of one scope that have expired and are still in the store; `delete` removes them."""
         return await self._names(scope, after, limit, expired=True)
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Return what remains of deleted records: nothing that this driver can reach."""
-        return "memory: nothing remains, except what the operating system may have swapped or dumped."
+        return _REMAINS
 
     async def _names(self, scope: str, after: str, limit: int, *, expired: bool) -> Page:
         require_limit(limit)

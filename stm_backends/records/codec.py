@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, TooLarge
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge
 from stm_backends.records.body import Body, Forgotten, Lease
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
@@ -127,7 +127,9 @@ class Codec:
         if not newline or not words[0].startswith("stm/"):
             raise Corrupt("the stored bytes are not an envelope of this library")
         if words[:2] == ["stm/2", "sealed"]:
-            raise Corrupt("the stored bytes are sealed; open the backend with the sealing that wrote them")
+            raise SealMismatch(
+                "the stored bytes are sealed; open the backend with the sealing that wrote them"
+            )
         if words[0] != f"stm/{FORMAT}":
             raise Corrupt(
                 f"stored in format {words[0].removeprefix('stm/')!r} by another version of this library; "

@@ -20,13 +20,21 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from stm_backends.drivers.checks import LONGEST_S
 from stm_backends.drivers.contract import ABSENT, ANY, AbsentType, AnyType, Driver, Key, new_version
 from stm_backends.drivers.scopes import next_scope_of
-from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    OutcomeUnknown,
+    SealMismatch,
+    StorageError,
+    Unavailable,
+)
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 
@@ -46,6 +54,10 @@ this many seconds. An entry is extended once half of that has passed, so clocks 
 hour."""
 
 
+Seal: TypeAlias = Literal["sealed", "clear"]
+"""How the data of a user is stored."""
+
+
 class _Noted(NamedTuple):
     """An entry that this process read or wrote `at` (monotonic seconds), and how long it lived from then."""
 
@@ -56,7 +68,8 @@ class _Noted(NamedTuple):
 class Directory:
     """The users of every tenant on one backend.
 
-    `clock` is monotonic; `epoch` is in epoch seconds.
+    `clock` is monotonic; `epoch` is in epoch seconds. With `any_seal`, entries are replaced even if they are
+    sealed and this backend has no sealing, or the reverse.
     """
 
     def __init__(
@@ -66,25 +79,36 @@ class Directory:
         *,
         clock: Callable[[], float] = time.monotonic,
         epoch: Callable[[], float] = time.time,
+        any_seal: bool = False,
     ) -> None:
         self._driver = driver
         self._codec = codec
         self._clock = clock
         self._epoch = epoch
+        self._any_seal = any_seal
         self._noted: OrderedDict[tuple[str, str], _Noted] = OrderedDict()
 
-    async def note(self, tenant: str, user: str, *, ttl: float | None = None, fresh: bool = False) -> None:
+    async def note(
+        self,
+        tenant: str,
+        user: str,
+        *,
+        ttl: float | None = None,
+        fresh: bool = False,
+        any_seal: bool = False,
+    ) -> None:
         """List a user for whom a record is written that lives `ttl` seconds, or for ever.
 
         Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
-        one more if the entry does not exist or does not live long enough.
+        one more if the entry does not exist or does not live long enough. Raises `SealMismatch` if the user's
+        data is sealed and this backend has no sealing, or the reverse, unless `any_seal=True`.
         """
         owner = (tenant, user)
         if not fresh and self.knows(owner, ttl):
             return
         at, key = self._clock(), keys.directory_key(*owner)
         try:
-            life = await self._cover(key, ttl)
+            life = await self._cover(key, ttl, any_seal=any_seal or self._any_seal)
         except BaseException:
             # An earlier listing counts until then, so that no write of the user waits for this one.
             self.doubt(owner)
@@ -94,14 +118,14 @@ class Directory:
         if len(self._noted) > REMEMBERED_USERS:
             self._noted.popitem(last=False)
 
-    async def _cover(self, key: Key, ttl: float | None) -> float:
+    async def _cover(self, key: Key, ttl: float | None, *, any_seal: bool) -> float:
         """Make an entry live long enough for a record; returns how many seconds it lives from now."""
         if ttl is not None and ttl > LONGEST_S / 2:
             ttl = None
         spare = 0.0 if ttl is None else max(SPARE * ttl, LEAST_SPARE_S)
         for _ in range(_ROUNDS):
             now = self._epoch()
-            found, until = await self._read(key)
+            found, until = await self._read(key, any_seal=any_seal)
             if found is ANY:
                 # How long it was to live is unknown.
                 ttl = None
@@ -118,7 +142,7 @@ class Directory:
                 return life
         raise self._unsettled()
 
-    async def _read(self, key: Key) -> tuple[str | AbsentType | AnyType, float]:
+    async def _read(self, key: Key, *, any_seal: bool = True) -> tuple[str | AbsentType | AnyType, float]:
         """Return the condition to replace an entry as it is now, and until when it lives (epoch seconds)."""
         try:
             record = await self._driver.load(key)
@@ -127,9 +151,46 @@ class Directory:
             content = self._codec.open("user", record.body or b"")
             until = float(content.get("until", math.inf))
             return (ANY, -math.inf) if math.isnan(until) else (record.version, until)
-        except (Corrupt, AttributeError, TypeError, ValueError):
+        except (Corrupt, AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, SealMismatch) and not any_seal:
+                tenant, _ = keys.owner_of(key.scope)
+                if await self.other_seal(tenant, keys.unname(key.name)):
+                    raise
             # It says nothing but how long it lives; the data key that it was sealed with may be erased.
             return ANY, -math.inf
+
+    async def other_seal(self, tenant: str, user: str) -> Seal | None:
+        """Return how a user's data is stored if this backend stores it the other way, else `None`.
+
+        `"sealed"` means that the backend has no sealing, `"clear"` that it accepts sealed values only.
+        """
+        try:
+            entry = await self._driver.load(keys.directory_key(tenant, user))
+        except SealMismatch:
+            # A copy that is made without keys leaves the entry in clear text beside sealed records.
+            return "clear" if await self._has_clear_record(tenant, user) else None
+        except Corrupt:
+            return None
+        with suppress(Corrupt):
+            try:
+                self._codec.open("user", (entry and entry.body) or b"")
+            except SealMismatch:
+                return "sealed"
+        return None
+
+    async def _has_clear_record(self, tenant: str, user: str) -> bool:
+        """Say whether a user's first readable record is in clear text."""
+        for kind in keys.KINDS:
+            scope = keys.scope(tenant, user, kind)
+            async for name in operations.names(self._driver, scope):
+                try:
+                    await self._driver.load(Key(scope, name))
+                except SealMismatch:
+                    return True
+                except Corrupt:
+                    continue
+                return False
+        return False
 
     def knows(self, owner: tuple[str, str], ttl: float | None = None) -> bool:
         """Say whether this process listed a user within the last minute, for records that live as long."""
@@ -173,6 +234,18 @@ class Directory:
         async for name in operations.names(self._driver, keys.directory_scope(tenant)):
             yield keys.unname(name)
 
+    async def has(self, tenant: str, user: str | None = None) -> bool:
+        """Say whether anything is stored for a tenant, or for one user of it."""
+        if user is not None:
+            try:
+                entry = await self._driver.load(keys.directory_key(tenant, user))
+            except Corrupt:
+                return True
+            return entry is not None or await self._has_records(tenant, user)
+        async for _ in self.users(tenant):
+            return True
+        return False
+
     async def tenants(self) -> AsyncIterator[str]:
         """Yield the tenants with a listed user. Raises `ConfigurationError` if the driver cannot find them.
 
@@ -212,7 +285,7 @@ class Directory:
         """List a user again whose entry was removed although there are records; `life` is from `forget`."""
         # The entry covered every record that was written before it was removed. Else nothing is known.
         known = life is not None and 0 < life < math.inf
-        await self.note(tenant, user, ttl=life if known else None, fresh=True)
+        await self.note(tenant, user, ttl=life if known else None, fresh=True, any_seal=True)
 
     async def forget_if_unused(self, tenant: str, user: str) -> bool:
         """Remove the entry of a user without any record; returns whether it was removed.

@@ -23,7 +23,7 @@ from stm_backends.drivers.contract import (
     new_version,
 )
 from stm_backends.drivers.wrapper import WrapperDriver
-from stm_backends.errors import Corrupt, located
+from stm_backends.errors import SealMismatch, located
 from stm_backends.records import operations
 from stm_backends.records.keys import owner_of
 from stm_backends.sealing.cipher import (
@@ -83,6 +83,11 @@ class SealedDriver(WrapperDriver):
                 traits, max_entry=traits.max_entry - OVERHEAD, overhead=traits.overhead + OVERHEAD
             )
         return self._traits
+
+    @property
+    def accepts_clear(self) -> bool:
+        """Whether values in clear text are read, and sealed by `reseal`."""
+        return self._sealing.accept_clear
 
     async def open(self) -> None:
         """Open the driver within, and before it the keys if they have a store of their own."""
@@ -222,7 +227,10 @@ class SealedDriver(WrapperDriver):
             key_id = key_id_of(value)
             if key_id is None:
                 if not self._sealing.accept_clear:
-                    raise Corrupt("a value is not sealed, and this backend accepts sealed values only")
+                    raise SealMismatch(
+                        "a value is not sealed, and this backend accepts sealed values only; "
+                        "accept_clear=True accepts both"
+                    )
                 self._clear_met()
                 opened.append(value)
                 continue

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,10 @@ from stm_backends.errors import ConfigurationError, Corrupt
 KEY_BYTES: Final = 32
 MAX_KEY_ID: Final = 32
 """The most characters of a key's id."""
+
+_OTHERS: Final = stat.S_IWGRP | stat.S_IRWXO
+
+logger = logging.getLogger("stm_backends")
 
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
@@ -104,19 +110,24 @@ class StaticKeys:
     def from_file(cls, path: Path) -> StaticKeys:
         """Return the keys of a JSON file, `{"primary": "k1", "keys": {"k1": "<32 bytes in Base64>"}}`.
 
-        Raises `ConfigurationError` for a file that cannot be read. No message shows its content.
+        Raises `ConfigurationError` for a file that cannot be read, or whose keys are not valid. Messages name
+        the file and the id of a key, never a key. Warns if other users of the machine may use the file.
         """
         try:
             content = json.loads(path.read_bytes())
-            keys = {name: base64.b64decode(key, validate=True) for name, key in content["keys"].items()}
-            primary = content["primary"]
+            keys = {name: _decoded(name, key) for name, key in content["keys"].items()}
+            made, shared = cls(keys, primary=content["primary"]), is_shared(path)
         except OSError as error:
             raise ConfigurationError(f"the file of keys {path}: {error.strerror}") from None
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the file of keys {path}: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigurationError(
                 f'the file of keys {path} must be {{"primary": ID, "keys": {{ID: BASE64}}}}'
             ) from None
-        return cls(keys, primary=primary)
+        if shared:
+            logger.warning("other users may read or change the file of keys %s: chmod 600 it", path)
+        return made
 
     def __repr__(self) -> str:
         return f"StaticKeys({sorted(self._keys)}, primary={self._primary.id!r})"
@@ -143,6 +154,25 @@ class StaticKeys:
         """Delete nothing: no key belongs to one owner."""
         del owner
         return False
+
+
+def is_shared(path: Path) -> bool:
+    """Say whether other users of the machine may read or change a file, or its group may change it.
+
+    The group may read: that is how a container often gets a file of secrets.
+    """
+    return bool(path.stat().st_mode & _OTHERS)
+
+
+def _decoded(key_id: str, text: object) -> bytes:
+    """Return a key of a file."""
+    try:
+        key = base64.b64decode(cast("str", text), validate=True)
+    except (ValueError, TypeError):
+        raise ConfigurationError(f"the key {key_id!r} is not Base64") from None
+    if len(key) != KEY_BYTES:
+        raise ConfigurationError(f"the key {key_id!r} must be {KEY_BYTES} bytes, not {len(key)}")
+    return key
 
 
 def _data_keys(keys: object) -> Iterator[DataKey]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 import os
-import pkgutil
 import sys
+import traceback
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, StmError
 from stm_backends.sealing.keys import Sealing, StaticKeys
 
 SEALING_VARIABLE: Final = "STM_BACKENDS_SEALING"
@@ -31,7 +33,8 @@ def load_sealing(name: str | None) -> Sealing | None:
 def named_object(option: str, name: str, kind: type[T]) -> T:
     """Return the object of a program that an option names as `MODULE:OBJECT`.
 
-    Raises `ConfigurationError` if there is no such object, or it is of another type.
+    Raises `ConfigurationError` if there is no such object, if importing its module fails, or if the object is
+    of another type.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -41,11 +44,32 @@ def named_object(option: str, name: str, kind: type[T]) -> T:
     # As `python -m` does, so that a module in the current directory is found.
     sys.path.insert(0, "")
     try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{option}: there is no {attribute!r} in {module!r}") from error
+        imported = importlib.import_module(module)
+    except Exception as error:
+        raise ConfigurationError(f"{option}: {_failure(module, error)}") from error
     finally:
         sys.path.remove("")
+    try:
+        found = operator.attrgetter(attribute)(imported)
+    except AttributeError:
+        raise ConfigurationError(f"{option}: there is no {attribute!r} in {module!r}") from None
     if not isinstance(found, kind):
         raise ConfigurationError(f"{option}: {name} is of type {type(found).__name__}, not {kind.__name__}")
     return found
+
+
+def _failure(module: str, error: Exception) -> str:
+    """Return why importing a module failed. Leaves out the text of errors that may quote a secret."""
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        return f"there is no module {module!r} in the current directory or on PYTHONPATH"
+    # Frames of files, without those of the import system.
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    where = (
+        (error.filename, error.lineno)
+        if isinstance(error, SyntaxError)
+        else (frames[-1].filename, frames[-1].lineno)
+    )
+    cause = type(error).__name__
+    if isinstance(error, (ImportError, StmError)):
+        cause = f"{cause}: {error}"
+    return f"importing {module!r} failed at {where[0]}, line {where[1]}: {cause}"

@@ -97,6 +97,11 @@ class Backend(AbstractContextManager["Backend"]):
         """Facts about the datastore: its reach, its limits, its clock."""
         return self._backend.traits
 
+    @property
+    def record_traits(self) -> Traits:
+        """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
+        return self._backend.record_traits
+
     def memory(
         self,
         key: MemoryKey,
@@ -119,9 +124,9 @@ class Backend(AbstractContextManager["Backend"]):
 
         return self.run(make())
 
-    def ping(self) -> float:
-        """Load a record that does not exist; returns how many seconds that took."""
-        return self.run(self._backend.ping())
+    def ping(self, tenant: str | None = None) -> float:
+        """Load a record that does not exist; returns how many seconds that took. See `Backend.ping`."""
+        return self.run(self._backend.ping(tenant))
 
     def run(self, work: Coroutine[Any, Any, T], /) -> T:
         """Run a coroutine on the backend's event loop and return its result.

@@ -9,6 +9,7 @@ from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Denied
 from stm_backends.records.keys import owner_of
+from stm_backends.telemetry.guarded import GuardedObserver
 from stm_backends.telemetry.observer import Observer, Subject
 
 T = TypeVar("T")
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 def reporting_denials(driver: Driver, observer: Observer) -> Driver:
     """Return the driver, or one around it that reports each `Denied` if the observer counts them."""
-    listens = type(observer).denied is not Observer.denied
+    inner = observer.inner if isinstance(observer, GuardedObserver) else observer
+    listens = type(inner).denied is not Observer.denied
     return _ReportingDriver(driver, observer) if listens else driver
 
 

@@ -59,8 +59,8 @@ class Observer:
 
     No argument contains text of a conversation, except perhaps an error's message. Only a `Subject` contains
     ids; hash them before you store them, as `examples/audit.py` does. The methods are called during the work,
-    on the event loop, so they must return at once and raise nothing. One observer may serve any number of
-    backends and memories.
+    on the event loop, so they must return at once. An error that they raise is logged without its message and
+    does not affect the work. One observer may serve any number of backends and memories.
     """
 
     def driver(self, driver: Driver) -> Driver:
@@ -101,6 +101,9 @@ class Observer:
 
     def erased(self, subject: Subject, records: int) -> None:
         """Receive that an erasure is complete, and how many records it removed, perhaps none."""
+
+    def purged(self, subject: Subject, records: int) -> None:
+        """Receive that a purge emptied a conversation or a log because of its age."""
 
     def exported(self, subject: Subject) -> None:
         """Receive that a conversation was exported."""

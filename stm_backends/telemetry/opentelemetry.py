@@ -89,6 +89,11 @@ class Telemetry(Observer):
             "stm.sealing.clear_text", "{value}", "Values that were read without being sealed."
         )
         self._erased = meter.create_counter("stm.records.erased", "{record}", "Records that were erased.")
+        self._purged = meter.create_counter(
+            "stm.records.purged",
+            "{record}",
+            "Conversations and logs that a purge emptied because of their age.",
+        )
         self._copied = meter.create_counter(
             "stm.records.copied", "{record}", "Records that were copied to another datastore."
         )
@@ -160,6 +165,9 @@ class Telemetry(Observer):
 
     def erased(self, subject: Subject, records: int) -> None:
         self._erased.add(records)
+
+    def purged(self, subject: Subject, records: int) -> None:
+        self._purged.add(records)
 
     def exported(self, subject: Subject) -> None:
         self._exported.add(1)

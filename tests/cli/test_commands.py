@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from stm_backends import (
 from stm_backends.cli import datastores, main
 from stm_backends.cli.app import app
 from stm_backends.cli.files import writing
-from stm_backends.drivers.contract import Key
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.errors import Unavailable
 from stm_backends.records.directory import Directory
 from stm_backends.records.keys import memory_key
@@ -65,6 +67,12 @@ def cli(*arguments: str, answer: str = "") -> Result:
 
 def lines(result: Result) -> list[str]:
     assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def listed_by(result: Result) -> list[str]:
+    """The lines of `ls`, whose exit status says whether anything is stored for its argument."""
+    assert result.exit_code == (0 if result.stdout else 1), result.output
     return result.stdout.splitlines()
 
 
@@ -151,7 +159,7 @@ def test_what_a_terminal_would_obey_or_cannot_show_is_shown_escaped(tmp_path: Pa
 
     asyncio.run(fill())
 
-    assert lines(cli("ls", "t:u", "--url", url)) == ["t:u:s%1B"]
+    assert listed_by(cli("ls", "t:u", "--url", url)) == ["t:u:s%1B"]
     shown = "\n".join(lines(cli("show", "t:u:s\x1b", "--url", url)))
     assert "\\x1b[2Jnothing\\ud800\\x00" in shown
     assert "[bold]brackets[/nope]" in shown
@@ -159,11 +167,11 @@ def test_what_a_terminal_would_obey_or_cannot_show_is_shown_escaped(tmp_path: Pa
 
 
 def test_other_commands_accept_the_keys_that_ls_prints(url: str):
-    assert sorted(lines(cli("ls", "acme", "--url", url))) == ["acme:u1", "acme:u2"]
-    listed = lines(cli("ls", "acme:u1", "--url", url))
+    assert sorted(listed_by(cli("ls", "acme", "--url", url))) == ["acme:u1", "acme:u2"]
+    listed = listed_by(cli("ls", "acme:u1", "--url", url))
     assert sorted(listed) == ["acme:u1:a%3Ab", "acme:u1:trip"]
     assert all(cli("show", key, "--url", url).exit_code == 0 for key in listed)
-    assert lines(cli("ls", "nobody", "--url", url)) == []
+    assert listed_by(cli("ls", "nobody", "--url", url)) == []
 
 
 HOSTILE = ("x\nvictim", "x\u2028y", "x\u202ey", "\U000e0041", "tab\there", "100%0A", "\ud800")
@@ -179,20 +187,20 @@ def test_ids_that_break_lines_are_listed_on_one_line_and_accepted_so(tmp_path: P
                 await memory.add_turn(ConversationTurn("Hello", "Hi"))
 
     asyncio.run(fill())
-    users = lines(cli("ls", "acme", "--url", url))
+    users = listed_by(cli("ls", "acme", "--url", url))
     assert len(users) == len(HOSTILE)
     assert all(line.startswith("acme:") and line.isprintable() for line in users)
     # As `stm-backends ls acme | while read user; do stm-backends erase "$user" -y; done` does.
     for user in users:
         assert lines(cli("erase", user, "-y", "--url", url))[0].startswith("1 record erased: 1 conversation;")
-    assert lines(cli("ls", "acme", "--url", url)) == []
-    assert lines(cli("ls", "victim", "--url", url)) == ["victim:u"]
+    assert listed_by(cli("ls", "acme", "--url", url)) == []
+    assert listed_by(cli("ls", "victim", "--url", url)) == ["victim:u"]
 
 
 def test_the_url_may_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STM_BACKENDS_URL", url)
 
-    assert len(lines(cli("ls", "acme"))) == 2
+    assert len(listed_by(cli("ls", "acme"))) == 2
     assert lines(cli("ping", "memory://"))[0].startswith("memory: answered in ")
 
 
@@ -251,6 +259,20 @@ def test_ping_sets_up_what_is_not_there_only_if_told_to(tmp_path: Path):
     assert not (tmp_path / "new.db").exists()
     assert lines(cli("ping", "--create", "--url", url))[0].startswith("sqlite: answered in ")
     assert (tmp_path / "new.db").exists()
+
+
+def test_ping_loads_a_record_of_the_tenant_that_is_named(url: str, monkeypatch: pytest.MonkeyPatch):
+    loaded: list[Key] = []
+    load = SqliteDriver.load
+
+    async def noting(driver: SqliteDriver, key: Key) -> Record | None:
+        loaded.append(key)
+        return await load(driver, key)
+
+    monkeypatch.setattr(SqliteDriver, "load", noting)
+    assert cli("ping", "--tenant", "b%3Ac", "--url", url).exit_code == 0
+    assert loaded == [Key("b%3Ac::users", "%")]
+    assert cli("ping", "--tenant", "acme:u1", "--url", url).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -386,7 +408,7 @@ def test_ls_and_export_report_the_framework_logs_they_leave_out(url: str, tmp_pa
     assert cli("erase", TRIP.composite(), "--yes", "--url", url).exit_code == 0
     assert "Not listed: 1 log of" in cli("ls", "acme:u1", "--url", url).stderr
     assert cli("erase", "acme:u1", "--yes", "--url", url).exit_code == 0
-    assert cli("ls", "acme:u1", "--url", url).stderr == "Nothing is stored for acme:u1.\n"
+    assert cli("ls", "acme:u1", "--url", url).stderr == "Error: nothing is stored for acme:u1\n"
 
 
 def test_what_export_writes_import_reads(url: str, tmp_path: Path):
@@ -546,7 +568,7 @@ def test_an_import_that_meets_one_conversation_stores_none_of_the_others(url: st
 
     assert refused.exit_code == 2
     assert f"{file}:2: acme:u2:other exists already; nothing was imported" in refused.stderr
-    assert lines(cli("ls", "acme:u1", "--url", elsewhere)) == []
+    assert listed_by(cli("ls", "acme:u1", "--url", elsewhere)) == []
 
 
 def test_an_import_with_a_turn_too_large_for_the_backend_stores_nothing(tmp_path: Path):
@@ -559,7 +581,7 @@ def test_an_import_with_a_turn_too_large_for_the_backend_stores_nothing(tmp_path
 
     assert refused.exit_code == 1
     assert "at most 1,000 are stored" in refused.stderr
-    assert lines(cli("ls", "acme:u1", "--url", url)) == []
+    assert listed_by(cli("ls", "acme:u1", "--url", url)) == []
 
 
 def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_path: Path):
@@ -569,8 +591,19 @@ def test_a_merge_with_nothing_new_says_that_nothing_was_missing(url: str, tmp_pa
     first = cli("import", str(file), "--merge", "--url", elsewhere)
     again = cli("import", str(file), "--merge", "--url", elsewhere)
 
-    assert (first.exit_code, first.stderr) == (0, "2 conversations merged, 2 of them changed\n")
+    assert (first.exit_code, first.stderr) == (
+        0,
+        (
+            "2 conversations merged, 2 of them changed\n"
+            "Conversations that got a turn do not expire; --ttl sets a time to live.\n"
+        ),
+    )
     assert (again.exit_code, again.stderr) == (0, "2 conversations merged, none of them changed\n")
+    limited = cli("import", str(file), "--merge", "--ttl", "90d", "--url", elsewhere)
+    assert limited.stderr.splitlines()[1] == (
+        "Conversations that got a turn expire in 90d; 2 unchanged conversations kept the old time to live. "
+        "`stm-backends expire` sets it for all."
+    )
 
 
 def test_an_import_onto_what_exists_is_refused_unless_told(url: str, tmp_path: Path):
@@ -600,7 +633,7 @@ def test_erase_asks_and_keeps_everything_unless_told_yes(url: str):
 
     assert refused.exit_code == 1
     assert "everything of the tenant acme" in refused.stdout
-    assert len(lines(cli("ls", "acme", "--url", url))) == 2
+    assert len(listed_by(cli("ls", "acme", "--url", url))) == 2
 
 
 @pytest.mark.parametrize(
@@ -613,9 +646,9 @@ def test_erase_asks_and_keeps_everything_unless_told_yes(url: str):
     ],
 )
 def test_erase_takes_what_was_named_and_nothing_else(url: str, what: str, left: list[str]):
-    lines(cli("erase", what, "--yes", "--url", url))
+    assert cli("erase", what, "--yes", "--url", url).exit_code == (1 if what == "ac" else 0)
 
-    listed = [key for user in ("acme:u1", "acme:u2") for key in lines(cli("ls", user, "--url", url))]
+    listed = [key for user in ("acme:u1", "acme:u2") for key in listed_by(cli("ls", user, "--url", url))]
     assert sorted(listed) == left
 
 
@@ -636,7 +669,6 @@ def test_erase_takes_what_was_named_and_nothing_else(url: str, what: str, left: 
         ),
         (("ping",), "STM_BACKENDS_URL"),
         (("show", "one-part", "--backend", "memory"), "write tenant:user:session"),
-        (("show", "a:b:c", "--backend", "memory"), "ls TENANT:USER"),
         (("erase", "a:b:c:d", "--backend", "memory"), "write tenant:user:session"),
         (("ls", " ", "--backend", "memory"), "blank"),
         (("ls", "a:b:c", "--backend", "memory"), "is a conversation"),
@@ -710,6 +742,21 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(
     with pytest.raises(SystemExit):
         main()
     assert "needs typer and rich, which are not installed" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_program_starts_shows_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    class Starting(ModuleType):
+        @property
+        def app(self) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "stm_backends.cli.app", Starting("starting"))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_an_erasure_that_fails_halfway_says_so(url: str, monkeypatch: pytest.MonkeyPatch):

@@ -26,6 +26,12 @@ def lines(result: Result) -> list[str]:
     return result.stdout.splitlines()
 
 
+def listed_by(result: Result) -> list[str]:
+    """The lines of `ls`, whose exit status says whether anything is stored for its argument."""
+    assert result.exit_code == (0 if result.stdout else 1), result.output
+    return result.stdout.splitlines()
+
+
 def exported(tenant: Any, user: Any = "u", session: Any = "s", *, turns: int = 1, text: str = "Hello") -> str:
     key = {"tenant_id": tenant, "user_id": user, "session_id": session}
     said = [
@@ -63,14 +69,14 @@ def test_only_the_wanted_tenant_or_user_is_imported(
     assert done.exit_code == 0, done.output
     assert "conversations of others skipped" in done.stderr
     for tenant, users in stored.items():
-        assert lines(cli("ls", tenant, "--url", url)) == users
+        assert listed_by(cli("ls", tenant, "--url", url)) == users
 
 
 def test_a_key_that_is_not_text_is_never_imported_as_anothers(url: str, tmp_path: Path):
     file = written(tmp_path, exported(["acme"]), exported({"acme": 1}), exported(None))
     done = cli("import", file, "--only", "acme", "--url", url)
     assert "3 conversations of others skipped" in done.stderr
-    assert lines(cli("ls", "acme", "--url", url)) == []
+    assert listed_by(cli("ls", "acme", "--url", url)) == []
 
 
 def test_an_import_for_nobody_in_the_file_says_so_and_fails(url: str, tmp_path: Path):

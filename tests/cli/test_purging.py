@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -14,6 +16,9 @@ from typer.testing import CliRunner, Result
 
 import stm_backends
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
+from stm_backends.admin.expiring import Expiring
+from stm_backends.admin.purging import Purged
+from stm_backends.admin.resealing import ResealReport
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
 from stm_backends.drivers.sqlite import purging as after_writes
@@ -41,10 +46,14 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
                 ("old\n1", now - 100 * DAY),
                 ("old2", now - 95 * DAY),
                 ("new", now),
-                ("x", 0),
+                ("x", now),
             ):
                 memory = backend.memory(MemoryKey("acme", "u1", session), CONFIG)
                 await memory.add_turn(ConversationTurn("question", "answer", ts=ts))
+            # As another program stores a turn: a memory would add the time.
+            document = await backend.sessions.export(MemoryKey("acme", "u1", "x"))
+            document["turns"][0]["ts"] = 0.0
+            await backend.sessions.import_(document, on_conflict="replace")
             for number in range(10):
                 key = Key("gone:u:memory", str(number))
                 await backend.driver.append(key, b"e", initial_version="v", ttl=0.001)
@@ -77,6 +86,24 @@ def test_purge_removes_expired_records_and_says_how_many(url: str) -> None:
     assert (again.exit_code, again.stdout) == (0, "Removed: nothing\n")
 
 
+def test_one_record_is_counted_in_the_singular(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/one.db"
+
+    async def fill() -> None:
+        async with stm_backends.open_backend(url) as backend:
+            turn = ConversationTurn("Hello", "Hi", ts=time.time() - 900 * 86_400)
+            await backend.memory(MemoryKey("acme", "u", "s"), CONFIG).add_turn(turn)
+            log = Key("acme:u:memory", "gone")
+            await backend.driver.inner.append(log, b"a", initial_version="v", ttl=0.001)
+
+    asyncio.run(fill())
+    done = cli("purge", "--tenant", "acme", "--older-than", "90d", "--url", url)
+    assert done.stdout.splitlines()[0] == "Removed: 1 expired record, 1 old conversation"
+    assert cli("expire", "--tenant", "acme", "--ttl", "90d", "--url", url).stdout == (
+        "Expire in 90d: 1 conversation\n"
+    )
+
+
 def test_purge_removes_what_is_older_and_says_what_it_kept(url: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     options = ("--tenant", "acme", "--older-than", "90d", "--url", url)
@@ -86,7 +113,8 @@ def test_purge_removes_what_is_older_and_says_what_it_kept(url: str, tmp_path: P
         "acme:u1:old%0A1",
         "acme:u1:old2",
         "Removed: 10 expired records, 2 old conversations",
-        "Kept: 1 newer, 1 without a time (give them one with `stm-backends expire`)",
+        "Kept: 1 newer, 1 without a time (`stm-backends expire` gives a time to live)",
+        "Their empty records stay listed until they expire in 90d.",
     ]
     found = json.loads(report.read_text())
     assert found["conversations"] == 2
@@ -173,3 +201,13 @@ def test_imported_conversations_expire_with_ttl(url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", ["purge", "expire", "import"])
 def test_help_shows_how_durations_are_written(command: str) -> None:
     assert "90d, 12h or 30m" in " ".join(cli(command, "--help").stdout.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "report"), [("purge", Purged), ("expire", Expiring), ("reseal", ResealReport)]
+)
+def test_the_page_lists_the_fields_of_each_json_file(command: str, report: type) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| `{command} --json FILE` \|.*$", page, re.MULTILINE)
+    for field in dataclasses.fields(report):
+        assert f"`{field.name}`" in row

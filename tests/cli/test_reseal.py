@@ -81,6 +81,8 @@ def test_a_tenant_is_resealed_and_the_old_key_removed(url: str, keys: Keys, tmp_
         "lost_races": 0,
         "left": 0,
         "failed": 0,
+        "remains": "",
+        "cleaned": None,
     }
     assert cli("reseal", "--tenant", "acme", "--url", url, "--json", str(numbers)).exit_code == 0
     assert json.loads(numbers.read_text())["current"] == 6
@@ -111,7 +113,7 @@ def test_records_that_cannot_be_opened_are_named_and_the_command_fails(url: str,
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "nothing to reseal: give --tenant"),
+        ((), "nothing to reseal: give --all, --tenant"),
         (("--tenant", "acme:ada"), "for a user give --user acme:u123"),
         (("--user", "acme"), "--user is written TENANT:USER"),
     ],

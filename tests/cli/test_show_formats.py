@@ -16,6 +16,7 @@ import stm_backends
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, TrajectoryDigest
 from stm_backends.cli.app import app
 from stm_backends.cli.render import plain
+from stm_backends.cli.replay import ledger
 
 CANARY = (
     "</title></style></div></main><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=x>`"
@@ -171,7 +172,7 @@ def test_formats_that_contradict_are_refused(hostile: str, arguments: tuple[str,
 
 
 def test_a_missing_conversation_leaves_no_file(hostile: str, tmp_path: Path) -> None:
-    assert cli("show", "acme:u:none", "--html", "-o", str(tmp_path / "x.html")).exit_code == 2
+    assert cli("show", "acme:u:none", "--html", "-o", str(tmp_path / "x.html")).exit_code == 1
     assert not (tmp_path / "x.html").exists()
 
 
@@ -183,3 +184,43 @@ def test_a_long_word_is_shown_in_full_at_80_columns(hostile: str) -> None:
 
     asyncio.run(add())
     assert cli("show", "acme:u:s").stdout.count("x") == 300
+
+
+@pytest.fixture
+def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key of a conversation that `replay` stored: marks in its turns, a ledger in its summary."""
+    monkeypatch.setenv("STM_BACKENDS_URL", f"sqlite:///{tmp_path}/stm.db")
+    key = MemoryKey("acme", "u", "trip")
+
+    async def fill() -> None:
+        async with stm_backends.open_backend(os.environ["STM_BACKENDS_URL"]) as backend:
+            memory = backend.memory(key, ShortTermMemoryConfig("truncation"))
+            plain = ConversationTurn("Hello", "Hi", ts=1_760_000_000.0)
+            tools = ConversationTurn(
+                "Book", "Done", TrajectoryDigest(["book"], "ok", None, ["turn:1", "bill"])
+            )
+            for place, turn in enumerate((plain, tools), 12):
+                await memory.add_turn(ledger.marked(turn, "trip", place))
+            document = await backend.sessions.export(key)
+            document["body"] |= {"summary": "[turns 0-11]\nA trip.", "folded": 10, "dropped": 2}
+            await backend.sessions.import_(document, on_conflict="replace")
+
+    asyncio.run(fill())
+    return "acme:u:trip"
+
+
+@pytest.mark.parametrize("form", ["--html", "--md", None])
+def test_marks_of_a_replay_are_not_shown_and_its_ledger_is_explained(replayed: str, form: str | None) -> None:
+    shown = cli("show", replayed, *([form] if form else [])).stdout
+    assert "turn:trip" not in shown
+    assert "[turns 0-11]" in shown
+    assert "first line added by replay" in shown
+    if form == "--html":
+        assert shown.count('<div class="who">tools</div>') == 1
+        assert "turn:1, bill" in shown
+    assert "turn:trip#12" in cli("show", replayed, "--json").stdout, "as it is stored"
+
+
+def test_markdown_counts_turns_from_the_first_of_the_conversation(replayed: str) -> None:
+    shown = cli("show", replayed, "--md", "--full-zone-turns", "1").stdout
+    assert re.findall("^### Turn ([0-9]+)", shown, re.MULTILINE) == ["13", "14"]

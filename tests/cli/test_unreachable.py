@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import threading
 from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
+import typer
 
+from stm_backends.cli.outcome import fail, reported
+from stm_backends.errors import Corrupt, Unavailable
 from tests.support.command_line import cli
 from tests.support.servers import free_port
 
@@ -102,3 +106,29 @@ def test_a_server_that_hangs_up_is_told_as_that(client: str) -> None:
     pytest.importorskip(client)
     with answering(b"") as port:
         assert f"({HUNG_UP})" in said(PLAIN[client].format(port=port))
+
+
+def test_a_remedy_fits_the_cause_of_a_failed_opening() -> None:
+    for message, creates, said in (
+        ("there is no database file at x.db", False, "Check the URL."),
+        ("the server cannot be reached (connection refused)", False, "Check the URL, and whether the"),
+        ("the server is still loading its data", False, "The operation that failed changed nothing."),
+        ("the store of the data keys failed: redis.open: no connection", False, "The operation that failed"),
+        ("the tables do not exist; open once with create=True", False, ""),
+        ("the tables do not exist; open once with create=True", True, "Or run this command again with --c"),
+    ):
+        shown = io.StringIO()
+        with contextlib.redirect_stderr(shown), pytest.raises(typer.Exit), reported(creates=creates):
+            raise Unavailable(message, backend="redis", operation="open")
+        _, _, remedy = shown.getvalue().partition("\n")
+        assert remedy.startswith(said)
+        assert bool(remedy) == bool(said)
+
+
+def test_a_remedy_is_said_once_for_many_errors_of_a_command() -> None:
+    shown, told = io.StringIO(), set[str]()
+    with contextlib.redirect_stderr(shown):
+        for name in ("acme:u1:a", "acme:u1:b"):
+            fail(Corrupt("damaged"), what=name, told=told)
+    assert shown.getvalue().count("Nothing was overwritten.") == 1
+    assert shown.getvalue().count("damaged") == 2

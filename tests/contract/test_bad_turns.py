@@ -142,10 +142,13 @@ async def test_tuples_of_texts_come_back_as_lists(memory: Any) -> None:
         assistant_response="",
         trajectory_digest=SimpleNamespace(tools_invoked=("t",), observations_summary=""),
         artifacts_hidden_refs=("a", "b"),
+        ts=5.0,
     )
     await memory.add_turn(theirs)
     assert await memory.turns() == [
-        ConversationTurn("u\ud800\0", "", TrajectoryDigest(["t"], ""), artifacts_hidden_refs=["a", "b"])
+        ConversationTurn(
+            "u\ud800\0", "", TrajectoryDigest(["t"], ""), artifacts_hidden_refs=["a", "b"], ts=5.0
+        )
     ]
 
 
@@ -177,7 +180,7 @@ async def test_the_deepest_turn_that_is_accepted_can_be_saved_and_exported() -> 
 
     config = ShortTermMemoryConfig(strategy="truncation")
     key = MemoryKey("acme", "u", "s")
-    deepest = turn(artifacts_shown={"a": nested(99)})
+    deepest = turn(artifacts_shown={"a": nested(99)}, ts=5.0)
     async with open_backend("memory") as backend:
         ours, theirs = DefaultShortTermMemory(config=config), DefaultShortTermMemory(config=config)
         await ours.add_turn(deepest)

@@ -21,7 +21,8 @@ from stm_backends import (
     StaticKeys,
     open_backend,
 )
-from stm_backends.records.keys import memory_key
+from stm_backends.errors import SealMismatch
+from stm_backends.records.keys import directory_key, memory_key
 from stm_backends.sealing.wrapping import LocalWrapping
 
 ADA, BOB = MemoryKey("acme", "ada", "trip"), MemoryKey("acme", "bob", "trip")
@@ -117,6 +118,43 @@ async def test_erasing_a_user_erases_the_data_key_and_nobody_elses(tmp_path: Pat
         later = MemoryKey("acme", "ada", "later")
         await converse(backend, later)
         assert "Zanzibar" in await shown(backend, later)
+
+
+@pytest.mark.parametrize(("first", "then"), [(SEALING, None), (None, SEALING)], ids=["sealed", "clear"])
+async def test_clear_text_is_not_written_beside_sealed_data_of_a_user(
+    tmp_path: Path, first: Sealing | None, then: Sealing | None
+) -> None:
+    url, new = f"sqlite:///{tmp_path}/data.db", MemoryKey("acme", "ada", "new")
+    async with open_backend(url, sealing=first) as backend:
+        await converse(backend, ADA)
+        entry = await backend.driver.inner.load(directory_key("acme", "ada"))
+    async with open_backend(url, sealing=then) as backend:
+        with pytest.raises(SealMismatch):
+            await converse(backend, new, turns=1)
+        with pytest.raises(SealMismatch):
+            await backend.state_store.save_memory_state(new.composite(), {"a": 1})
+        expiring = await backend.sessions.expire("acme", ttl=3600.0)
+        assert (expiring.conversations, expiring.failed) == (0, 1)
+        assert await backend.sessions.other_seal("acme", "ada") == ("clear" if first is None else "sealed")
+    async with open_backend(url, sealing=first) as backend:
+        assert [key async for key in backend.sessions.list("acme", "ada")] == [ADA]
+        assert await backend.driver.inner.load(directory_key("acme", "ada")) == entry
+        await converse(backend, new, turns=1)
+
+
+async def test_sealed_data_without_sealing_is_erased_and_the_keys_reported(
+    tmp_path: Path, store: Backend
+) -> None:
+    url = f"sqlite:///{tmp_path}/data.db"
+    sealing = Sealing(EnvelopeKeys(store.driver, LocalWrapping({"w": bytes(32)}, primary="w")))
+    async with open_backend(url, sealing=sealing) as backend:
+        await converse(backend, ADA)
+    async with open_backend(url) as backend:
+        receipt = await backend.sessions.erase_with_receipt("acme")
+        assert (receipt.records, receipt.keys_left, receipt.complete) == (1, True, False)
+    async with open_backend(url, sealing=sealing) as backend:
+        receipt = await backend.sessions.erase_with_receipt("acme", "ada")
+        assert (receipt.erased, receipt.complete) == ({"data_keys": 1}, True)
 
 
 def test_sealing_of_another_type_is_refused() -> None:

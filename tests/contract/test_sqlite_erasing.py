@@ -120,6 +120,8 @@ async def test_a_reader_that_goes_on_leaves_the_log_and_the_receipt_says_so(
         receipt = await backend.sessions.erase_with_receipt("acme", "ada", "chat")
         assert receipt.records == 1
         assert "was not cut (another connection is reading an older state)" in receipt.remains
+        assert (receipt.cleaned, receipt.complete) == (False, False)
+        assert receipt.as_json()["cleaned"] is False
         assert copies(path)
         reading.rollback()
         # A later write cuts it: by chance after one in eight.

@@ -35,7 +35,7 @@ def text(size: int) -> str:
 
 
 def turn(size: int) -> ConversationTurn:
-    return ConversationTurn(user_message=text(size), assistant_response="seen")
+    return ConversationTurn(user_message=text(size), assistant_response="seen", ts=1.0)
 
 
 def config(zone: int = 12, *, ttl: float | None = None) -> ShortTermMemoryConfig:

@@ -71,7 +71,7 @@ class RedisServer(Server):
         config: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.port = _port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         common = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory))
         command = [binary, *filter(None, [config]), *common, *options]
@@ -81,10 +81,3 @@ class RedisServer(Server):
         """Return the answer to one command, `PING` unless told otherwise, on a connection of its own."""
         with contextlib.closing(redis.Redis(port=self.port, socket_timeout=10)) as client:
             return client.execute_command(*(command or ("PING",)))
-
-
-def _port() -> int:
-    """Return a free port beside which a node of a cluster has room for its second port, 10,000 higher."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import ssl
@@ -18,11 +19,20 @@ START_S = 60.0
 """How long a server may take to answer, on a machine that is busy with other tests."""
 
 
+_PORTS = range(11_000, 21_000)
+"""Below those that a system gives to connections, one of which may take a port before its server does.
+
+The second port of a Redis Cluster's node is 10,000 higher. It is below them too, and nobody's first port.
+"""
+
+
 def free_port() -> int:
-    """Return a port that is not in use."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that is not in use, at random, because other processes look for one at the same time."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:

@@ -71,6 +71,7 @@ def use_every_instrument(telemetry: Telemetry) -> None:
     telemetry.key_unresolved("session")
     subject = Subject("acme", "ada", "trip")
     telemetry.erased(subject, 1)
+    telemetry.purged(subject, 1)
     telemetry.exported(subject)
     telemetry.imported(subject)
     telemetry.copied(subject, 1)

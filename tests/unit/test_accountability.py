@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ class Heard(Observer):
 
     def erased(self, subject: Subject, records: int) -> None:
         self.events.append(("erased", subject, records))
+
+    def purged(self, subject: Subject, records: int) -> None:
+        self.events.append(("purged", subject, records))
 
     def exported(self, subject: Subject) -> None:
         self.events.append(("exported", subject))
@@ -102,6 +106,17 @@ async def test_an_erasure_that_fails_is_not_reported_as_done(heard: Heard) -> No
             with pytest.raises(Unavailable):
                 await erasure
     assert heard.events == []
+
+
+async def test_a_purge_says_whose_and_a_dry_run_nothing(heard: Heard, backend: Backend) -> None:
+    for key, ts in ((ADA, time.time() - 90.0), (BOB, time.time())):
+        await backend.memory(key, CONFIG).add_turn(ConversationTurn("a", "b", ts=ts))
+    await backend.item_log(ADA, "langchain").add([{"text": "a"}])
+    await backend.sessions.purge("acme", older_than=60.0, dry_run=True)
+    assert heard.events == []
+    await backend.sessions.purge("acme", older_than=60.0)
+    await backend.sessions.purge("acme", older_than=60.0)
+    assert heard.events == [("purged", Subject.of(ADA), 1)]
 
 
 async def test_exports_imports_and_copies_say_whose(heard: Heard, backend: Backend) -> None:

@@ -182,14 +182,23 @@ async def test_an_owner_with_nothing_is_counted_as_such(source: Backend, target:
 async def test_a_user_is_listed_before_anything_of_theirs_is_written(
     source: Backend, target: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = spied(target, monkeypatch)
+    calls, load = spied(target, monkeypatch), target.load
 
+    async def loading(key: Key) -> Record | None:
+        calls.append(("load", key))
+        return await load(key)
+
+    monkeypatch.setattr(target, "load", loading)
     await copied(source.driver, target)
+    done = list(calls)
 
     for user in ("u1", "u2", "u3"):
-        mine = {keys.directory_key("acme", user), *await held(target, *scopes_of("acme", user))}
-        first, *_ = [key for _, key in writes if key in mine]
-        assert first == keys.directory_key("acme", user)
+        entry = keys.directory_key("acme", user)
+        mine = {entry, *await held(target, *scopes_of("acme", user))}
+        first, *rest = [at for at, (operation, key) in enumerate(done) if operation != "load" and key in mine]
+        assert done[first] == ("replace", entry)
+        # And looked for after a creation, because an erasure of the tenant may have come in between.
+        assert ("load", entry) in done[rest[-1] :]
 
 
 async def test_bytes_that_this_version_cannot_read_arrive_as_they_are(
@@ -554,3 +563,15 @@ async def test_records_are_copied_several_at_a_time_and_no_more(
 
     assert copy.tally["verified"] == 5 * AT_ONCE
     assert most == AT_ONCE
+
+
+async def test_paused_runs_and_their_notes_stay_at_the_source(source: Backend, target: Driver) -> None:
+    run = {"step": 1, "tool_context": {"tenant_id": "acme", "user_id": "u1"}}
+    await source.state_store.save_planner_state("token", run)
+    copy = Copy(source.driver, target, [ACME, UNOWNED])
+    await copy.count()
+    await copy.copy()
+    await copy.verify()
+    assert copy.ok
+    assert await held(target, keys.PAUSED_RUNS, keys.scope("acme", "u1", "planner")) == {}
+    assert await source.state_store.load_planner_state("token") == run

@@ -19,6 +19,7 @@ from stm_backends.errors import (
     TooLarge,
     Unavailable,
 )
+from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
 from stm_backends.records.codec import Codec
@@ -806,3 +807,29 @@ async def test_a_list_that_the_caller_changes_later_is_shown_as_it_was_stored(po
     tools.append("never stored")
     shown_turns = (await memory.get_llm_context())["conversation_memory"]["recent_turns"]
     assert shown_turns[1]["trajectory_digest"]["tools_invoked"] == ["search"]
+
+
+async def test_a_turn_without_a_time_is_stored_with_the_current_one() -> None:
+    def clock() -> float:
+        return 1_900_000_000.0
+
+    driver = MemoryDriver()
+    await driver.open()
+    backgrounds = Backgrounds(driver, Codec(), clock=clock)
+    told: list[ConversationTurn] = []
+
+    async def note(turn: ConversationTurn) -> None:
+        told.append(turn)
+
+    key, settings = MemoryKey("acme", "u1", "trip"), config(zone=3, on_turn_added=note)
+    memory = DistributedShortTermMemory(
+        driver, key, settings, summarizer=LedgerSummarizer(), backgrounds=backgrounds
+    )
+    given = ConversationTurn("first", "answer")
+    await memory.add_turn(given)
+    await memory.add_turn(ConversationTurn("second", "answer", ts=12.5))
+    first, second = await memory.turns()
+    assert (first.ts, second.ts) == (clock(), 12.5)
+    await until(lambda: len(told) == 2)
+    assert [turn.ts for turn in told] == [clock(), 12.5]
+    assert given.ts == 0.0, "the turn of the caller is not changed"

@@ -200,7 +200,7 @@ async def test_a_driver_without_these_methods_is_erased_all_the_same(driver: Dri
 
 
 async def test_the_methods_are_found_through_drivers_around_a_driver(driver: Driver) -> None:
-    assert driver.name in (await finish_erasure(WrapperDriver(WrapperDriver(driver)))).lower()
+    assert driver.name in (await finish_erasure(WrapperDriver(WrapperDriver(driver)))).text.lower()
 
 
 # Saved states of several readings
@@ -248,7 +248,7 @@ async def test_a_receipt_says_if_undecided_states_could_not_be_listed(
     assert (receipt.erased["conversations"], receipt.found, receipt.undecided) == (3, {}, None)
     assert receipt.as_json()["undecided_states"] is None
     assert narrow.denied == 1, "not once for each user"
-    assert show(receipt)
+    assert show(receipt, "acme")
     assert "Not checked, for lack of permission" in capsys.readouterr().err
 
 

@@ -19,6 +19,7 @@ from stm_backends.errors import (
     MemoryBudgetExceeded,
     MissingExtra,
     OutcomeUnknown,
+    SealMismatch,
     SessionExists,
     SessionNotFound,
     StmError,
@@ -29,7 +30,7 @@ from stm_backends.errors import (
     located,
 )
 
-STORAGE = [Unavailable, OutcomeUnknown, Corrupt, Denied]
+STORAGE = [Unavailable, OutcomeUnknown, Corrupt, SealMismatch, Denied]
 
 
 def missing_extra() -> MissingExtra:

@@ -796,7 +796,7 @@ async def test_a_turn_of_4_mib_and_ten_of_300_kb_fit_where_an_entry_has_64_kb(wo
     async with Backend(await world.raw()) as backend:
         memory = backend.memory(MemoryKey("acme", "u", "s"), ShortTermMemoryConfig(strategy="truncation"))
         sizes = (4 * 1024 * 1024, *[300_000] * 9)
-        turns = [ConversationTurn(user_message="x" * size, assistant_response="y") for size in sizes]
+        turns = [ConversationTurn(user_message="x" * size, assistant_response="y", ts=1.0) for size in sizes]
         for turn in turns:
             await memory.add_turn(turn)
         assert await memory.turns() == turns

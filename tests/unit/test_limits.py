@@ -690,3 +690,11 @@ async def test_a_turn_with_an_unknown_outcome_counts_for_calls_in_progress() -> 
     await loading
     with pytest.raises(LimitReached):
         await driver.append(RECORD, b"third", initial_version="v", ttl=None)
+
+
+async def test_the_limits_of_a_record_are_those_of_the_datastore() -> None:
+    for limits in (None, Limits(conversation_turns=5)):
+        driver = MemoryDriver(max_entry_bytes=5_000, max_record_bytes=50_000)
+        backend = Backend(driver, limits=limits)
+        assert backend.record_traits == driver.traits
+        assert backend.traits.max_entry > backend.record_traits.max_entry

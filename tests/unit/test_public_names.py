@@ -22,8 +22,8 @@ PUBLIC = {
         TrajectoryDigest Transform Unavailable UnknownBackend __version__ default_token_estimator open_backend
     """,
         "stm_backends.drivers": """
-        ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Purges Record Settings
-        Traits WrapperDriver hookimpl new_version setting
+        ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Purges Record Remains
+        Settings Traits WrapperDriver hookimpl new_version setting
     """,
     }.items()
 }

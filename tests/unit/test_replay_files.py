@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stm_backends.admin.sessions import FORMAT
 from stm_backends.cli.replay.conversations import BadFile, Conversation, read_conversations
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
@@ -168,6 +169,12 @@ def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path):
 
     with pytest.raises(BadFile, match=r":1: not UTF-8 at byte 8"):
         read_conversations(path)
+
+
+def test_an_exported_conversation_is_answered_with_the_import(tmp_path: Path):
+    exported = {"format": FORMAT, "version": 1, "turns": [{"user_message": "Hello"}]}
+    with pytest.raises(BadFile, match=r"c\.jsonl:1: .*stm-backends import FILE"):
+        read(tmp_path, exported)
 
 
 def test_a_file_that_is_empty_or_not_there_is_refused(tmp_path: Path):

@@ -59,6 +59,7 @@ def test_a_url_and_options_become_one_validated_object() -> None:
         ("acme://[db]", "only an IPv6 address is in brackets"),
         ("acme://db?level=medium", "level must be 'low', 'high' or None, not another text"),
         ("acme://db?pool_sise=1", "did you mean 'pool_size'"),
+        ("acme://db?dead=1", "did you mean 'deadline_s'"),
         ("acme://db?host=x", "no setting 'host'"),
         ("acme://db?tags=x", "no setting 'tags'"),
         ("acme://db?password=x", "no setting 'password'"),

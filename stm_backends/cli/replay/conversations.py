@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from stm_backends.admin.sessions import FORMAT
 from stm_backends.errors import ConfigurationError
 from stm_backends.types import ConversationTurn, TrajectoryDigest
 
@@ -82,6 +83,8 @@ def _json(line: bytes) -> Mapping[str, Any]:
 
 
 def _conversation(content: Mapping[str, Any], number: int) -> Conversation:
+    if content.get("format") == FORMAT:
+        raise _Wrong("this is an exported conversation; store it with: stm-backends import FILE")
     if "turns" in content:
         turns = [_turn(_object(turn, f"turns[{i}]"), f"turns[{i}]") for i, turn in _items(content, "turns")]
     elif "messages" in content:

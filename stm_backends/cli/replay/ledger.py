@@ -38,11 +38,26 @@ def place_of(turn: Mapping[str, Any], session: str) -> Place:
     """Return the place of a turn as the model or a summarizer sees it."""
     digest = turn.get("trajectory_digest")
     references = cast("Mapping[str, Any]", digest).get("artifacts_refs") if digest else ()
-    for reference in cast("Sequence[object]", references or ()):
-        mark, _, number = str(reference).rpartition("#")
-        if mark == f"turn:{session}" and number.isdecimal():
-            return int(number)
-    return FOREIGN
+    places = (place_in(str(ref), session) for ref in cast("Sequence[object]", references or ()))
+    return next((place for place in places if place != FOREIGN), FOREIGN)
+
+
+def place_in(reference: str, session: str) -> Place:
+    """Return the place that a mark names; `FOREIGN` for any other reference."""
+    mark, _, number = reference.rpartition("#")
+    return int(number) if mark == f"turn:{session}" and number.isdecimal() else FOREIGN
+
+
+def stored_without_mark(turn: ConversationTurn, session: str) -> ConversationTurn:
+    """Return a stored turn without the mark of a replay, if it has one."""
+    digest = turn.trajectory_digest
+    if digest is None:
+        return turn
+    kept = [ref for ref in digest.artifacts_refs if place_in(ref, session) == FOREIGN]
+    if len(kept) == len(digest.artifacts_refs):
+        return turn
+    left = replace(digest, artifacts_refs=kept)
+    return replace(turn, trajectory_digest=None if left == TrajectoryDigest([], "") else left)
 
 
 def unmarked(turn: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any, Final
@@ -49,11 +49,17 @@ class ReadBack:
 
 
 async def prepare(
-    setup: Setup, conversations: Sequence[Conversation], *, create: bool, replacing: bool
+    setup: Setup,
+    conversations: Sequence[Conversation],
+    *,
+    create: bool,
+    replacing: bool,
+    require_owner: Callable[[Backend, str, str], Awaitable[None]],
 ) -> Prepared:
     """Ensure that none of the conversations exists yet.
 
-    `create` sets up the datastore, `replacing` erases existing conversations. Raises `ConfigurationError` if
+    `create` sets up the datastore, `replacing` erases existing conversations. `require_owner` raises for a
+    tenant and user whose conversations must not be written. Raises `ConfigurationError` if
     one exists otherwise, and for a backend that other processes cannot reach.
     """
     async with setup.open(create=create) as backend:
@@ -62,6 +68,7 @@ async def prepare(
                 f"the data of the backend {backend.name!r} is visible to one process only; "
                 "replay needs a backend that its pods share, such as sqlite"
             )
+        await require_owner(backend, setup.tenant, setup.user)
         wanted = {conversation.session for conversation in conversations}
         found = [
             key async for key in backend.sessions.list(setup.tenant, setup.user) if key.session_id in wanted

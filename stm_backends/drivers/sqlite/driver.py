@@ -40,6 +40,7 @@ from stm_backends.drivers.contract import (
     Record,
     Traits,
 )
+from stm_backends.drivers.erasing import Remains
 from stm_backends.drivers.sqlite import files, purging, statements
 from stm_backends.drivers.sqlite.errors import LOCKED, translate
 from stm_backends.drivers.sqlite.jobs import Kind, NotBegun, NotEnded, is_busy, pause
@@ -49,7 +50,7 @@ from stm_backends.errors import Corrupt, StorageError, Unavailable, located
 
 T = TypeVar("T")
 
-_CUT: Final = (
+_CUT: Final = Remains(
     "SQLite: what was deleted is overwritten in the file, and the write-ahead log was cut. Backups, "
     "snapshots of the file system and the disk's own copies are not reached."
 )
@@ -282,7 +283,7 @@ class SqliteDriver:
         found = await self._run("scan", work, Kind.READ)
         return found[0] if found else None
 
-    async def finish_erasure(self) -> str:
+    async def finish_erasure(self) -> Remains:
         """Remove the rest of large deleted records, and cut the write-ahead log; returns what remains.
 
         Waits for other connections that read an older state, at most one deadline. If one does not end by
@@ -296,11 +297,11 @@ class SqliteDriver:
             while not await self._run("erase", self._cut_log, until=until):
                 why, wait = "another connection is reading an older state", pause(attempt)
                 if loop.time() + wait >= until:
-                    return _NOT_CUT.format(why)
+                    return Remains(_NOT_CUT.format(why), finished=False)
                 attempt += 1
                 await asyncio.sleep(wait)
         except StorageError as error:
-            return _NOT_CUT.format(why or str(error))
+            return Remains(_NOT_CUT.format(why or str(error)), finished=False)
         return _CUT
 
     async def _remove_buried(self, until: float) -> None:

@@ -33,6 +33,7 @@ from stm_backends.memory.tasks import Background
 from stm_backends.protocols import Summarizer
 from stm_backends.records.body import Body
 from stm_backends.records.steps import run_in_slices
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -57,7 +58,7 @@ class _Worker:
 
     `waiting_for` is the time of the attempt that it sleeps until. `recovering` says that it has announced an
     attempt to leave `DEGRADED`. `failed` says that it ended with an error that is not a failure of the
-    summarizer, for example one of a user's clock or observer.
+    summarizer, for example one of a user's clock.
     """
 
     task: asyncio.Task[None] | None = None
@@ -97,7 +98,7 @@ class DefaultShortTermMemory:
         observer: Observer = SILENT,
         write_back_summaries: bool = True,
     ) -> None:
-        self.observer = observer
+        self.observer = guarded(observer)
         self._config = as_config(config)
         self._summarizer = policy.summarizer_for(self._config, summarizer)
         self._clock = time_source or time.time

@@ -23,6 +23,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
 from stm_backends.records.operations import Appended
+from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
     ConversationTurn,
@@ -60,7 +61,7 @@ class DistributedShortTermMemory:
         observer: Observer = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.observer = observer
+        self.observer = observer = guarded(observer)
         self._config = as_config(config)
         self._codec = codec or Codec()
         self._directory = directory or Directory(driver, self._codec)
@@ -99,7 +100,8 @@ class DistributedShortTermMemory:
         Adding the same `turn_id` again has no effect while the first is stored and for some time after (for
         the last 256 turns that left the record, and for at least ten operation deadlines). If this process
         knows the first, it loads instead of writing. A full record is summarized at once; while summarizing
-        fails, it loses its oldest pending turns, so that this turn is stored.
+        fails, it loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0`)
+        gets the current one.
 
         Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
         rejects the turn, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored.
@@ -123,7 +125,7 @@ class DistributedShortTermMemory:
             if snapshot.holds(stored.id):
                 self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:
-                    self._appended(turn)
+                    self._appended(turn, stored.turn.ts)
                 return
             if refuses:
                 # By the stored health, so that every process decides the same.
@@ -151,22 +153,27 @@ class DistributedShortTermMemory:
             known or stored.id in self._shared.added
         ):
             self._shared.note_added(stored, length)
-            self._appended(turn)
+            self._appended(turn, stored.turn.ts)
         self._maintenance.schedule_after_append(length)
 
-    def _appended(self, turn: ConversationTurn) -> None:
-        """Report a stored turn, once for each turn."""
+    def _appended(self, turn: ConversationTurn, ts: float) -> None:
+        """Report a stored turn, once for each turn, with the time that was stored."""
         self._maintenance.stats.appended += 1
         self.observer.turns("appended", 1)
         if self._config.on_turn_added is not None:
+            if getattr(turn, "ts", ts) != ts:
+                turn = as_turn(turn)
+                turn.ts = ts
             self._maintenance.background.call_back(self._config.on_turn_added, turn)
 
     def checked(self, turn: ConversationTurn, turn_id: str | None = None) -> StoredTurn:
-        """Return a copy of a turn with its id, by default a new one.
+        """Return a copy of a turn with its id and its time, by default a new one and the current one.
 
         Raises `InvalidState`, and `LimitReached` for a turn of too many characters.
         """
         stored = StoredTurn(as_turn_id(turn_id), as_turn(turn))
+        if not stored.turn.ts:
+            stored.turn.ts = self._shared.clock()
         with self._guard.reporting(self._whose, "add_turn"):
             self._guard.require("turn_characters", lambda: characters_of(stored.turn))
         return stored

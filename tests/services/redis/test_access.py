@@ -62,6 +62,11 @@ async def test_the_permissions_of_the_readme_are_enough_and_fewer_are_denied(sta
     server.ask("ACL", "SETUSER", "narrow", "on", ">p", "~stm:*", "+@all", "-zadd")
     narrow = await open_at(server.url, **login("narrow"))
     await refused(narrow, Denied)
+    server.ask("ACL", "SETUSER", "mute", "on", ">p", "~stm:*", "+@all", "-lrange")
+    mute = await open_at(server.url, **login("mute"))
+    with pytest.raises(Denied, match="this user lacks permission for the command 'lrange'"):
+        await mute.load(KEY)
+    await mute.close()
     assert await narrow.load(KEY) is None, "what was denied has changed nothing"
     await narrow.close()
     outside = await open_at(server.url, **login("narrow"), key_prefix="other:")
@@ -121,6 +126,9 @@ async def test_a_user_of_one_tenant_is_served_and_denied_all_others(server):
                     await work()
         with pytest.raises(Denied, match="this user"):
             await backend.ping()
+        assert await backend.ping("acme") > 0
+        with pytest.raises(Denied, match="this user"):
+            await backend.ping("victim")
         with pytest.raises(Denied, match="this user"):
             await backend.state_store.load_planner_state("token")
     assert server.ask("DBSIZE") == 0

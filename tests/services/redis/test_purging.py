@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from stm_backends.drivers.purges import purges_of
 from stm_backends.errors import Denied
 from stm_backends.testing import open_at
 from stm_backends_redis import RedisDriver
-from tests.services.redis.conftest import PERMISSIONS, login
+from tests.services.redis.conftest import PERMISSIONS, README, login
 
 SCOPE = "tenant:user:memory"
 
@@ -83,11 +84,12 @@ async def test_purge_needs_scan_and_works_for_a_tenant_without_it(server):
     async with open_backend(server.url, **login("app")) as backend:
         memory = backend.memory(MemoryKey("acme", "u1", "s"), ShortTermMemoryConfig("truncation"))
         await memory.add_turn(ConversationTurn("hello", "hi"))
-        with pytest.raises(Denied):
+        with pytest.raises(Denied, match="'scan'"):
             await backend.sessions.purge()
         assert (await backend.sessions.purge("acme")).expired == 0
         assert server.ask("ZCARD", index) == 1, "listing the tenant has removed the names"
-    server.ask("ACL", "SETUSER", "app", "+scan")
+    (purge,) = re.findall(r"`(\+\w+)` for `stm-backends purge` without a tenant", README)
+    server.ask("ACL", "SETUSER", "app", purge)
     stale(server.port, names=5)
     async with open_backend(server.url, **login("app")) as backend:
         assert (await backend.sessions.purge()).expired == 5

@@ -1,0 +1,41 @@
+"""Refuse to write, or to erase, where the data is sealed and the command has no keys, or the reverse."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stm_backends.backend import Backend
+from stm_backends.errors import ConfigurationError
+from stm_backends.sealing.naming import KEYS_VARIABLE
+
+_GIVE_KEYS: Final = f"--sealing MODULE:OBJECT or {KEYS_VARIABLE}"
+
+
+async def require_same_seal(backend: Backend, tenant: str, user: str) -> None:
+    """Raise `ConfigurationError` if a command would write clear text beside sealed data, or the reverse.
+
+    Looks at what is stored for the user and, because the user may be new, for the first user of the tenant.
+    """
+    for whose in (user, None):
+        match await backend.sessions.other_seal(tenant, whose):
+            case "sealed":
+                raise ConfigurationError(
+                    "the data of this tenant is sealed, and no keys were given; nothing was written. Give "
+                    f"{_GIVE_KEYS}"
+                )
+            case "clear":
+                raise ConfigurationError(
+                    "the data of this tenant is in clear text; nothing was written. Leave out the keys, or "
+                    "give --sealing with a Sealing(keys, accept_clear=True), and reseal the tenant"
+                )
+            case None:
+                pass
+
+
+async def require_keys(backend: Backend, tenant: str, user: str | None) -> None:
+    """Raise `ConfigurationError` if the data of a tenant or user is sealed, and the command has no keys."""
+    if await backend.sessions.other_seal(tenant, user) == "sealed":
+        raise ConfigurationError(
+            f"the data is sealed, and no keys were given; nothing was erased. Give {_GIVE_KEYS}, so that "
+            "data keys are erased too, or --keep-keys to erase the records only"
+        )
