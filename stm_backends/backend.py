@@ -152,6 +152,12 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """Which users the tenants have, for what is built on this backend."""
         return self._directory
 
+    @property
+    def guard(self) -> Guard:
+        """The limits of this backend, for what is built on it."""
+        return self._guard
+
+    @property
     def record_traits(self) -> Traits:
         """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
         return self._large.inner.traits

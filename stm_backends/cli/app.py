@@ -20,7 +20,7 @@ import stm_backends
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
-from stm_backends.cli import datastores, durations, erasing, render, transfer
+from stm_backends.cli import datastores, durations, erasing, graphs, render, transfer
 from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
@@ -314,13 +314,15 @@ def export_(
 ) -> None:
     """Export conversations as JSON Lines, one per line.
 
+    With --user, the vertices of the user's graph, which is its long-term memory, follow, one per line.
+
     An unreadable conversation is reported and skipped, and the exit status is 1. The file is replaced in one
     step at the end; if nothing could be exported, an existing file is kept.
 
     Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are not exported; `copy` copies
     them.
     """
-    unread = logs = count = 0
+    unread = logs = count = vertices = 0
     told = set[str]()
 
     def failed(key: MemoryKey, error: StmError) -> None:
@@ -332,6 +334,13 @@ def export_(
         nonlocal count
         count += 1
 
+    def wrote_vertex() -> None:
+        nonlocal vertices
+        vertices += 1
+
+    def done() -> str:
+        return f"{counted(count, 'conversation')}{f' and {graphs.counted(vertices)}' if vertices else ''}"
+
     async def work(out: TextIO) -> None:
         nonlocal logs
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
@@ -340,12 +349,12 @@ def export_(
             await transfer.write_export(
                 opened, _selected(opened, wanted, whose), out, failed=failed, on_written=wrote
             )
+            if whose and whose[1]:
+                await graphs.write(opened, (whose[0], whose[1]), out, wrote_vertex)
 
     def so_far() -> str:
         if is_standard(output):
-            return (
-                f"{counted(count, 'conversation')} had been written; run the command again for all of them."
-            )
+            return f"{done()} had been written; run the command again for all of them."
         return f"{output} was not written; run the command again."
 
     with reported(), interruptible(so_far):
@@ -360,14 +369,14 @@ def export_(
         with writing(output) as out:
             run(work(out))
             transfer.mention(logs, "written")
-            if not count:
+            if not (count or vertices):
                 if not unread:
                     say_wrong(
                         "there is no conversation to export; list them with: stm-backends ls TENANT:USER"
                     )
                 raise typer.Exit(FAILED)
     if not is_standard(output):
-        typer.echo(f"{counted(count, 'conversation')} written to {output}", err=True)
+        typer.echo(f"{done()} written to {output}", err=True)
     if unread:
         say_wrong(f"{counted(unread, 'conversation')} could not be exported")
         raise typer.Exit(FAILED)
@@ -394,7 +403,7 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     only: Annotated[
         str | None,
         typer.Option(
-            help="Import only the conversations of this tenant or user, and skip all others.",
+            help="Import only what belongs to this tenant or user, and skip all other lines.",
             metavar="TENANT[:USER]",
         ),
     ] = None,
@@ -412,7 +421,9 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
     url: Url = None,
     sealing: SealingName = None,
 ) -> None:
-    """Import exported conversations. Fails if one exists already, unless --merge or --replace is given.
+    """Import exported conversations and graphs. Fails if one of them exists already.
+
+    With --merge, missing turns, vertices and edges are added. With --replace, what exists is replaced.
 
     The whole file is checked before anything is stored. It must not change meanwhile. With --only, lines of
     other tenants and users are not imported, whoever wrote them into the file. With --merge, --ttl also
@@ -449,22 +460,21 @@ def import_(  # noqa: PLR0913, PLR0917 -- each is an option
             try:
                 run(work(exported), creates=True)
             except typer.Exit:
-                if imported.conversations:
+                if imported.done:
                     typer.echo(imported.so_far(on_conflict), err=True)
                 raise
     if imported.skipped:
-        typer.echo(f"{counted(imported.skipped, 'conversation')} of others skipped", err=True)
-        if not imported.conversations:
-            say_wrong(f"the file has no conversation of {only}")
+        typer.echo(f"{counted(imported.skipped, 'line')} of others skipped", err=True)
+        if not imported.done:
+            say_wrong(f"the file has nothing of {only}")
             raise typer.Exit(FAILED)
-    done = counted(imported.conversations, "conversation")
     if not merge:
-        typer.echo(f"{done} imported", err=True)
-    elif imported.changed:
-        typer.echo(f"{done} merged, {imported.changed} of them changed", err=True)
+        typer.echo(f"{imported} imported", err=True)
+    elif changed := imported.changed + imported.changed_vertices:
+        typer.echo(f"{imported} merged, {changed} of them changed", err=True)
     else:
-        typer.echo(f"{done} merged, none of them changed", err=True)
-    if merge and (imported.changed or ttl):
+        typer.echo(f"{imported} merged, none of them changed", err=True)
+    if merge and imported.conversations and (imported.changed or ttl):
         typer.echo(_merged_ttl(ttl, unchanged=imported.conversations - imported.changed), err=True)
 
 

@@ -1,4 +1,4 @@
-"""Read a file of exported conversations line by line, so that memory is bounded by its longest line.
+"""Read a file of exported conversations and vertices by lines, so that memory is bounded by its longest line.
 
 The file is read once to check its lines, and again for each use. Input that cannot be read again, such as a
 pipe, is first copied to a temporary file without a name, which only this process can read.
@@ -19,7 +19,7 @@ from stm_backends.cli.replay.conversations import BadFile
 
 MIB: Final = 1024 * 1024
 
-_HINT: Final = "an export has one conversation per line"
+_HINT: Final = "an export has one conversation or graph vertex per line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One conversation of an export file; `where` is its file and line."""
+    """One conversation or graph vertex of an export file; `where` is its file and line."""
 
     where: str
     document: dict[str, object]
 
 
 class ExportFile:
-    """The conversations of a file, read from its beginning by each iteration.
+    """The conversations and graph vertices of a file, read from its beginning by each iteration.
 
-    `only` is a tenant, or a tenant and a user: conversations of others are left out. `count` is the number of
-    conversations, and `skipped` how many were left out. Raises `BadFile` for the first line that is not JSON
+    `only` is a tenant, or a tenant and a user: what belongs to others is left out. `count` is the number of
+    lines, and `skipped` how many were left out. Raises `BadFile` for the first line that is not JSON
     or exceeds a limit.
     """
 

@@ -1,4 +1,4 @@
-"""Export and import of conversations as JSON Lines, and erasure."""
+"""Export and import of conversations and graphs as JSON Lines, and erasure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from stm_backends.admin.receipt import Receipt
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend, open_backend
+from stm_backends.cli import graphs
 from stm_backends.cli.exports import ExportFile, Line
 from stm_backends.cli.outcome import counted
 from stm_backends.cli.progress import Progress
@@ -30,6 +31,7 @@ from stm_backends.errors import (
     TooLarge,
 )
 from stm_backends.records.keys import memory_key, parse_composite
+from stm_backends.tiers.graph import VertexExists
 from stm_backends.types import MemoryKey
 
 _ANY = "-"
@@ -148,22 +150,40 @@ async def write_export(
 
 @dataclass(slots=True)
 class Imported:
-    """How many conversations were imported, and how many were changed by that.
+    """How many conversations and graph vertices were imported, and how many were changed by that.
 
-    `total` is their number in the file, and `skipped` that of conversations of others that are not wanted;
-    both are set once the whole file was checked.
+    `total` is their number in the file, and `skipped` that of lines of others that are not wanted; both are
+    set once the whole file was checked.
     """
 
     total: int = 0
     skipped: int = 0
     conversations: int = 0
+    vertices: int = 0
     changed: int = 0
+    changed_vertices: int = 0
+
+    @property
+    def done(self) -> int:
+        """How many lines were imported."""
+        return self.conversations + self.vertices
+
+    def __str__(self) -> str:
+        """Return what was imported."""
+        if not self.vertices:
+            return counted(self.conversations, "conversation")
+        vertices = graphs.counted(self.vertices)
+        return (
+            f"{counted(self.conversations, 'conversation')} and {vertices}"
+            if self.conversations
+            else vertices
+        )
 
     def so_far(self, on_conflict: OnConflict) -> str:
         """Describe what was imported, and how to continue after an interruption."""
         if not self.total:
             return "Nothing was imported; run the command again."
-        done = f"{self.conversations:,} of {counted(self.total, 'conversation')} had been imported"
+        done = f"{self.done:,} of {counted(self.total, 'line')} had been imported"
         if on_conflict == "refuse":
             return f"{done}; run the command again with --merge for the rest."
         return f"{done}; run the command again for the rest."
@@ -178,57 +198,87 @@ async def import_all(
     ttl: float | None = None,
     require_owner: Callable[[str, str], Awaitable[None]],
 ) -> None:
-    """Import conversations; if one is invalid or exists already, none is imported.
+    """Import conversations and graph vertices; if one is invalid or exists already, none is imported.
 
-    `ttl` is in seconds, `None` is for ever. `require_owner` raises for a tenant and user whose conversations
-    must not be imported. Raises `BadFile` and `SessionExists` with file and line. Updates
+    `ttl`, of conversations, is in seconds; `None` is for ever. `require_owner` raises for a tenant and user
+    whose data must not be imported. Raises `BadFile` and `SessionExists` with file and line. Updates
     `imported` as it goes.
     """
     seen: set[bytes] = set()
     last: tuple[str, str] | None = None
     checked = 0
-    with Progress(file.count, "checking", "conversations") as progress:
+    with Progress(file.count, "checking", "lines") as progress:
         for line in file:
             key = await _rehearse(backend, line, on_conflict)
-            if last != (last := (key.tenant_id, key.user_id)):
+            if last != (last := key[:2]):
                 await require_owner(*last)
             if on_conflict == "refuse":
                 digest = blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
                 if digest in seen:
-                    raise BadFile(f"{line.where}: this conversation occurs twice in the file")
+                    raise BadFile(f"{line.where}: {_what(line)} occurs twice in the file")
                 seen.add(digest)
-                if await backend.driver.load(memory_key(key)) is not None:
-                    raise SessionExists(f"{line.where}: {named(key)} exists already; nothing was imported")
+                if await _exists(backend, line):
+                    raise SessionExists(f"{line.where}: {_named(line)} exists already; nothing was imported")
             checked += 1
             progress.show(checked)
     imported.total, imported.skipped = checked, file.skipped
-    with Progress(checked, "importing", "conversations") as progress:
+    with Progress(checked, "importing", "lines") as progress:
         for line in file:
-            key = _key_of(line)
-            before = await backend.driver.load(memory_key(key))
             try:
-                await backend.sessions.import_(line.document, on_conflict=on_conflict, ttl=ttl)
-            except SessionExists as error:
-                raise SessionExists(f"{line.where}: {named(key)} was created during the import") from error
-            imported.conversations += 1
-            imported.changed += await backend.driver.load(memory_key(key)) != before
-            progress.show(imported.conversations)
+                await _import(backend, line, on_conflict, ttl, imported)
+            except (SessionExists, VertexExists) as error:
+                raise SessionExists(f"{line.where}: {_named(line)} was created during the import") from error
+            progress.show(imported.done)
 
 
-async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> MemoryKey:
-    """Import a conversation into memory, to find errors early; returns its key."""
-    traits = backend.record_traits
+async def _import(
+    backend: Backend, line: Line, on_conflict: OnConflict, ttl: float | None, imported: Imported
+) -> None:
+    if graphs.is_vertex(line.document):
+        imported.changed_vertices += await graphs.import_(backend, line.document, on_conflict)
+        imported.vertices += 1
+        return
+    where = memory_key(_key_of(line))
+    before = await backend.driver.load(where)
+    await backend.sessions.import_(line.document, on_conflict=on_conflict, ttl=ttl)
+    imported.conversations += 1
+    imported.changed += await backend.driver.load(where) != before
+
+
+async def _rehearse(backend: Backend, line: Line, on_conflict: OnConflict) -> tuple[str, str, str, str]:
+    """Import a line into memory, to find errors early; returns its tenant, user, kind and id."""
+    traits, document = backend.record_traits, line.document
     async with open_backend(
         "memory", max_entry_bytes=traits.max_entry, max_record_bytes=traits.max_record
     ) as rehearsal:
         try:
-            return await rehearsal.sessions.import_(line.document, on_conflict=on_conflict)
+            if graphs.is_vertex(document):
+                await graphs.import_(rehearsal, document, on_conflict)
+                return *graphs.owner_of(document), "vertex", graphs.id_of(document)
+            key = await rehearsal.sessions.import_(document, on_conflict=on_conflict)
         except (InvalidState, InvalidKey) as error:
-            raise BadFile(f"{line.where}: {error}{_hint(line.document)}") from error
+            raise BadFile(f"{line.where}: {error}{_hint(document)}") from error
         except TooLarge as error:
             raise TooLarge(
                 error.what, size=error.size, limit=error.limit, backend=backend.name, operation="import"
             ) from error
+    return key.tenant_id, key.user_id, "conversation", key.session_id
+
+
+async def _exists(backend: Backend, line: Line) -> bool:
+    if graphs.is_vertex(line.document):
+        return await graphs.exists(backend, line.document)
+    return await backend.driver.load(memory_key(_key_of(line))) is not None
+
+
+def _what(line: Line) -> str:
+    return "this vertex" if graphs.is_vertex(line.document) else "this conversation"
+
+
+def _named(line: Line) -> str:
+    if graphs.is_vertex(line.document):
+        return f"a vertex of the graph of {user_composite(*graphs.owner_of(line.document))}"
+    return named(_key_of(line))
 
 
 def _key_of(line: Line) -> MemoryKey:

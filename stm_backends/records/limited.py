@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Expect, Key, Record
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.records import keys
-from stm_backends.records.limits import Guard
+from stm_backends.records.limits import Guard, LimitName
 from stm_backends.records.operations import PAGE
 
 REMEMBERED: Final = 4_096
@@ -177,7 +177,7 @@ class LimitedDriver(WrapperDriver):
         """Store a body and its version if the record is what the caller expects. Raises `LimitReached`."""
         expect, known = options["expect"], self._of(key)
         sizes = None if known is None else known.sizes
-        if self._guard.limits.user_conversations is not None and isinstance(expect, Expect) and _counted(key):
+        if isinstance(expect, Expect) and self._most(key) is not None:
             async with self._creating(key.scope):
                 if known is None or not known.exists:
                     await self._require_creation(key)
@@ -216,11 +216,17 @@ class LimitedDriver(WrapperDriver):
         self._guard.require("conversation_bytes", known.size + len(entry))
 
     async def _require_creation(self, key: Key) -> None:
-        """Raise `LimitReached` if the user has no room for one more conversation, unless it exists."""
-        most = cast("int", self._guard.limits.user_conversations)
+        """Raise `LimitReached` if the user has no room for one more such record, unless it exists."""
+        name, most = cast("tuple[LimitName, int]", self._most(key))
         if await self._count(key.scope, _prefix(key), most) < most or await self.load(key) is not None:
             return
-        self._guard.require("user_conversations", most + 1)
+        self._guard.require(name, most + 1)
+
+    def _most(self, key: Key) -> tuple[LimitName, int] | None:
+        """Return the limit on how many such records a user may have; `None` if there is none."""
+        name: LimitName = "user_memories" if _kind(key) == "graph" else "user_conversations"
+        most: int | None = getattr(self._guard.limits, name)
+        return (name, most) if most is not None and _counted(key) else None
 
     async def _count(self, scope: str, prefix: str, most: int) -> int:
         """Return how many names of a scope begin with `prefix`, at most `most`."""
@@ -264,8 +270,10 @@ def _kind(key: Key) -> str:
 
 
 def _counted(key: Key) -> bool:
-    """Say whether a record is one of a user's conversations, as a memory, a log or a saved state."""
+    """Say whether a record is a vertex, or a user's conversation as a memory, a log or a saved state."""
     kind = _kind(key)
+    if kind == "graph":
+        return key.name.startswith(keys.VERTICES)
     return kind in _CONVERSATIONS or (
         kind == "blob" and key.scope != keys.OTHER_BLOBS and not key.name.startswith(keys.RESERVED_PREFIX)
     )
@@ -273,5 +281,7 @@ def _counted(key: Key) -> bool:
 
 def _prefix(key: Key) -> str:
     """Return what the names of a user's conversations begin with."""
+    if _kind(key) == "graph":
+        return keys.VERTICES
     # In front of the session, which has no ':'.
     return key.name[: key.name.rindex(":") + 1] if _kind(key) == "blob" else ""

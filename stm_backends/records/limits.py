@@ -15,7 +15,13 @@ from stm_backends.records.codec import dump_digest, encode_json
 from stm_backends.types import ConversationTurn
 
 LimitName: TypeAlias = Literal[
-    "turn_characters", "conversation_turns", "conversation_bytes", "user_conversations", "state_bytes"
+    "turn_characters",
+    "conversation_turns",
+    "conversation_bytes",
+    "user_conversations",
+    "user_memories",
+    "memory_characters",
+    "state_bytes",
 ]
 
 
@@ -31,21 +37,25 @@ class Limits:
       remembers, after compression and before sealing. Each item log of the conversation may take as many.
     - `user_conversations`: the conversations of one user that have not expired. Item logs of each framework,
       and saved states under a `MemoryKey.composite()`, are counted by themselves.
+    - `user_memories`: the vertices of one user's graph, which are the entries of the long-term memory. An
+      edge to a vertex that does not exist counts as one, too, and is not refused.
+    - `memory_characters`: the characters of one such vertex: its key, content and tags as JSON. What was
+      stored before the limit was set stays, and can be recalled.
     - `state_bytes`: the bytes of one saved state or paused run, after compression and before sealing.
 
     The call that would exceed a limit is refused before anything is written. Summaries are never refused.
 
     Adding a turn takes no further round trip if the process has loaded the conversation or added to it, and
     its time to live has not passed since. Otherwise, adding loads it first. Creating a conversation scans at
-    most `user_conversations` names. Refusing takes a load, so nothing is refused because of what another
-    process has removed since.
+    most `user_conversations` names, and creating a vertex at most `user_memories`. Refusing takes a load, so
+    nothing is refused because of what another process has removed since.
 
     Within one process the limits are exact. Between processes, which each know the length that their last
     answer said, they can be exceeded:
 
     - `conversation_turns`, by each other process: by as many turns as it adds before the first answer.
     - `conversation_bytes`: by what other processes have added since this one loaded the conversation.
-    - `user_conversations`: by the conversations that other processes create at the same moment.
+    - `user_conversations` and `user_memories`: by what other processes create at the same moment.
 
     A conversation that expires or is erased between the last load and the next turn is created again without
     being counted.
@@ -55,6 +65,8 @@ class Limits:
     conversation_turns: int | None = None
     conversation_bytes: int | None = None
     user_conversations: int | None = None
+    user_memories: int | None = None
+    memory_characters: int | None = None
     state_bytes: int | None = None
 
     def __post_init__(self) -> None:

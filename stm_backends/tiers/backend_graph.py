@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from stm_backends.admin.sessions import OnConflict
 from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
-from stm_backends.errors import OutcomeUnknown, StorageError, TooLarge, Unavailable, located
+from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError, Unavailable, located
 from stm_backends.records import keys, operations
-from stm_backends.tiers import postings, vertices
-from stm_backends.tiers.graph import PAGE, Change, Properties, Vertex, VertexNotFound
+from stm_backends.records.large.driver import ORPHANED_S
+from stm_backends.records.limits import Whose, characters_in
+from stm_backends.tiers import exports, postings, vertices
+from stm_backends.tiers.graph import (
+    PAGE,
+    Change,
+    Properties,
+    Vertex,
+    VertexExists,
+    VertexNotFound,
+    same_properties,
+)
+from stm_backends.tiers.index import Index
+from stm_backends.tiers.tails import Tails
 from stm_backends.tiers.vertices import Stored
 
 if TYPE_CHECKING:
     from stm_backends.backend import Backend
-
-logger = logging.getLogger("stm_backends")
-
-FOLD_AT: Final = 64
-"""After how many entries a tail is folded into its body."""
 
 ROUNDS: Final = 64
 """How often a change starts again because another process has changed the vertex."""
@@ -33,12 +41,9 @@ ROUNDS: Final = 64
 AT_ONCE: Final = 64
 """How many records are loaded concurrently."""
 
-_Decision: TypeAlias = tuple[str, Mapping[str, Any]] | None
-"""The label and the properties that a vertex is to have; `None` for no vertex."""
-
 
 class BackendGraph:
-    """The graph of one owner, a tenant and a user, on a backend. Implements `SharedGraph`.
+    """The graph of one owner, a tenant and a user, on a backend. Implements `SearchableGraph`.
 
     Reads and writes nothing when it is made. The backend must be open, and stays open. `clock` returns the
     time of creation of vertices.
@@ -56,23 +61,24 @@ class BackendGraph:
         self._directory = backend.directory
         self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
+        self._guard = backend.guard
         self._clock = clock
+        self._index = Index(self._driver, self._codec, self._directory, self._owner)
+        self._tails = Tails(self._driver, self._folded)
 
     # Vertices
 
     async def add_vertex(self, vertex_id: str, label: str, properties: dict[str, Any]) -> None:
         """Store a vertex; see `GraphBackend`. Its edges and its time of creation stay."""
-        await self._change(vertex_id, lambda stored: (label, properties))
+        await self._change(
+            vertex_id, lambda stored: replace(stored, label=label, properties=dict(properties))
+        )
 
     async def update_vertex(self, vertex_id: str, properties: dict[str, Any]) -> None:
         """Merge properties into those that are stored now. Raises `VertexNotFound` if there is no vertex."""
-
-        def merged(stored: Stored) -> _Decision:
-            if stored.label is None:
-                raise VertexNotFound("there is no vertex with this id")
-            return stored.label, {**stored.properties, **properties}
-
-        await self._change(vertex_id, merged)
+        await self._change(
+            vertex_id, lambda stored: replace(stored, properties={**_found(stored).properties, **properties})
+        )
 
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
         """Replace the properties by `change(properties)`, atomically; see `SharedGraph`.
@@ -80,14 +86,12 @@ class BackendGraph:
         Takes two round trips if the words of the vertex do not change.
         """
 
-        def changed(stored: Stored) -> _Decision:
+        def changed(stored: Stored) -> Stored | None:
             exists = stored.label is not None
             properties = change(copy.deepcopy(stored.properties) if exists else None)
-            return (
-                None
-                if properties is None
-                else (stored.label if stored.label is not None else label, properties)
-            )
+            if properties is None:
+                return None
+            return replace(stored, label=stored.label if exists else label, properties=dict(properties))
 
         return await self._change(vertex_id, changed)
 
@@ -98,74 +102,116 @@ class BackendGraph:
 
     async def list_vertices(self, label: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the vertices with a label, in pages of at most `PAGE`, in any order."""
-        names: list[str] = []
-        async for name in operations.names_of(self._driver, self._scope, keys.VERTICES):
-            names.append(name)
-            if len(names) == PAGE:
-                yield await self._labelled(names, label)
-                names = []
-        if names:
-            yield await self._labelled(names, label)
-
-    async def _labelled(self, names: list[str], label: str) -> list[Vertex]:
-        found = await self._each([Key(self._scope, name) for name in names])
-        return [stored.vertex() for stored in found if stored.label == label]
+        async for page in self._pages():
+            labelled = [stored.vertex() for stored in page if stored.label == label]
+            if labelled:
+                yield labelled
 
     async def clear(self) -> None:
         """Remove all vertices and edges, and the index."""
         async for name in operations.names(self._driver, self._scope):
             where = Key(self._scope, name)
-            await operations.retried(partial(operations.erase, self._driver, where))
+            await operations.retried(lambda where=where: operations.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
     # Searching
 
     async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Return at most `limit` vertices with a label and any of the words of a text, best first.
+        """Return at most `limit` vertices with a label that have every word of a text; see `SearchableGraph`.
 
-        A word counts the more the fewer vertices have it. Words are those of `key`, `content` and `tags`.
-        Superseded vertices are not found. Loads a record for each word, and the vertices that are returned,
-        however many there are.
+        Loads a record for each word, and the vertices that are returned, however many there are.
         """
-        words = postings.words_of(text)
-        return await self._found(words, label, limit=limit)
+        return await self._with_terms(frozenset(postings.words_of(text)), label, limit=limit)
 
     async def find_vertices(self, label: str, name: str, value: str) -> list[dict[str, Any]]:
         """Return all vertices with a label and this value of a property, which is one of `postings.EXACT`."""
         if name not in postings.EXACT:
             raise ValueError(f"{name!r} is not indexed; {', '.join(postings.EXACT)} are")
-        return await self._found([postings.exact_term(name, value)], label)
+        return await self._with_terms(frozenset([postings.exact_term(name, value)]), label)
 
-    async def _found(self, terms: Iterable[str], label: str, *, limit: int | None = None) -> list[Vertex]:
-        wanted = frozenset(terms)
-        # Of those that are left out, some may take the place of what is not stored any more.
-        most = None if limit is None else 4 * limit + AT_ONCE
-        ids = postings.ranked(await self._postings(wanted), most)
+    async def _with_terms(
+        self, terms: frozenset[str], label: str, *, limit: int | None = None
+    ) -> list[Vertex]:
+        ids = iter(await self._index.ids(terms))
         found: list[Vertex] = []
-        for start in range(0, len(ids), AT_ONCE):
-            if limit is not None and len(found) >= limit:
-                break
-            loaded = await self._each([self._at(one) for one in ids[start : start + AT_ONCE]])
+        while some := list(islice(ids, AT_ONCE if limit is None else min(AT_ONCE, limit - len(found)))):
+            loaded = await self._each([self._at(one) for one in some])
             # The index may have more than is stored.
             found += [
                 stored.vertex()
                 for stored in loaded
-                if stored.label == label and wanted & postings.terms_of(stored.properties)
+                if stored.label == label and terms <= postings.terms_of(stored.properties)
             ]
-        return found if limit is None else found[:limit]
+        return found
 
-    async def _postings(self, terms: frozenset[str]) -> dict[str, dict[str, str]]:
-        """Return the vertex ids of each term that has any, by stamp."""
+    async def reindex(self) -> int:
+        """Repair the index; returns how many vertices were not found by all of their words.
 
-        async def of(bucket: tuple[int, list[str]]) -> dict[str, dict[str, str]]:
-            number, some = bucket
-            record = await self._driver.load(keys.postings_key(*self._owner, number))
-            with located(self._driver.name, "search"):
-                found = postings.read(record, self._codec).terms
-            return {term: found[term] for term in some if found.get(term)}
+        No process leaves the index so; what was erased or changed by hand may. Also removes what killed
+        processes left in it more than an hour ago. Reads every record of the graph, while it may be in use.
+        May be interrupted and repeated.
+        """
+        counts, used, repaired = await self._index.counts(), set[str](), 0
+        async for page in self._pages():
+            for stored in page:
+                terms = postings.terms_of(stored.properties)
+                if stored.label is None:
+                    continue
+                if stored.index == postings.RULE and counts[stored.stamp] == len(terms):
+                    used.add(stored.stamp)
+                    continue
+                with suppress(VertexNotFound):
+                    await self._change(stored.id, _found, again=True)
+                    repaired += 1
+        await self._index.drop_unless(lambda stamp: stamp in used or postings.age_of(stamp) < ORPHANED_S)
+        return repaired
 
-        pages = await operations.together(list(postings.by_bucket(terms).items()), of)
-        return {term: found for page in pages for term, found in page.items()}
+    # Exports
+
+    async def export(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield each vertex, with the edges that lead from it, as a JSON object; see `exports`.
+
+        What other processes change in the meantime may be included or not.
+        """
+        async for page in self._pages():
+            found = [stored for stored in page if stored.label is not None]
+            others = await self._by_id(target for stored in found for target, _ in stored.out)
+            for stored in found:
+                yield exports.dump(self._owner, stored, _edges(stored.id, stored, others))
+
+    async def import_(self, document: Mapping[str, Any], *, on_conflict: OnConflict = "refuse") -> bool:
+        """Store an exported vertex and the edges that lead from it; returns whether that changed anything.
+
+        The vertex is stored under its id in this graph, whoever it was exported of. `on_conflict` says what
+        happens if there is one with its id. `"refuse"` raises `VertexExists` and changes nothing. `"merge"`
+        keeps it and adds the missing edges. `"replace"` replaces its label and properties, and the
+        properties of its edges; other edges stay. A merge completes an interrupted import. Raises
+        `InvalidState`, before anything is written, for an invalid document.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
+        given = exports.parse(document)
+
+        def imported(stored: Stored) -> Stored:
+            if stored.label is None:
+                created = replace(stored, label=given.label, created_at=given.created_at)
+                return replace(created, properties=dict(given.properties))
+            if on_conflict == "refuse":
+                raise VertexExists("there is already a vertex with this id; merge or replace it")
+            if on_conflict == "merge":
+                return stored
+            return replace(stored, label=given.label, properties=dict(given.properties))
+
+        source = await self._load(given.id)
+        changed = not _same(source, imported(source))
+        await self._change(given.id, imported)
+        known = _edges(given.id, source, await self._by_id(target for target, _ in given.out))
+        for (target, label), properties in given.out.items():
+            there = known.get((target, label))
+            if there is None or (on_conflict == "replace" and not same_properties(there, properties)):
+                await self.add_edge(given.id, target, label, properties)
+                changed = True
+        return changed
 
     # Edges
 
@@ -174,8 +220,8 @@ class BackendGraph:
         source, target = vertices.seal_halves(source_id, target_id, label, properties, self._codec)
         # In this order: without the second one there is no edge, or the one before has its properties.
         async with self._directory.listed(self._owner) as listing:
-            listing.created |= await self._append(self._at(source_id), source, self._fold_vertex)
-            listing.created |= await self._append(self._at(target_id), target, self._fold_vertex)
+            listing.created |= await self._tails.append(self._at(source_id), source)
+            listing.created |= await self._tails.append(self._at(target_id), target)
 
     async def query_children(self, vertex_id: str) -> list[dict[str, Any]]:
         """Return the vertices to which edges lead from this one, once for each edge."""
@@ -185,8 +231,8 @@ class BackendGraph:
         others = await self._by_id(target for target, _ in stored.out)
         return [
             {**others[target].vertex(), "edge_label": label, "edge_properties": copy.deepcopy(properties)}
-            for (target, label), properties in stored.out.items()
-            if others[target].label is not None and (vertex_id, label) in others[target].into
+            for (target, label), properties in _edges(vertex_id, stored, others).items()
+            if others[target].label is not None
         ]
 
     async def query_parents(self, vertex_id: str) -> list[dict[str, Any]]:
@@ -207,7 +253,7 @@ class BackendGraph:
 
     async def get_full_trace(self, run_id: str) -> dict[str, Any]:
         """Return `{"vertices", "edges"}`: the vertices with this `run_id`, and the edges between them."""
-        ids = postings.ranked(await self._postings(frozenset([postings.exact_term("run_id", run_id)])))
+        ids = await self._index.ids(frozenset([postings.exact_term("run_id", run_id)]))
         found = await self._by_id(sorted(ids))
         known = {
             one: stored
@@ -217,8 +263,7 @@ class BackendGraph:
         edges = [
             {"source_id": source, "target_id": target, "label": label, "properties": properties}
             for source, stored in known.items()
-            for (target, label), properties in stored.out.items()
-            if target in known and (source, label) in known[target].into
+            for (target, label), properties in _edges(source, stored, known).items()
         ]
         return {"vertices": [stored.vertex() for stored in known.values()], "edges": edges}
 
@@ -241,36 +286,49 @@ class BackendGraph:
             found += await operations.together(places[start : start + AT_ONCE], self._read)
         return found
 
+    async def _pages(self) -> AsyncIterator[list[Stored]]:
+        """Yield all records of vertices, in pages of at most `PAGE`."""
+        places: list[Key] = []
+        async for name in operations.names_of(self._driver, self._scope, keys.VERTICES):
+            places.append(Key(self._scope, name))
+            if len(places) == PAGE:
+                yield await self._each(places)
+                places = []
+        if places:
+            yield await self._each(places)
+
     async def _by_id(self, ids: Iterable[str]) -> dict[str, Stored]:
         wanted = list(dict.fromkeys(ids))
         return dict(zip(wanted, await self._each([self._at(one) for one in wanted]), strict=True))
 
-    async def _change(self, vertex_id: str, decide: Callable[[Stored], _Decision]) -> Properties | None:
+    async def _change(
+        self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool = False
+    ) -> Properties | None:
         """Write what `decide` makes of the vertex as it is stored now; returns the properties then stored.
 
-        What was added to the index for an attempt that lost its race is removed again.
+        What was added to the index for an attempt that lost its race is removed again. With `again`, the
+        vertex is indexed and written even if nothing changes.
         """
         where, added = self._at(vertex_id), dict[str, frozenset[str]]()
         used = ""
         try:
             for attempt in range(ROUNDS):
                 stored = await self._read(where)
-                decision = decide(stored)
-                if decision is None:
+                wanted = decide(stored)
+                if wanted is None:
                     if stored.version is None or await self._deleted(where, stored):
                         return None
                 else:
-                    label, properties = decision
-                    if (label, dict(properties)) == (stored.label, stored.properties):
+                    if not again and _same(stored, wanted):
                         return stored.properties
-                    vertices.require_properties(properties)
-                    new = await self._indexed(
-                        vertex_id, stored, label, copy.deepcopy(dict(properties)), added
-                    )
+                    vertices.require_properties(wanted.properties)
+                    self._require_within_limits(stored, wanted)
+                    wanted = replace(wanted, id=vertex_id, properties=copy.deepcopy(wanted.properties))
+                    new = await self._indexed(stored, wanted, added, again=again)
                     used = new.stamp
                     if await self._replaced(where, stored, new):
                         if stored.stamp not in ("", new.stamp):
-                            await self._unindex({stored.stamp: postings.terms_of(stored.properties)})
+                            await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
                         return new.properties
                     used = ""
                 await asyncio.sleep(random.uniform(0, 0.001 * min(attempt, 20)))
@@ -289,55 +347,32 @@ class BackendGraph:
         finally:
             added.pop(used, None)
             if added:
-                await self._unindex(added)
+                await self._index.drop(added)
+
+    def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
+        """Raise `LimitReached` for words that are too many, unless they are stored already."""
+        texts, before = (
+            {name: one.properties.get(name) for name in postings.WORDS_OF} for one in (wanted, stored)
+        )
+        if texts != before:
+            with self._guard.reporting(Whose(*self._owner), "add_vertex"):
+                self._guard.require("memory_characters", lambda: characters_in(texts))
 
     async def _indexed(
-        self,
-        vertex_id: str,
-        stored: Stored,
-        label: str,
-        properties: Properties,
-        added: dict[str, frozenset[str]],
+        self, stored: Stored, wanted: Stored, added: dict[str, frozenset[str]], *, again: bool = False
     ) -> Stored:
         """Return a vertex to store, once its terms are in the index."""
-        terms = postings.terms_of(properties)
-        new = replace(
-            stored,
-            id=vertex_id,
-            label=label,
-            properties=properties,
-            created_at=stored.created_at if stored.label is not None else self._clock().isoformat(),
-            index=postings.RULE,
-        )
-        if (
-            stored.label is not None
-            and stored.index == postings.RULE
-            and terms == postings.terms_of(stored.properties)
-        ):
+        terms = postings.terms_of(wanted.properties)
+        new = replace(wanted, created_at=wanted.created_at or self._clock().isoformat(), index=postings.RULE)
+        indexed = stored.label is not None and stored.index == postings.RULE and not again
+        if indexed and terms == postings.terms_of(stored.properties):
             return new
         stamp = next((one for one, its_terms in added.items() if its_terms == terms), "")
         if not stamp:
             stamp = postings.new_stamp()
             added[stamp] = terms
-            await self._index(postings.by_bucket(terms), partial(postings.seal_added, stamp, vertex_id))
+            await self._index.add(stamp, new.id, terms)
         return replace(new, stamp=stamp)
-
-    async def _index(self, buckets: dict[int, list[str]], seal: Callable[..., bytes]) -> None:
-        async def add(bucket: tuple[int, list[str]]) -> bool:
-            number, terms = bucket
-            where = keys.postings_key(*self._owner, number)
-            return await self._append(where, seal(terms, self._codec), self._fold_bucket)
-
-        async with self._directory.listed(self._owner) as listing:
-            listing.created = any(await operations.together(list(buckets.items()), add))
-
-    async def _unindex(self, stamps: Mapping[str, frozenset[str]]) -> None:
-        """Remove stamps from the index; only logs a failure, because a search ignores what is left."""
-        try:
-            for stamp, terms in stamps.items():
-                await self._index(postings.by_bucket(terms), partial(postings.seal_dropped, stamp))
-        except StorageError as error:
-            logger.warning("could not remove words from the index of a graph: %s", error)
 
     async def _replaced(self, where: Key, stored: Stored, new: Stored) -> bool:
         """Store a vertex over the one that was read, with its edges; `False` after a lost race."""
@@ -357,49 +392,28 @@ class BackendGraph:
         if not await operations.retried(lambda: self._driver.delete(where, expect=version)):
             return False
         if stored.stamp:
-            await self._unindex({stored.stamp: postings.terms_of(stored.properties)})
+            await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
         return True
 
-    # Tails
-
-    async def _append(self, where: Key, entry: bytes, fold: Callable[[Record], bytes]) -> bool:
-        """Append an entry; returns whether that may have created the record.
-
-        Folds a long tail afterwards, and a full record before the next attempt.
-        """
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                appended = await operations.append(self._driver, where, entry, ttl=None)
-                break
-            except TooLarge as error:
-                if error.what == "entry" or attempt == ROUNDS:
-                    raise
-                await self._fold(where, fold)
-        if appended.length % FOLD_AT == 0:
-            try:
-                await self._fold(where, fold)
-            except StorageError as error:
-                logger.warning("could not fold a record of a graph; a later write will: %s", error)
-        return appended.created
-
-    async def _fold(self, where: Key, fold: Callable[[Record], bytes]) -> None:
-        """Move the entries of a tail into the body; another process may do so first."""
-        record = await self._driver.load(where)
-        if record is None or not record.tail:
-            return
-        with located(self._driver.name, "fold"):
-            body, version = fold(record), new_version()
-        drop = min(len(record.tail), self._driver.traits.max_drop)
-        await operations.retried(
-            lambda: self._driver.replace(
-                where, body, version=version, expect=record.version, drop=drop, ttl=KEEP
-            )
-        )
-
-    def _fold_vertex(self, record: Record) -> bytes:
+    def _folded(self, record: Record) -> bytes:
         return vertices.seal(vertices.read(record, self._codec), self._codec)
 
-    def _fold_bucket(self, record: Record) -> bytes:
-        return postings.seal(postings.read(record, self._codec), self._codec)
+
+def _found(stored: Stored) -> Stored:
+    """Return a vertex that exists. Raises `VertexNotFound` for any other."""
+    if stored.label is None:
+        raise VertexNotFound("there is no vertex with this id")
+    return stored
+
+
+def _same(stored: Stored, wanted: Stored) -> bool:
+    return stored.label == wanted.label and same_properties(stored.properties, wanted.properties)
+
+
+def _edges(source_id: str, source: Stored, others: Mapping[str, Stored]) -> dict[tuple[str, str], Properties]:
+    """Return the edges from a vertex to some of the others of which both halves are stored."""
+    return {
+        (target, label): properties
+        for (target, label), properties in source.out.items()
+        if target in others and (source_id, label) in others[target].into
+    }

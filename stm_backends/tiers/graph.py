@@ -28,6 +28,15 @@ class VertexNotFound(StmError, LookupError):
     """There is no vertex with this id; nothing was written."""
 
 
+class VertexExists(StmError, ValueError):
+    """There is already a vertex with this id; nothing was written."""
+
+
+def same_properties(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Say whether two properties are equal as JSON: `1`, `1.0` and `True` differ."""
+    return one == other and encode_json(one) == encode_json(other)
+
+
 @runtime_checkable
 class GraphBackend(Protocol):
     """Stores vertices and directed edges between them. Any object with these methods serves."""
@@ -103,9 +112,10 @@ class SearchableGraph(SharedGraph, Protocol):
     """A graph with an index, so that a search does not read all vertices."""
 
     async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Return at most `limit` vertices with any word of the text, those with the most and rarest first.
+        """Return at most `limit` vertices that have every word of the text, those written last first.
 
-        Words are those of the properties `key`, `content` and `tags`, compared whole.
+        Words are those of the properties `key`, `content` and `tags`, compared whole and regardless of case.
+        A text without a word finds nothing. A vertex with a property `superseded_by` is not found.
         """
         ...
 

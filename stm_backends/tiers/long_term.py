@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.records.steps import run_in_slices
-from stm_backends.tiers import relevance
+from stm_backends.tiers import postings, relevance
 from stm_backends.tiers.embedding import Embedder, embed, vector_in
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
 from stm_backends.tiers.graph import (
@@ -41,6 +41,9 @@ _AT_ONCE: Final = 16
 
 _MERGES_KNOWN: Final = 64
 """How many merges a survivor remembers, so that one that was interrupted is not counted twice."""
+
+MERGED_KEPT_DAYS: Final = 30.0
+"""How long a merged entry is remembered, so that promoting it again does not create it again."""
 
 
 def vertex_id(key: str) -> str:
@@ -103,23 +106,36 @@ class LongTermMemory:
     async def _promotion_of(self, entry: MemoryEntry) -> Change:
         fields = await self._fields_of(entry)
         origin = _digest(entry.created_at.isoformat(), entry.content)
-        return lambda known: relevance.promoted(_live(known), fields, origin)
+
+        def change(known: Mapping[str, Any] | None) -> Mapping[str, Any]:
+            if known is not None and _is_merged(known) and known["created_at"] >= fields["created_at"]:
+                # A survivor has it, from an earlier promotion.
+                return known
+            return relevance.promoted(_live(known), fields, origin)
+
+        return change
 
     async def recall(self, query: str, *, limit: int | None = None) -> list[MemoryEntry]:
-        """Return the entries in which each word of the query occurs, the most relevant first.
+        """Return the entries that have every word of the query, the most relevant first.
 
-        Words are found in keys, tags and contents, regardless of case; an empty query finds all entries. With
-        an embedder, entries of a similar meaning are found too. Each result counts as an access.
+        Words are those of keys, tags and contents, compared whole and regardless of case: letters and digits
+        make words, so `api key` finds the key `api_key_location`. A query without a word finds entries that
+        contain it as text; an empty one finds all. With an embedder, entries of a similar meaning are found
+        too. Each result counts as an access.
 
-        A `SearchableGraph` is asked for whole words, and for at most `INDEXED` entries or `limit`, if larger;
-        with an embedder, and for an empty query, all entries are read.
+        A `SearchableGraph` returns at most `INDEXED` entries or `limit`, if larger. With an embedder, and for
+        a query without a word, all entries are read.
         """
+        words = postings.words_of(query)
         wanted = None
         if self._embedder is not None and query.strip():
             [wanted] = await embed(self._embedder, [query])
 
         def found(entry: MemoryEntry, properties: dict[str, Any]) -> bool:
-            if relevance.matches_words(query, entry.key, entry.tags, entry.content):
+            if not words:
+                if relevance.matches(query, entry.key, entry.tags, entry.content):
+                    return True
+            elif words <= postings.words_of([entry.key, entry.tags, entry.content]):
                 return True
             vector = vector_in(properties)
             if wanted is None or vector is None:
@@ -127,7 +143,7 @@ class LongTermMemory:
             return relevance.cosine(wanted, vector) >= relevance.SAME_MEANING
 
         graph = self._graph
-        if self._embedder is None and query.strip() and isinstance(graph, SearchableGraph):
+        if self._embedder is None and words and isinstance(graph, SearchableGraph):
             return await self._recalled(
                 found, limit, lambda: graph.search_vertices(LABEL, query, limit=max(limit or 0, INDEXED))
             )
@@ -160,12 +176,19 @@ class LongTermMemory:
         """Merge entries with a similarity of at least 0.6; return how many were removed.
 
         The more relevant one takes over the accesses, the importance and the tags of the other, which is
-        marked with `superseded_by` and removed. Merges that another process did not finish are finished.
+        marked with `superseded_by` and removed. Its key is remembered for `MERGED_KEPT_DAYS`, so that a
+        session that is ended again does not promote it again. Merges that another process did not finish are
+        finished.
         """
         removed = 0
+        now = self._clock()
         entries: dict[str, MemoryEntry] = {}
         vectors: dict[str, list[float]] = {}
         async for entry, properties in self._all(superseded=True):
+            if _is_merged(properties):
+                if relevance.days_between(_merged_at(properties), now) > MERGED_KEPT_DAYS:
+                    await self._forget_merged(entry.key, properties)
+                continue
             if entry.superseded_by is not None:
                 removed += await self._finish(entry.key, properties)
                 continue
@@ -173,7 +196,6 @@ class LongTermMemory:
             vector = vector_in(properties)
             if vector is not None:
                 vectors[entry.key] = vector
-        now = self._clock()
         candidates = [
             relevance.Candidate(key, one.content, one.relevance_at(now), vectors.get(key))
             for key, one in entries.items()
@@ -300,14 +322,20 @@ class LongTermMemory:
         def end(properties: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
             if properties is None or properties.get("merge") != loser.get("merge"):
                 return properties
-            if merged:
-                return None
-            return {**properties, "superseded_by": None, "merge": None}
+            if not merged:
+                return {**properties, "superseded_by": None, "merge": None}
+            return {**properties, **_NOTHING, "merged_at": self._clock().isoformat()}
 
-        stored = await self._graph.change_vertex(vertex_id(key), LABEL, end)
-        if stored is None:
+        await self._graph.change_vertex(vertex_id(key), LABEL, end)
+        if merged:
             self._known.discard(key)
         return merged
+
+    async def _forget_merged(self, key: str, merged: dict[str, Any]) -> None:
+        def change(properties: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+            return None if properties == merged else properties
+
+        await self._graph.change_vertex(vertex_id(key), LABEL, change)
 
     @property
     def size(self) -> int:
@@ -401,6 +429,26 @@ async def _page(vertices: list[Vertex]) -> AsyncIterator[list[Vertex]]:
 def _live(properties: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the properties of a vertex that is an entry: neither missing nor superseded."""
     return None if properties is None or properties.get("superseded_by") is not None else properties
+
+
+_NOTHING: Final[Mapping[str, Any]] = {
+    "content": None,
+    "tags": [],
+    "vector": None,
+    "run_id": None,
+    "merge": None,
+    "merges": [],
+}
+"""What replaces the fields of an entry that was merged: only its key and its times are remembered."""
+
+
+def _is_merged(properties: Mapping[str, Any]) -> bool:
+    """Say whether this is what is remembered of an entry that was merged."""
+    return properties.get("superseded_by") is not None and properties.get("merged_at") is not None
+
+
+def _merged_at(properties: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(properties["merged_at"])
 
 
 def _content(properties: Mapping[str, Any]) -> str:

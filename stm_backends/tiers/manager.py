@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
 from stm_backends.tiers import relevance
+from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.embedding import Embedder
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
 from stm_backends.tiers.fleeting import FleetingMemory
@@ -49,7 +50,7 @@ class MemoryManager:
         if (backend is None) != (owner is None):
             raise ConfigurationError("backend and owner are given together")
         if backend is not None and owner is not None:
-            graph_backend = graph_on(backend, owner)
+            graph_backend = BackendGraph(backend, owner, clock=clock)
         self.now = clock
         self.fleeting = FleetingMemory(clock=clock)
         self.short_term = ShortTermMemory(session_id=session_id, embedder=embedder, clock=clock)
@@ -149,8 +150,3 @@ class MemoryManager:
     def _ranked(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
         now = self.now()
         return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)
-
-
-def graph_on(backend: Backend, owner: tuple[str, str]) -> GraphBackend:
-    """Return the graph of a user on a backend."""
-    raise ConfigurationError("this version has no graph on a backend")

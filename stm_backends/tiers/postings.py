@@ -17,12 +17,11 @@ those.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, cast
@@ -92,6 +91,14 @@ def new_stamp() -> str:
     return f"{int(time.time() * 1000):011x}{secrets.token_hex(4)}"
 
 
+def age_of(stamp: str) -> float:
+    """Return how many seconds ago a stamp was made, as far as clocks agree."""
+    try:
+        return time.time() - int(stamp[:11], 16) / 1000
+    except ValueError:
+        raise Corrupt("the stored index of a graph has a stamp of another form") from None
+
+
 def by_bucket(terms: Iterable[str]) -> dict[int, list[str]]:
     """Return terms by the bucket that has them."""
     found: dict[int, list[str]] = {}
@@ -155,17 +162,13 @@ def seal_dropped(stamp: str, terms: list[str], codec: Codec) -> bytes:
     return codec.seal("postings", {"stamp": stamp, "drop": terms})
 
 
-def ranked(found: Mapping[str, Mapping[str, str]], most: int | None = None) -> list[str]:
-    """Return the ids of vertices with any of the terms, best first; at most `most` of them.
+def with_all(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the ids of the vertices that all of the terms have, the one indexed last first.
 
-    Each term counts the more the fewer vertices have it. Of equals, the one indexed last comes first.
+    `found` has the vertex ids of each term by stamp. A stamp belongs to one write of one vertex.
     """
-    scores: dict[str, float] = {}
-    ids: dict[str, str] = {}
-    for postings in found.values():
-        weight = 1 / len(postings)
-        ids |= postings
-        for stamp in postings:
-            scores[stamp] = scores.get(stamp, 0.0) + weight
-    best = heapq.nlargest(most or len(scores), zip(scores.values(), scores, strict=True))
-    return list(dict.fromkeys(ids[stamp] for _, stamp in best))
+    if not found:
+        return []
+    fewest, *others = sorted(found, key=len)
+    stamps = sorted((stamp for stamp in fewest if all(stamp in other for other in others)), reverse=True)
+    return list(dict.fromkeys(fewest[stamp] for stamp in stamps))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -21,7 +20,6 @@ SAME_MEANING: Final = 0.75
 """The cosine similarity from which a text answers a query."""
 
 _DAY_S: Final = 86_400.0
-_WORDS: Final = re.compile(r"[^\W_]+")
 
 
 def days_between(earlier: datetime, later: datetime) -> float:
@@ -53,19 +51,6 @@ def matches(query: str, key: str, tags: Iterable[str], content: object) -> bool:
     """Say whether the query is part of the key, a tag or the content, regardless of case."""
     wanted = query.casefold()
     return any(wanted in text.casefold() for text in (key, *tags, str(content)))
-
-
-def matches_words(query: str, key: str, tags: Iterable[str], content: object) -> bool:
-    """Say whether each word of the query is part of the key, a tag or the content.
-
-    Words end at white space, underscores and punctuation: `api key` matches the key `api_key_location`. A
-    query without a word matches as `matches` says.
-    """
-    words = _WORDS.findall(query.casefold())
-    if not words:
-        return matches(query, key, tags, content)
-    text = "\n".join((key, *tags, str(content))).casefold()
-    return all(word in text for word in words)
 
 
 def tokens_of(content: object) -> frozenset[str]:

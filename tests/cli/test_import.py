@@ -67,7 +67,7 @@ def test_only_the_wanted_tenant_or_user_is_imported(
     file = written(tmp_path, *(exported(*owner) for owner in owners))
     done = cli("import", file, "--only", only, "--url", url)
     assert done.exit_code == 0, done.output
-    assert "conversations of others skipped" in done.stderr
+    assert "lines of others skipped" in done.stderr
     for tenant, users in stored.items():
         assert listed_by(cli("ls", tenant, "--url", url)) == users
 
@@ -75,7 +75,7 @@ def test_only_the_wanted_tenant_or_user_is_imported(
 def test_a_key_that_is_not_text_is_never_imported_as_anothers(url: str, tmp_path: Path):
     file = written(tmp_path, exported(["acme"]), exported({"acme": 1}), exported(None))
     done = cli("import", file, "--only", "acme", "--url", url)
-    assert "3 conversations of others skipped" in done.stderr
+    assert "3 lines of others skipped" in done.stderr
     assert listed_by(cli("ls", "acme", "--url", url)) == []
 
 
@@ -83,7 +83,7 @@ def test_an_import_for_nobody_in_the_file_says_so_and_fails(url: str, tmp_path: 
     file = written(tmp_path, exported("victim"))
     done = cli("import", file, "--only", "acme", "--url", url)
     assert done.exit_code == 1
-    assert "no conversation of acme" in done.stderr
+    assert "nothing of acme" in done.stderr
     assert cli("import", file, "--only", "a:b:c", "--url", url).exit_code == 2
 
 
@@ -148,3 +148,63 @@ def test_an_endless_file_ends_with_an_error_and_little_memory(url: str, tmp_path
     place = "standard input:1: longer" if bomb == "one line" else "the file is longer"
     assert place in done.stderr
     assert not (tmp_path / "stm.db").exists()
+
+
+def vertex(tenant: str, user: str = "u", vertex_id: str = "memory:k", **fields: Any) -> str:
+    document: dict[str, Any] = {
+        "format": "stm-vertex",
+        "version": 1,
+        "key": {"tenant_id": tenant, "user_id": user, "vertex_id": vertex_id},
+        "label": "memory",
+        "properties": {"key": "k", "content": "Zanzibar"},
+        "created_at": "2030-01-01T00:00:00+00:00",
+        "edges": [],
+    }
+    return json.dumps({**document, **fields}) + "\n"
+
+
+def test_graph_of_another_tenant_is_skipped_like_a_conversation(url: str, tmp_path: Path) -> None:
+    file = written(tmp_path, vertex("victim"), vertex("acme"))
+    done = cli("import", file, "--url", url, "--only", "acme")
+    assert done.exit_code == 0, done.output
+    assert "1 graph vertex imported" in done.stderr
+    assert listed_by(cli("ls", "acme", "--url", url)) == ["acme:u"]
+    assert listed_by(cli("ls", "victim", "--url", url)) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"version": 2},
+        {"label": None},
+        {"properties": []},
+        {"created_at": "yesterday"},
+        {"edges": {}},
+        {"edges": [{"target_id": 1, "label": "x", "properties": {}}]},
+        {"edges": [{"target_id": "a", "label": "x", "properties": 1}]},
+        {"key": {"tenant_id": "acme", "user_id": "u"}},
+        {"key": {"tenant_id": "acme", "vertex_id": "v"}},
+        {"key": {"tenant_id": "acme", "user_id": " ", "vertex_id": "v"}},
+        {"key": []},
+    ],
+)
+def test_an_invalid_vertex_is_named_and_nothing_is_imported(url: str, tmp_path: Path, fields: Any) -> None:
+    file = written(tmp_path, exported("acme"), vertex("acme", **fields))
+    done = cli("import", file, "--url", url)
+    assert done.exit_code == 2, done.output
+    assert "made.jsonl:2" in done.stderr
+    assert listed_by(cli("ls", "acme", "--url", url)) == []
+
+
+def test_a_vertex_that_exists_or_occurs_twice_is_refused(url: str, tmp_path: Path) -> None:
+    twice = cli("import", written(tmp_path, vertex("acme"), vertex("acme")), "--url", url)
+    assert twice.exit_code == 2
+    assert "occurs twice" in twice.stderr
+    file = written(tmp_path, vertex("acme"))
+    assert cli("import", file, "--url", url).exit_code == 0
+    again = cli("import", file, "--url", url)
+    assert again.exit_code == 1
+    assert "exists already; nothing was imported" in again.stderr
+    merged = cli("import", file, "--url", url, "--merge")
+    assert merged.exit_code == 0
+    assert "1 graph vertex merged, none of them changed" in merged.stderr

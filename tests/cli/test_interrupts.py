@@ -96,8 +96,7 @@ def test_an_import_says_how_many_it_has_done_and_a_merge_does_the_rest(
 
     assert status == 130
     assert said.endswith(
-        "Interrupted. 2 of 5 conversations had been imported; "
-        "run the command again with --merge for the rest.\n"
+        "Interrupted. 2 of 5 lines had been imported; run the command again with --merge for the rest.\n"
     )
     target = f"sqlite:///{path}"
     assert len(listed(target)) == 3
@@ -116,7 +115,7 @@ def test_an_import_onto_what_exists_is_completed_by_the_same_command(
     status, _, said = interrupted(path, python_path, "import", file, how, "--url", at("append-8", path))
 
     assert status == 130
-    assert "2 of 5 conversations had been imported; run the command again for the rest." in said
+    assert "2 of 5 lines had been imported; run the command again for the rest." in said
     assert cli("import", file, how, "--url", f"sqlite:///{path}").returncode == 0
     assert exported(f"sqlite:///{path}") == exported(url)
 

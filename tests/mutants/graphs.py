@@ -8,13 +8,12 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from stm_backends.errors import Unavailable
 from stm_backends.tiers import postings
 from stm_backends.tiers.backend_graph import BackendGraph
-from stm_backends.tiers.graph import Change, InProcessGraph, Properties
+from stm_backends.tiers.graph import Change, InProcessGraph
 from stm_backends.tiers.vertices import Stored
 
 
@@ -322,17 +321,12 @@ class KeepsOldWords(BackendGraph):
     """Indexes a vertex only when it is new."""
 
     async def _indexed(
-        self,
-        vertex_id: str,
-        stored: Stored,
-        label: str,
-        properties: Properties,
-        added: dict[str, frozenset[str]],
+        self, stored: Stored, wanted: Stored, added: dict[str, frozenset[str]], *, again: bool = False
     ) -> Stored:
-        new = await super()._indexed(vertex_id, stored, label, properties, added)
+        new = await super()._indexed(stored, wanted, added, again=again)
         if stored.label is None:
             return new
-        await self._unindex({new.stamp: postings.terms_of(properties)})
+        await self._index.drop({new.stamp: postings.terms_of(new.properties)})
         return replace(new, stamp=stored.stamp)
 
 
@@ -340,15 +334,35 @@ class OneStampPerVertex(BackendGraph):
     """Removes the words of a vertex from the index, regardless of which write has added them."""
 
     async def _indexed(
-        self,
-        vertex_id: str,
-        stored: Stored,
-        label: str,
-        properties: Properties,
-        added: dict[str, frozenset[str]],
+        self, stored: Stored, wanted: Stored, added: dict[str, frozenset[str]], *, again: bool = False
     ) -> Stored:
-        if vertex_id not in added:
-            added[vertex_id] = terms = postings.terms_of(properties)
-            await self._index(postings.by_bucket(terms), partial(postings.seal_added, vertex_id, vertex_id))
-        new = replace(stored, id=vertex_id, label=label, properties=properties, index=postings.RULE)
-        return replace(new, stamp=vertex_id)
+        if wanted.id not in added:
+            added[wanted.id] = terms = postings.terms_of(wanted.properties)
+            await self._index.add(wanted.id, wanted.id, terms)
+        return replace(wanted, index=postings.RULE, stamp=wanted.id)
+
+
+class FindsAnyWord(BackendGraph):
+    """Returns vertices with any of the words."""
+
+    async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
+        pages = [await super().search_vertices(label, word, limit=limit) for word in text.split()]
+        return [*{vertex["id"]: vertex for page in pages for vertex in page}.values()][:limit]
+
+
+class FindsSuperseded(BackendGraph):
+    """Finds vertices that are superseded."""
+
+    async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
+        words = postings.words_of(text)
+        pages = [page async for page in self.list_vertices(label)]
+        found = [vertex for page in pages for vertex in page]
+        return [
+            vertex
+            for vertex in found
+            if words
+            and words
+            <= set().union(
+                *(postings.words_of(vertex["properties"].get(n)) for n in ("key", "content", "tags"))
+            )
+        ][:limit]

@@ -1,11 +1,17 @@
-"""A clock and a model that tests of the tiers control."""
+"""A clock, a model and graphs that tests of the tiers control."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+
+from stm_backends.backend import Backend
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.tiers import BackendGraph, InProcessGraph, MemoryManager, SharedGraph
 
 
 class Clock:
@@ -37,6 +43,30 @@ class Model:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+
+@pytest.fixture(params=["in this process", "on a backend"])
+async def new_graph(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[], SharedGraph]]:
+    """What returns another empty graph, in this process or on a backend."""
+    users = itertools.count()
+    async with Backend(MemoryDriver()) as backend:
+
+        def make() -> SharedGraph:
+            if request.param == "in this process":
+                return InProcessGraph()
+            return BackendGraph(backend, ("acme", f"u{next(users)}"))
+
+        yield make
+
+
+@pytest.fixture
+def manager(new_graph: Callable[[], SharedGraph]) -> Callable[..., MemoryManager]:
+    """What returns a manager, on a graph of its own unless one is given."""
+
+    def make(graph_backend: Any = None, **settings: Any) -> MemoryManager:
+        return MemoryManager(new_graph() if graph_backend is None else graph_backend, **settings)
+
+    return make
 
 
 @pytest.fixture

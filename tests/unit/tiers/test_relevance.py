@@ -94,11 +94,3 @@ def test_a_truncated_text_keeps_some_of_each_line(previous: str, newer: list[str
 def test_a_text_that_fits_is_not_truncated() -> None:
     assert relevance.truncated("abc", ["d", "efgh"], 10) == "abc\nd\nefgh"
     assert relevance.truncated("abc", ["d", "efgh"], 9) == "abc\nd\nefg"
-
-
-def test_words_of_a_query_are_found_in_any_order_and_place() -> None:
-    assert relevance.matches_words("api key", "api_key_location", [], "in .env")
-    assert relevance.matches_words("ENV key", "api_key_location", [], "in .env")
-    assert relevance.matches_words("config", "k", ["Config"], "c")
-    assert not relevance.matches_words("api secret", "api_key_location", [], "in .env")
-    assert relevance.matches_words("", "k", [], None)

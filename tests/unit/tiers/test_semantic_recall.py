@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stm_backends.errors import ConfigurationError
-from stm_backends.tiers import InProcessGraph, MemoryManager, MemoryTier
+from stm_backends.tiers import MemoryTier
 
 CONCEPTS = (("tea", "drink", "coffee"), ("car", "vehicle", "bus"), ("blue", "colour", "red"))
 
@@ -31,8 +31,8 @@ TIERS = pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, MemoryTier.LONG_
 
 
 @TIERS
-async def test_recall_finds_a_similar_meaning_beside_words(tier: MemoryTier) -> None:
-    memory = MemoryManager(embedder=ConceptEmbedder())
+async def test_recall_finds_a_similar_meaning_beside_words(tier: MemoryTier, manager: Any) -> None:
+    memory = manager(embedder=ConceptEmbedder())
     await memory.remember("a", "green tea", tier=tier)
     await memory.remember("b", "a fast car", tier=tier)
     assert [one.key for one in await memory.recall("drink")] == ["a"]
@@ -41,8 +41,8 @@ async def test_recall_finds_a_similar_meaning_beside_words(tier: MemoryTier) -> 
 
 
 @TIERS
-async def test_duplicates_are_found_by_meaning(tier: MemoryTier) -> None:
-    memory = MemoryManager(embedder=ConceptEmbedder())
+async def test_duplicates_are_found_by_meaning(tier: MemoryTier, manager: Any) -> None:
+    memory = manager(embedder=ConceptEmbedder())
     await memory.remember("a", "drink tea", tier=tier, importance=0.9)
     await memory.remember("b", "hot coffee", tier=tier, importance=0.1)
     await memory.remember("c", "a car", tier=tier)
@@ -50,8 +50,8 @@ async def test_duplicates_are_found_by_meaning(tier: MemoryTier) -> None:
     assert {one.key for one in await memory.recall("")} == {"a", "c"}
 
 
-async def test_consolidate_uses_vectors_and_keeps_equal_scalars() -> None:
-    memory = MemoryManager(embedder=ConceptEmbedder())
+async def test_consolidate_uses_vectors_and_keeps_equal_scalars(manager: Any) -> None:
+    memory = manager(embedder=ConceptEmbedder())
     long = MemoryTier.LONG_TERM
     for key, content in [("a", "drink tea"), ("b", "hot coffee"), ("c", "tea"), ("d", "tea")]:
         await memory.remember(key, content, tier=long, importance=0.9 if key == "a" else 0.1)
@@ -59,17 +59,17 @@ async def test_consolidate_uses_vectors_and_keeps_equal_scalars() -> None:
     assert {one.key for one in await memory.long_term.listed()} == {"a", "c", "d"}
 
 
-async def test_vectors_are_stored_with_the_entry_for_other_processes() -> None:
-    graph, first, second = InProcessGraph(), ConceptEmbedder(), ConceptEmbedder()
-    await MemoryManager(graph, embedder=first).remember("k", "green tea", tier=MemoryTier.LONG_TERM)
-    [found] = await MemoryManager(graph, embedder=second).recall("drink")
+async def test_vectors_are_stored_with_the_entry_for_other_processes(manager: Any, new_graph: Any) -> None:
+    graph, first, second = new_graph(), ConceptEmbedder(), ConceptEmbedder()
+    await manager(graph, embedder=first).remember("k", "green tea", tier=MemoryTier.LONG_TERM)
+    [found] = await manager(graph, embedder=second).recall("drink")
     assert found.key == "k"
     assert (first.texts, second.texts) == (["green tea"], ["drink"])
 
 
 @TIERS
-async def test_a_new_content_has_a_new_vector(model: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(embedder=ConceptEmbedder(), llm_provider=model)
+async def test_a_new_content_has_a_new_vector(model: Any, tier: MemoryTier, manager: Any) -> None:
+    memory = manager(embedder=ConceptEmbedder(), llm_provider=model)
     await memory.remember("k", "green tea", tier=tier)
     assert len(await memory.recall("drink")) == 1
     model.answer = "a car"
@@ -80,20 +80,20 @@ async def test_a_new_content_has_a_new_vector(model: Any, tier: MemoryTier) -> N
     assert await memory.recall("vehicle") == []
 
 
-async def test_an_entry_without_a_vector_is_found_by_words() -> None:
-    graph = InProcessGraph()
-    await MemoryManager(graph).remember("k", "green tea", tier=MemoryTier.LONG_TERM)
-    memory = MemoryManager(graph, embedder=ConceptEmbedder())
+async def test_an_entry_without_a_vector_is_found_by_words(manager: Any, new_graph: Any) -> None:
+    graph = new_graph()
+    await manager(graph).remember("k", "green tea", tier=MemoryTier.LONG_TERM)
+    memory = manager(graph, embedder=ConceptEmbedder())
     assert await memory.recall("drink") == []
     assert len(await memory.recall("green")) == 1
 
 
 @pytest.mark.parametrize("vectors", [[], [[float("nan")]], [[1.0], [1.0]]])
-async def test_an_embedder_of_another_form_is_refused(vectors: list[list[float]]) -> None:
+async def test_an_embedder_of_another_form_is_refused(vectors: list[list[float]], manager: Any) -> None:
     async def embedder(_texts: list[str]) -> list[list[float]]:
         return vectors
 
-    memory = MemoryManager(embedder=embedder)
+    memory = manager(embedder=embedder)
     with pytest.raises(ConfigurationError, match="embedder"):
         await memory.remember("k", "v", tier=MemoryTier.LONG_TERM)
     assert await memory.long_term.listed() == []

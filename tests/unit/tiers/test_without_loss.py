@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from stm_backends.errors import Unavailable
-from stm_backends.tiers import InProcessGraph, LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
+from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
 from stm_backends.tiers.graph import Change
+from tests.support.graphs import GraphAround
 
 LONG = MemoryTier.LONG_TERM
 
@@ -24,7 +25,7 @@ async def stored(memory: MemoryManager) -> dict[str, Any]:
     return {one.key: one.content for one in await memory.long_term.listed()}
 
 
-class Outage(InProcessGraph):
+class Outage(GraphAround):
     """A graph that can be down."""
 
     down = False
@@ -32,12 +33,14 @@ class Outage(InProcessGraph):
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
         if self.down:
             raise Unavailable("down")
-        return await super().change_vertex(vertex_id, label, change)
+        return await self.inner.change_vertex(vertex_id, label, change)
 
 
 @pytest.mark.parametrize("with_model", [True, False])
-async def test_an_important_entry_that_is_summarized_is_promoted(model: Any, with_model: bool) -> None:
-    memory = MemoryManager(llm_provider=model if with_model else None, session_id="s")
+async def test_an_important_entry_that_is_summarized_is_promoted(
+    model: Any, with_model: bool, manager: Any
+) -> None:
+    memory = manager(llm_provider=model if with_model else None, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.gc.on_session_end()
@@ -46,8 +49,8 @@ async def test_an_important_entry_that_is_summarized_is_promoted(model: Any, wit
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model, session_id="s")
+async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.short_term.summarize(model)
@@ -56,8 +59,8 @@ async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any) -
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_an_entry_dropped_for_room_is_promoted_at_the_end() -> None:
-    memory = MemoryManager()
+async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Any) -> None:
+    memory = manager()
     memory.short_term.max_entries = 5
     await memory.remember("important", "the key fact", importance=0.5)
     await fill(memory, importance=0.9)
@@ -66,8 +69,8 @@ async def test_an_entry_dropped_for_room_is_promoted_at_the_end() -> None:
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model, session_id="s")
+async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.short_term.summarize(model)
@@ -76,8 +79,8 @@ async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any) 
     assert "important" not in await stored(memory)
 
 
-async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: memory.remember("k0", "updated", importance=0.1)
     await memory.short_term.summarize(model)
@@ -86,16 +89,16 @@ async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any) 
     assert "k1" not in found
 
 
-async def test_an_entry_added_while_the_model_summarizes_is_kept(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_added_while_the_model_summarizes_is_kept(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: memory.remember("added", "new", importance=0.1)
     await memory.short_term.summarize(model)
     assert "added" in {one.key for one in memory.short_term.entries}
 
 
-async def test_accesses_while_the_model_summarizes_count_for_promotion(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_accesses_while_the_model_summarizes_count_for_promotion(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
 
     async def use() -> None:
@@ -108,8 +111,8 @@ async def test_accesses_while_the_model_summarizes_count_for_promotion(model: An
     assert (found.content, found.access_count) == ("fact 0", 4)
 
 
-async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
 
     async def forget() -> None:
@@ -122,8 +125,8 @@ async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any)
     assert "fact 0" not in model.prompts[1]
 
 
-async def test_two_summaries_at_once_lose_no_entry(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_two_summaries_at_once_lose_no_entry(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: asyncio.sleep(0)
     await asyncio.gather(memory.short_term.summarize(model), memory.short_term.summarize(model))
@@ -132,8 +135,10 @@ async def test_two_summaries_at_once_lose_no_entry(model: Any) -> None:
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_an_entry_updated_while_the_model_improves_keeps_it(model: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_updated_while_the_model_improves_keeps_it(
+    model: Any, tier: MemoryTier, manager: Any
+) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=tier)
     model.answer = "old, improved"
     model.during = lambda: memory.remember("k", "new", tier=tier)
@@ -142,8 +147,10 @@ async def test_an_entry_updated_while_the_model_improves_keeps_it(model: Any, ti
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_an_entry_forgotten_while_the_model_improves_stays_gone(model: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_forgotten_while_the_model_improves_stays_gone(
+    model: Any, tier: MemoryTier, manager: Any
+) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=tier)
     model.answer = "old, improved"
     model.during = lambda: memory.forget("k")
@@ -151,8 +158,8 @@ async def test_an_entry_forgotten_while_the_model_improves_stays_gone(model: Any
     assert await memory.recall("") == []
 
 
-async def test_accesses_while_the_model_improves_are_counted(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_accesses_while_the_model_improves_are_counted(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=LONG)
     model.answer = "better"
     model.during = lambda: memory.recall("k")
@@ -162,8 +169,8 @@ async def test_accesses_while_the_model_improves_are_counted(model: Any) -> None
 
 
 @pytest.mark.parametrize("answer", ["", "  \n"])
-async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: str) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: str, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     await memory.remember("k", "v", tier=LONG)
     model.answer = answer
@@ -174,8 +181,8 @@ async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: 
     assert await stored(memory) == {"k": "v"}
 
 
-async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("important", "the key fact", importance=0.9)
     await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
     await fill(memory)
@@ -188,8 +195,8 @@ async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any) -> No
     assert memory.fleeting.size == 0
 
 
-async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch() -> None:
-    memory = MemoryManager()
+async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager: Any) -> None:
+    memory = manager()
     for number in range(11):
         await memory.remember(f"a{number}", "first " * 1000)
     await memory.short_term.summarize()
@@ -205,19 +212,19 @@ async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch() -> Non
     assert "second" in again
 
 
-async def test_the_summaries_of_two_sessions_both_survive(model: Any) -> None:
-    graph = InProcessGraph()
+async def test_the_summaries_of_two_sessions_both_survive(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = new_graph()
     for answer in ("of the first session", "of the second session"):
         model.answer = answer
-        memory = MemoryManager(graph_backend=graph, llm_provider=model)
+        memory = manager(graph_backend=graph, llm_provider=model)
         await fill(memory)
         await memory.gc.on_session_end()
     found = await LongTermMemory(graph).recall("__summary__")
     assert {one.content for one in found} == {"of the first session", "of the second session"}
 
 
-async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     for number, answer in enumerate(("of the first session", "of the second session")):
         model.answer = answer
         await fill(memory, start=100 * number)
@@ -227,8 +234,8 @@ async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any) 
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier, manager: Any) -> None:
+    memory = manager()
     for key, value in [("a", 1), ("b", 1), ("c", "Alice"), ("d", "Alice"), ("e", True), ("f", None)]:
         await memory.remember(key, value, tier=tier)
     assert await memory.gc.prune_duplicates(tier) == 0
@@ -236,8 +243,8 @@ async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier) -> 
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTier, manager: Any) -> None:
+    memory = manager()
     memory.gc.duplicate_similarity_threshold = 0.6
     for key, text, importance in [("1", "a b c d", 0.9), ("2", "b c d e", 0.8), ("3", "c d e f", 0.7)]:
         await memory.remember(key, text, tier=tier, importance=importance)
@@ -246,8 +253,8 @@ async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTie
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier, manager: Any) -> None:
+    memory = manager()
     # "2" is merged into "1", and "3" is similar to both: its metadata must not go to "2".
     for key, importance in [("1", 0.9), ("2", 0.8), ("3", 0.7)]:
         await memory.remember(key, "a b c d", tier=tier, importance=importance, tags=[f"tag{key}"])
@@ -256,9 +263,9 @@ async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier) -
     assert (left.key, sorted(left.tags)) == ("1", ["tag1", "tag2", "tag3"])
 
 
-async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy() -> None:
-    graph = Outage()
-    memory = MemoryManager(graph_backend=graph)
+async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy(manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
+    memory = manager(graph_backend=graph)
     graph.down = True
     with pytest.raises(Unavailable):
         await memory.remember("k", "v", tier=LONG)
@@ -267,9 +274,9 @@ async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy() -> None:
     assert memory.long_term.size == 0
 
 
-async def test_a_session_end_in_an_outage_can_be_repeated(model: Any) -> None:
-    graph = Outage()
-    memory = MemoryManager(graph_backend=graph, llm_provider=model, session_id="s")
+async def test_a_session_end_in_an_outage_can_be_repeated(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
+    memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     before = memory.short_term.entries
@@ -282,9 +289,9 @@ async def test_a_session_end_in_an_outage_can_be_repeated(model: Any) -> None:
     assert (await stored(memory)).keys() == {"important", "__summary__:s"}
 
 
-async def test_an_outage_during_the_summary_loses_nothing(model: Any) -> None:
-    graph = Outage()
-    memory = MemoryManager(graph_backend=graph, llm_provider=model, session_id="s")
+async def test_an_outage_during_the_summary_loses_nothing(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
+    memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await fill(memory)
 
     async def use_and_fail() -> None:
@@ -300,9 +307,11 @@ async def test_an_outage_during_the_summary_loses_nothing(model: Any) -> None:
     assert (await stored(memory)).keys() == {"k0", "__summary__:s"}
 
 
-async def test_a_fallback_that_was_asked_for_is_announced(caplog: pytest.LogCaptureFixture) -> None:
-    graph = Outage()
-    memory = MemoryManager(graph_backend=graph, hold_on_outage=True)
+async def test_a_fallback_that_was_asked_for_is_announced(
+    caplog: pytest.LogCaptureFixture, manager: Any, new_graph: Any
+) -> None:
+    graph = Outage(new_graph())
+    memory = manager(graph_backend=graph, hold_on_outage=True)
     graph.down = True
     with caplog.at_level(logging.WARNING, "stm_backends"):
         await memory.remember("k", "secret text", tier=LONG)
@@ -316,13 +325,13 @@ async def test_a_fallback_that_was_asked_for_is_announced(caplog: pytest.LogCapt
     graph.down = False
     assert await stored(memory) == {"k": "secret text"}
     assert memory.long_term.held == 0
-    assert await stored(MemoryManager(graph_backend=graph)) == {"k": "secret text"}
+    assert await stored(manager(graph_backend=graph)) == {"k": "secret text"}
 
 
-async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any) -> None:
-    graph = Outage()
-    one = MemoryManager(graph_backend=graph, hold_on_outage=True, clock=clock)
-    other = MemoryManager(graph_backend=graph, clock=clock)
+async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any, manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
+    one = manager(graph_backend=graph, hold_on_outage=True, clock=clock)
+    other = manager(graph_backend=graph, clock=clock)
     graph.down = True
     await one.remember("k", "old", tier=LONG, tags=["held"])
     graph.down = False
@@ -333,8 +342,8 @@ async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any) -> None:
     assert (found.content, found.tags) == ("new", ["held"])
 
 
-async def test_what_the_caller_changes_afterwards_is_not_stored() -> None:
-    memory = MemoryManager()
+async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Any) -> None:
+    memory = manager()
     for tier in MemoryTier:
         value, tags = {"list": [1]}, ["a"]
         entry = await memory.remember("k", value, tier=tier, tags=tags)
@@ -349,8 +358,8 @@ async def test_what_the_caller_changes_afterwards_is_not_stored() -> None:
         assert again.tags == ([] if tier is MemoryTier.FLEETING else ["a"])
 
 
-async def test_ending_a_session_twice_promotes_once(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_ending_a_session_twice_promotes_once(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.gc.on_session_end()
@@ -360,8 +369,10 @@ async def test_ending_a_session_twice_promotes_once(model: Any) -> None:
     assert len(before) == 2
 
 
-async def test_a_promotion_keeps_an_improvement_and_takes_an_update(model: Any, clock: Any) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_a_promotion_keeps_an_improvement_and_takes_an_update(
+    model: Any, clock: Any, manager: Any
+) -> None:
+    memory = manager(clock=clock)
     await memory.remember("k", "old", importance=0.9)
     await memory.gc.on_session_end()
     memory.gc.llm_provider = model
@@ -376,8 +387,8 @@ async def test_a_promotion_keeps_an_improvement_and_takes_an_update(model: Any, 
     assert await stored(memory) == {"k": "updated"}
 
 
-async def test_accesses_of_several_processes_add_up() -> None:
-    graph = InProcessGraph()
+async def test_accesses_of_several_processes_add_up(new_graph: Any) -> None:
+    graph = new_graph()
     processes = [LongTermMemory(graph) for _ in range(3)]
     await processes[0].remember(MemoryEntry("k", "v", LONG))
     await asyncio.gather(*(one.recall("k") for one in processes for _ in range(5)))

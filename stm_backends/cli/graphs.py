@@ -1,0 +1,60 @@
+"""The long-term memory of a user in an export: one vertex of its graph per line, after the conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TextIO, cast
+
+from stm_backends.admin.sessions import OnConflict
+from stm_backends.backend import Backend
+from stm_backends.errors import InvalidState
+from stm_backends.tiers import exports
+from stm_backends.tiers.backend_graph import BackendGraph
+
+NOUN: Final[tuple[str, str]] = ("graph vertex", "graph vertices")
+
+
+def counted(count: int) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {NOUN[count != 1]}"
+
+
+async def write(
+    backend: Backend, owner: tuple[str, str], out: TextIO, on_written: Callable[[], None]
+) -> None:
+    """Write the vertices of a user's graph; `on_written` is called after each of them."""
+    async for document in BackendGraph(backend, owner).export():
+        # ASCII, so that lone surrogates survive any encoding of the file.
+        out.write(f"{json.dumps(document, separators=(',', ':'))}\n")
+        on_written()
+
+
+def is_vertex(document: Mapping[str, Any]) -> bool:
+    """Say whether a line is a vertex; any other is to be a conversation."""
+    return document.get("format") == exports.FORMAT
+
+
+def owner_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tenant and the user of a vertex. Raises `InvalidState` if they are not named."""
+    key = document.get("key")
+    parts = cast("dict[str, object]", key) if isinstance(key, dict) else {}
+    tenant, user = parts.get("tenant_id"), parts.get("user_id")
+    if not isinstance(tenant, str) or not isinstance(user, str):
+        raise InvalidState("key does not name a tenant and a user")
+    return tenant, user
+
+
+def id_of(document: Mapping[str, Any]) -> str:
+    """Return the id of a vertex."""
+    return exports.parse(document).id
+
+
+async def exists(backend: Backend, document: Mapping[str, Any]) -> bool:
+    """Say whether the graph of the user has a vertex with this id."""
+    return await BackendGraph(backend, owner_of(document)).query_vertex(id_of(document)) is not None
+
+
+async def import_(backend: Backend, document: Mapping[str, Any], on_conflict: OnConflict) -> bool:
+    """Import a vertex into the graph of its user; returns whether that changed anything."""
+    return await BackendGraph(backend, owner_of(document)).import_(document, on_conflict=on_conflict)

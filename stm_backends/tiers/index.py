@@ -1,0 +1,87 @@
+"""The index of a graph in a datastore; `postings` says what its records hold, and why it is never behind."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from stm_backends.drivers.contract import Driver
+from stm_backends.errors import StorageError, located
+from stm_backends.records import keys, operations
+from stm_backends.records.codec import Codec
+from stm_backends.records.directory import Directory
+from stm_backends.tiers import postings
+from stm_backends.tiers.tails import Tails
+
+logger = logging.getLogger("stm_backends")
+
+
+class Index:
+    """The vertices of one owner's graph by their terms."""
+
+    def __init__(self, driver: Driver, codec: Codec, directory: Directory, owner: tuple[str, str]) -> None:
+        self._driver = driver
+        self._codec = codec
+        self._directory = directory
+        self._owner = owner
+        self._tails = Tails(driver, lambda record: postings.seal(postings.read(record, codec), codec))
+
+    async def add(self, stamp: str, vertex_id: str, terms: frozenset[str]) -> None:
+        """Add the terms of a vertex under a stamp."""
+        await self._append(terms, lambda some: postings.seal_added(stamp, vertex_id, some, self._codec))
+
+    async def drop(self, stamps: Mapping[str, frozenset[str]]) -> None:
+        """Remove the terms of stamps; only logs a failure, because a search ignores what is left."""
+        try:
+            for stamp, terms in stamps.items():
+                await self._append(
+                    terms, lambda some, stamp=stamp: postings.seal_dropped(stamp, some, self._codec)
+                )
+        except StorageError as error:
+            logger.warning("could not remove words from the index of a graph: %s", error)
+
+    async def ids(self, terms: frozenset[str]) -> list[str]:
+        """Return the ids of the vertices with all of the terms, the one indexed last first.
+
+        Some may be of vertices that are not stored, or not with these terms any more.
+        """
+
+        async def of(bucket: tuple[int, list[str]]) -> list[dict[str, str]]:
+            number, some = bucket
+            found = (await self._read(number)).terms
+            return [found.get(term, {}) for term in some]
+
+        pages = await operations.together(list(postings.by_bucket(terms).items()), of)
+        return postings.with_all([found for page in pages for found in page])
+
+    async def counts(self) -> Counter[str]:
+        """Return how many terms each stamp has."""
+        found: Counter[str] = Counter()
+        for number in range(postings.BUCKETS):
+            for stamps in (await self._read(number)).terms.values():
+                found.update(stamps)
+        return found
+
+    async def drop_unless(self, is_used: Callable[[str], bool]) -> None:
+        """Remove the stamps for which `is_used` does not hold."""
+        for number in range(postings.BUCKETS):
+            unused: dict[str, set[str]] = {}
+            for term, stamps in (await self._read(number)).terms.items():
+                for stamp in stamps:
+                    if not is_used(stamp):
+                        unused.setdefault(stamp, set()).add(term)
+            await self.drop({stamp: frozenset(terms) for stamp, terms in unused.items()})
+
+    async def _read(self, number: int) -> postings.Bucket:
+        record = await self._driver.load(keys.postings_key(*self._owner, number))
+        with located(self._driver.name, "search"):
+            return postings.read(record, self._codec)
+
+    async def _append(self, terms: frozenset[str], seal: Callable[[list[str]], bytes]) -> None:
+        async def add(bucket: tuple[int, list[str]]) -> bool:
+            number, some = bucket
+            return await self._tails.append(keys.postings_key(*self._owner, number), seal(some))
+
+        async with self._directory.listed(self._owner) as listing:
+            listing.created = any(await operations.together(list(postings.by_bucket(terms).items()), add))
