@@ -113,7 +113,8 @@ class Copy:
     """One copy of the records of some owners: call `count`, `copy` and `verify`, in that order.
 
     Both drivers must be open and are not closed. With `replace`, different records of the target are
-    replaced. `ttl` is the time to live in seconds of every record that is written; `None` is for ever.
+    replaced. `ttl` is the time to live in seconds of every record that is written, except for those of
+    graphs, which never expire; `None` is for ever.
     `on_problem` is called once for each record that is not equal at both ends, and `observer` receives each
     record that was written. Memory use depends on the number of those records, not of all records.
     """
@@ -185,16 +186,18 @@ class Copy:
 
     async def _copy(self, item: Item) -> None:
         owner = (item.tenant, item.user) if item.tenant else None
+        # The records of a graph belong together, so none expires before the others.
+        ttl = None if item.kind == "graph" else self._ttl
         try:
-            async with self._directory.listed(owner, self._ttl) as listing:
-                outcome = await self._bring(item.key)
+            async with self._directory.listed(owner, ttl) as listing:
+                outcome = await self._bring(item.key, ttl)
                 listing.created = outcome in get_args(Written)
         except (Corrupt, TooLarge) as error:
             self._note(item, "failed", error)
         else:
             self._note(item, outcome)
 
-    async def _bring(self, key: Key) -> Outcome:
+    async def _bring(self, key: Key, ttl: float | None) -> Outcome:
         """Make the target's record equal to the source's.
 
         Each round loads the target and continues from there, so a lost answer is handled like an
@@ -224,7 +227,7 @@ class Copy:
             elif outcome == "unchanged":
                 outcome = "completed" if target else "copied"
             try:
-                if await self._write(key, source, target):
+                if await self._write(key, source, target, ttl):
                     return outcome
             except OutcomeUnknown as error:
                 unknown = error
@@ -251,7 +254,7 @@ class Copy:
                 )
             )
 
-    async def _write(self, key: Key, source: Record, target: Record | None) -> bool:
+    async def _write(self, key: Key, source: Record, target: Record | None, ttl: float | None) -> bool:
         """Write what is missing; returns `False` if another process wrote the same record."""
         version, body = source.version, source.body
         try:
@@ -259,13 +262,13 @@ class Copy:
             await self._bring_parts(key, source)
             if target is None and body is not None:
                 created = await operations.retried(
-                    lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=self._ttl)
+                    lambda: self._target.replace(key, body, version=version, expect=ABSENT, ttl=ttl)
                 )
                 if not created:
                     return False
             start = len(target.tail) if target else 0
             for length, entry in enumerate(source.tail[start:], start + 1):
-                if await self._target.append(key, entry, initial_version=version, ttl=self._ttl) != length:
+                if await self._target.append(key, entry, initial_version=version, ttl=ttl) != length:
                     return False
         except TooLarge:
             # The target's limit is lower than its traits say. An incomplete conversation must not stay.

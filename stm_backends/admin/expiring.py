@@ -22,7 +22,8 @@ from stm_backends.records.directory import Directory
 from stm_backends.records.large.pointers import SEALED
 
 Kind: TypeAlias = Literal["memory", "blob"] | keys.LogKind
-"""What gets a time to live. Paused runs expire by themselves, and parts follow their record."""
+"""What gets a time to live. Paused runs expire by themselves, and parts follow their record. The vertices of
+a graph and the records of its index belong together, so none of them expires."""
 
 EXPIRING: Final[tuple[Kind, ...]] = ("memory", *keys.LOG_KINDS, "blob")
 

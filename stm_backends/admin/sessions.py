@@ -373,11 +373,12 @@ class Sessions:
         ttl: float,
         on_step: Callable[[Expiring], None] = lambda expiring: None,
     ) -> Expiring:
-        """Give everything stored for a tenant, or for one user, a time to live of `ttl` seconds from now.
+        """Give what is stored for a tenant, or for one user, a time to live of `ttl` seconds from now.
 
-        Keeps all content. Replaces the time to live that a record has, whether it is shorter or longer, since
-        it cannot be read. A turn that is added later resets it to `session_ttl_s`. Running this again starts
-        the time again. `on_step` is called with the counts so far.
+        Conversations, item logs and saved states expire; graphs do not. Keeps all content. Replaces the time
+        to live that a record has, whether it is shorter or longer, since it cannot be read. A turn that is
+        added later resets it to `session_ttl_s`. Running this again starts the time again. `on_step` is
+        called with the counts so far.
         """
         expire = Expire(self._driver, self._codec, self._directory, ttl=ttl, on_step=on_step)
         await (expire.tenant(tenant) if user is None else expire.user(tenant, user))

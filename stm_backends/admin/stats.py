@@ -58,7 +58,10 @@ class ConversationStats:
 
 @dataclass(frozen=True, slots=True)
 class OtherStats:
-    """A saved state or the log of an agent framework; `name` is its key or session id."""
+    """A saved state, the log of an agent framework, or a record of a graph.
+
+    `name` is the key of a state, the session id of a log, or the name of a graph's record.
+    """
 
     tenant: str
     user: str
@@ -69,7 +72,7 @@ class OtherStats:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A record that cannot be read; `name` is the session id, or the key of a saved state."""
+    """A record that cannot be read; `name` is as in `OtherStats`, and the session id of a conversation."""
 
     tenant: str
     user: str
@@ -96,6 +99,7 @@ class Totals:
     last_activity: float | None = None
     logs: int = 0
     states: int = 0
+    graph_records: int = 0
     damaged: int = 0
 
     def add(self, found: Found) -> None:
@@ -112,7 +116,8 @@ class Totals:
                 self._later(found.last_activity)
             case OtherStats():
                 self.states += found.kind == "blob"
-                self.logs += found.kind != "blob"
+                self.graph_records += found.kind == "graph"
+                self.logs += found.kind in keys.LOG_KINDS
                 self.bytes += found.bytes
             case Damaged():
                 self.damaged += 1
@@ -131,7 +136,7 @@ class Totals:
 
 _COUNTS: Final = (
     *("users", "conversations", "turns", "folded", "dropped", "bytes", "tokens"),
-    *("logs", "states", "damaged"),
+    *("logs", "states", "graph_records", "damaged"),
 )
 
 
@@ -163,7 +168,7 @@ class Stats:
         return self._read(tenant, user, "memory", judged)
 
     async def others(self, tenant: str, user: str) -> AsyncIterator[OtherStats | Damaged]:
-        """Yield a user's saved states and logs of agent frameworks, unreadable ones as `Damaged`."""
+        """Yield a user's saved states, logs and records of graphs, unreadable ones as `Damaged`."""
         for kind in _OTHER_KINDS:
 
             def judged(key: Key, record: Record, kind: keys.Kind = kind) -> OtherStats:
@@ -176,13 +181,13 @@ class Stats:
         self, tenant: str, user: str, on_found: Callable[[Found], None] = lambda found: None
     ) -> Totals:
         """Return the sums for a user; `on_found` is called with each record."""
-        totals = Totals(users=1)
+        totals, seen = Totals(), False
         for listing in (self.conversations, self.others):
             async for found in listing(tenant, user):
+                seen = True
                 totals.add(found)
                 on_found(found)
-        if not (totals.conversations or totals.logs or totals.states or totals.damaged):
-            totals.users = 0
+        totals.users = int(seen)
         return totals
 
     async def _read(

@@ -68,8 +68,8 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Copy tenants and users to another datastore, then read everything back and compare.
 
-    Copies conversations, logs and saved states byte for byte. The remaining time to live of a record cannot
-    be read, so the copies do not expire unless --ttl is given.
+    Copies conversations, logs, saved states and graphs byte for byte. The remaining time to live of a record
+    cannot be read, so the copies do not expire unless --ttl is given. Graphs never expire.
 
     Records that are identical at the target are skipped, so run the command again to resume an interrupted
     copy. Records that differ are reported and left unchanged, unless --replace is given. The source may be in
@@ -235,7 +235,9 @@ def _together(owners: Collection[Owner]) -> str:
 def _named(item: Item) -> str:
     if item.kind == "memory":
         return transfer.named(MemoryKey(item.tenant, item.user, item.name))
-    return f"the state saved under {plain(item.name)!r}"
+    if item.kind == "blob":
+        return f"the state saved under {plain(item.name)!r}"
+    return f"a record of {transfer.user_composite(item.tenant, item.user)} ({item.kind})"
 
 
 _ROWS: Final[dict[Outcome, str]] = {

@@ -69,6 +69,7 @@ def as_json(stats: ConversationStats | Totals) -> dict[str, Any]:
         "health": {health.value: stats.health[health] for health in _STORED},
         "logs": stats.logs,
         "states": stats.states,
+        "graph_records": stats.graph_records,
         "damaged": stats.damaged,
     }
 

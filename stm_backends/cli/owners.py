@@ -58,5 +58,7 @@ def damaged_as(found: Damaged) -> str:
             return transfer.named(MemoryKey(found.tenant, found.user, found.name))
         case "blob":
             return f"the state saved under {plain(found.name)!r}"
+        case "graph":
+            return f"a record of the graph of {Owner(found.tenant, found.user)}"
         case _:
             return f"the {found.kind} log {plain(found.name)!r} of {Owner(found.tenant, found.user)}"

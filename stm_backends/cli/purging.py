@@ -166,9 +166,10 @@ def expire(
     sealing: SealingName = None,
     json_file: Json = None,
 ) -> None:
-    """Give everything stored for a tenant or a user a time to live, and keep its content.
+    """Give what is stored for a tenant or a user a time to live, and keep its content.
 
-    Applies to conversations, logs of agent frameworks and saved states. A time to live cannot be read, so a
+    Applies to conversations, logs of agent frameworks and saved states. Graphs are left as they are: the
+    long-term memory forgets by itself what is not used. A time to live cannot be read, so a
     shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it
     again starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
     The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.

@@ -108,6 +108,7 @@ def stats(totals: Totals, title: str) -> RenderableType:
         ("tokens (estimate)", totals.tokens),
         ("logs of agent frameworks", totals.logs),
         ("saved states", totals.states),
+        ("records of graphs", totals.graph_records),
     ):
         style = "bold red" if name.strip() == MemoryHealth.DEGRADED.value else ""
         table.add_row(name, Text(f"{count:,}", style))

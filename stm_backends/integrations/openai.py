@@ -20,13 +20,11 @@ except ModuleNotFoundError as error:
 
 _JSON: Final = {"response_format": {"type": "json_object"}}
 
-_DIALECTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
-    ("max_tokens", _JSON),
-    ("max_completion_tokens", _JSON),
-    ("max_tokens", {}),
-    ("max_completion_tokens", {}),
-)
-"""The name of the output limit, and whether to request JSON, in the order in which they are tried.
+_PLAIN: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (("max_tokens", {}), ("max_completion_tokens", {}))
+
+_DIALECTS: Final = {True: (*((cap, _JSON) for cap, _ in _PLAIN), *_PLAIN), False: _PLAIN}
+"""The name of the output limit, and whether to request JSON, in the order in which they are tried, for
+answers in JSON and in plain text.
 
 Reasoning models reject `max_tokens`; a server that does not know `max_completion_tokens` may ignore it
 silently, so it comes second. Some servers reject `response_format`.
@@ -34,7 +32,7 @@ silently, so it comes second. Some servers reject `response_format`.
 
 
 class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
-    """A `summarizer` for a memory that has a model write the summary.
+    """A `summarizer` for a memory that has a model write the summary, and an `llm_provider` for tiers.
 
     ```
     async with OpenAISummarizer("gpt-4.1-mini") as summarize, open_backend("sqlite:///memory.db") as backend:
@@ -77,7 +75,7 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         self._timeout_s = timeout_s
         self._ours = client is None
         self._client = client or AsyncOpenAI(base_url=base_url, api_key=api_key)
-        self._dialects = _DIALECTS
+        self._dialects = dict(_DIALECTS)
 
     async def __call__(self, request: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Return `{"summary": str}` for `{"previous_summary": str, "turns": [...]}`.
@@ -88,13 +86,21 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
         messages = messages_for(request, max_tokens=self._max_tokens, max_input_tokens=self._max_input_tokens)
         return {"summary": summary_in(_text_of(await self._ask(messages)))}
 
-    async def _ask(self, messages: list[dict[str, str]]) -> object:
+    async def generate(self, *, messages: list[dict[str, str]]) -> str:
+        """Return the model's answer to messages, as `MemoryManager` asks its `llm_provider`.
+
+        Requests plain text, not JSON. Raises what the client raises, and `BadSummary` for an answer that has
+        no text or was cut off. `max_input_tokens` does not apply.
+        """
+        return _text_of(await self._ask(messages, json=False))
+
+    async def _ask(self, messages: list[dict[str, str]], *, json: bool = True) -> object:
         """Send a request in the first dialect that the endpoint accepts, and remember that dialect.
 
         If the endpoint rejects it later, that is an error, and the next request tries all dialects again: the
         endpoint may serve another model.
         """
-        dialects = self._dialects
+        dialects = self._dialects[json]
         for cap, options in dialects:
             try:
                 answer = await cast("Any", self._client.chat.completions).create(
@@ -106,10 +112,10 @@ class OpenAISummarizer(AbstractAsyncContextManager["OpenAISummarizer"]):
                 )
             except (BadRequestError, UnprocessableEntityError):
                 if (cap, options) == dialects[-1]:
-                    self._dialects = _DIALECTS
+                    self._dialects[json] = _DIALECTS[json]
                     raise
             else:
-                self._dialects = ((cap, options),)
+                self._dialects[json] = ((cap, options),)
                 return answer
         raise AssertionError("there is at least one dialect")
 

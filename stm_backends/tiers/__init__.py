@@ -10,6 +10,7 @@ from stm_backends.tiers.graph import (
     InProcessGraph,
     SearchableGraph,
     SharedGraph,
+    VertexExists,
     VertexNotFound,
 )
 from stm_backends.tiers.long_term import LongTermMemory
@@ -30,5 +31,6 @@ __all__ = [
     "SearchableGraph",
     "SharedGraph",
     "ShortTermMemory",
+    "VertexExists",
     "VertexNotFound",
 ]

@@ -60,7 +60,7 @@ class Index:
         found: Counter[str] = Counter()
         for number in range(postings.BUCKETS):
             for stamps in (await self._read(number)).terms.values():
-                found.update(stamps)
+                found.update(stamps.keys())
         return found
 
     async def drop_unless(self, is_used: Callable[[str], bool]) -> None:

@@ -203,7 +203,7 @@ def test_a_vertex_that_exists_or_occurs_twice_is_refused(url: str, tmp_path: Pat
     file = written(tmp_path, vertex("acme"))
     assert cli("import", file, "--url", url).exit_code == 0
     again = cli("import", file, "--url", url)
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "exists already; nothing was imported" in again.stderr
     merged = cli("import", file, "--url", url, "--merge")
     assert merged.exit_code == 0

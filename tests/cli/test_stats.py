@@ -107,6 +107,7 @@ def test_stats_of_a_tenant_sums_over_its_users(url: str) -> None:
         "health": {"healthy": 2, "retry": 0, "degraded": 1},
         "logs": 1,
         "states": 1,
+        "graph_records": 0,
         "damaged": 0,
     }
     assert min(stored) > 100

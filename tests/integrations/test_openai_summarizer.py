@@ -23,6 +23,7 @@ from stm_backends import (
 )
 from stm_backends.integrations.openai import OpenAISummarizer
 from stm_backends.memory.policy import BadSummary
+from stm_backends.tiers import MemoryManager, MemoryTier
 from tests.integrations.endpoint import Endpoint, Reply, completion, refusal
 
 KEY = MemoryKey("acme", "u1", "chat")
@@ -320,3 +321,51 @@ async def test_a_failing_model_degrades_the_memory_until_it_answers_again(
     assert shown["summary"] == GOOD
     assert "teal" not in caplog.text
     assert "sk-secret" not in caplog.text
+
+
+async def test_tiers_ask_the_summarizer_for_plain_text(ask: Summarizers) -> None:
+    with Endpoint(completion(" precise ")) as endpoint:
+        memory = MemoryManager(llm_provider=ask(endpoint))
+        await memory.remember("k", "vague", tier=MemoryTier.LONG_TERM)
+        assert await memory.gc.improve_memory(MemoryTier.LONG_TERM) == 1
+        assert [one.content for one in await memory.recall("k")] == ["precise"]
+        (request,) = endpoint.requests
+        assert "response_format" not in request
+        assert "vague" in request["messages"][0]["content"]
+
+
+async def test_plain_text_and_json_each_have_the_dialect_that_was_accepted(ask: Summarizers) -> None:
+    def answer(body: Any) -> Reply:
+        return refusal(400) if "max_tokens" in body else ANSWER
+
+    with Endpoint(answer) as endpoint:
+        summarizer, messages = ask(endpoint), [{"role": "user", "content": "Say it."}]
+        for _ in range(2):
+            assert GOOD in (await summarizer.generate(messages=messages)).replace("\\n", "\n")
+            assert await summarizer(REQUEST) == {"summary": GOOD}
+    requests = [("response_format" in one, "max_tokens" in one) for one in endpoint.requests]
+    assert requests == [
+        (False, True),
+        (False, False),
+        (True, True),
+        (True, False),
+        (False, False),
+        (True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (completion("cut", finish_reason="length"), BadSummary),
+        (completion(None), BadSummary),
+        (refusal(500), openai.OpenAIError),
+    ],
+)
+async def test_an_answer_that_failed_changes_no_memory(ask: Summarizers, reply: Reply, error: Any) -> None:
+    with Endpoint(reply) as endpoint:
+        memory = MemoryManager(llm_provider=ask(endpoint))
+        await memory.remember("k", "vague", tier=MemoryTier.LONG_TERM)
+        with pytest.raises(error):
+            await memory.gc.improve_memory(MemoryTier.LONG_TERM)
+        assert [one.content for one in await memory.recall("k")] == ["vague"]

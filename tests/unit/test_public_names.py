@@ -1,4 +1,4 @@
-"""The public names of `stm_backends` and `stm_backends.drivers`, written down once."""
+"""The public names of `stm_backends`, `stm_backends.drivers` and `stm_backends.tiers`, written down once."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ PUBLIC = {
         "stm_backends.drivers": """
         ABSENT ANY AbsentType AnyType BackendPlugin Driver KEEP KeepType Key Page Purges Record Remains
         Settings Traits WrapperDriver hookimpl new_version setting
+    """,
+        "stm_backends.tiers": """
+        BackendGraph Embedder FleetingMemory GraphBackend InProcessGraph LongTermMemory MemoryEntry
+        MemoryGarbageCollector MemoryManager MemoryTier SearchableGraph SharedGraph ShortTermMemory
+        VertexExists VertexNotFound
     """,
     }.items()
 }

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from stm_backends.backend import Backend
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import ConfigurationError, InvalidState
-from stm_backends.tiers import GraphBackend, InProcessGraph, LongTermMemory, MemoryEntry, MemoryTier
+from stm_backends.tiers import (
+    BackendGraph,
+    GraphBackend,
+    InProcessGraph,
+    LongTermMemory,
+    MemoryEntry,
+    MemoryTier,
+)
+from stm_backends.tiers.long_term import INDEXED
 
 
 class EightMethods:
@@ -45,9 +55,13 @@ class EightMethods:
         self.edges.clear()
 
 
-@pytest.fixture(params=[InProcessGraph, EightMethods])
-def graph(request: pytest.FixtureRequest) -> GraphBackend:
-    return request.param()
+@pytest.fixture(params=[InProcessGraph, EightMethods, BackendGraph])
+async def graph(request: pytest.FixtureRequest) -> AsyncIterator[GraphBackend]:
+    if request.param is not BackendGraph:
+        yield request.param()
+        return
+    async with Backend(MemoryDriver()) as backend:
+        yield BackendGraph(backend, ("acme", "u1"))
 
 
 def entry(key: str, content: Any, clock: Callable[[], Any], **fields: Any) -> MemoryEntry:
@@ -151,6 +165,27 @@ async def test_an_entry_changed_since_it_was_judged_is_kept(graph: GraphBackend,
     assert now.content == "new"
     assert await ltm.rewrite(now, "improved")
     assert [one.content for one in await ltm.listed()] == ["improved"]
+
+
+async def test_recall_finds_whole_words_in_any_order_and_place(graph: GraphBackend, clock: Any) -> None:
+    ltm = LongTermMemory(graph, clock=clock)
+    await ltm.remember(entry("api_key_location", {"in": [".env", 5]}, clock, tags=["Config"]))
+    for query in ("api key", "ENV key", "config 5", "config", ""):
+        assert [one.key for one in await ltm.recall(query)] == ["api_key_location"], query
+    for query in ("api secret", "conf", "loc", "!!"):
+        assert await ltm.recall(query) == [], query
+    # A query without a word is compared as text.
+    assert len(await ltm.recall("_")) == 1
+
+
+async def test_recall_of_many_entries_returns_the_limit(graph: GraphBackend, clock: Any) -> None:
+    ltm = LongTermMemory(graph, clock=clock)
+    for number in range(INDEXED + 5):
+        await ltm.remember(entry(f"k{number}", f"common w{number}", clock, importance=0.1))
+    found = await ltm.recall("common", limit=INDEXED + 2)
+    assert len(found) == INDEXED + 2
+    assert len(await ltm.recall("common")) in (INDEXED, INDEXED + 5)
+    assert [one.key for one in await ltm.recall("common w7")] == ["k7"]
 
 
 class Indexed(InProcessGraph):

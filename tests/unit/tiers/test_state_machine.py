@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stm_backends.tiers import InProcessGraph, MemoryManager, MemoryTier
+from stm_backends.backend import Backend
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.tiers import BackendGraph, InProcessGraph, MemoryManager, MemoryTier, SharedGraph
 
 T = TypeVar("T")
 
@@ -42,14 +45,25 @@ class Expected:
         )
 
 
+def found_by(query: str, tier: MemoryTier, key: str, content: Any) -> bool:
+    """Say whether a query finds an entry: by any part of the text, or in long-term memory by whole words."""
+    text = f"{key} {content}".lower()
+    if tier is not MemoryTier.LONG_TERM or not query:
+        return query.lower() in text
+    return query.lower() in re.findall("[a-z0-9]+", text)
+
+
 class Tiers(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
-        self.graph = InProcessGraph()
+        self.graph = self.new_graph()
         self.memory = self.manager()
         self.expected: dict[MemoryTier, dict[str, Expected]] = {tier: {} for tier in MemoryTier}
+
+    def new_graph(self) -> SharedGraph:
+        return InProcessGraph()
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
@@ -76,7 +90,7 @@ class Tiers(RuleBasedStateMachine):
         expected: set[tuple[MemoryTier, str]] = set()
         for tier in tiers:
             for key, one in self.expected[tier].items():
-                if query.lower() in key or query.lower() in str(one.content).lower():
+                if found_by(query, tier, key, one.content):
                     one.accesses, one.accessed = one.accesses + 1, self.now
                     expected.add((tier, key))
         assert {(one.tier, one.key) for one in found} == expected
@@ -160,3 +174,14 @@ class Tiers(RuleBasedStateMachine):
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+class TiersOnABackend(Tiers):
+    def new_graph(self) -> SharedGraph:
+        backend = Backend(MemoryDriver())
+        self.run(backend.open())
+        return BackendGraph(backend, ("acme", "u1"))
+
+
+TestTiersOnABackend = TiersOnABackend.TestCase
+TestTiersOnABackend.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

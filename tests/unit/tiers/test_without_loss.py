@@ -394,3 +394,48 @@ async def test_accesses_of_several_processes_add_up(new_graph: Any) -> None:
     await asyncio.gather(*(one.recall("k") for one in processes for _ in range(5)))
     [found] = await processes[0].listed()
     assert found.access_count == 15
+
+
+async def test_a_session_ended_again_after_a_merge_creates_nothing(manager: Any, clock: Any) -> None:
+    memory = manager(clock=clock)
+    await memory.remember("strong", "a b c", importance=0.9)
+    await memory.remember("weak", "c b a", importance=0.6, tags=["x"])
+    await memory.gc.on_session_end()
+    await memory.long_term.recall("a")
+    assert await memory.long_term.consolidate() == 1
+    before = await memory.long_term.listed()
+    await memory.gc.on_session_end()
+    assert await memory.long_term.listed() == before
+    assert await memory.long_term.consolidate() == 0
+    [left] = await memory.long_term.listed()
+    assert (left.key, left.access_count, left.tags) == ("strong", 2, ["x"])
+    assert memory.long_term.size == 1
+
+
+async def test_a_merged_entry_that_is_updated_later_is_promoted(manager: Any, clock: Any) -> None:
+    memory = manager(clock=clock)
+    await memory.remember("strong", "a b c", importance=0.9)
+    await memory.remember("weak", "c b a", importance=0.6)
+    await memory.gc.on_session_end()
+    await memory.long_term.consolidate()
+    clock.pass_days(1)
+    await memory.remember("weak", "something else", importance=0.6)
+    await memory.gc.on_session_end()
+    assert await stored(memory) == {"strong": "a b c", "weak": "something else"}
+    await memory.forget("weak")
+    assert await stored(memory) == {"strong": "a b c"}
+
+
+async def test_a_merged_entry_is_remembered_for_thirty_days(manager: Any, new_graph: Any, clock: Any) -> None:
+    graph = new_graph()
+    memory = manager(graph, clock=clock)
+    for key in ("strong", "weak"):
+        await memory.remember(key, "a b c", tier=LONG, importance=0.9 if key == "strong" else 0.1)
+    await memory.long_term.consolidate()
+    clock.pass_days(30)
+    await memory.long_term.consolidate()
+    assert await graph.query_vertex("memory:weak") is not None
+    clock.pass_days(0.1)
+    assert await memory.long_term.consolidate() == 0
+    assert await graph.query_vertex("memory:weak") is None
+    assert await stored(memory) == {"strong": "a b c"}
