@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.errors import ConfigurationError
@@ -20,9 +20,14 @@ except ModuleNotFoundError as error:
 
 _JSON: Final = {"response_format": {"type": "json_object"}}
 
-_PLAIN: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (("max_tokens", {}), ("max_completion_tokens", {}))
+_Dialects: TypeAlias = tuple[tuple[str, Mapping[str, Any]], ...]
 
-_DIALECTS: Final = {True: (*((cap, _JSON) for cap, _ in _PLAIN), *_PLAIN), False: _PLAIN}
+_PLAIN: Final[_Dialects] = (("max_tokens", {}), ("max_completion_tokens", {}))
+
+_DIALECTS: Final[Mapping[bool, _Dialects]] = {
+    True: (*((cap, _JSON) for cap, _ in _PLAIN), *_PLAIN),
+    False: _PLAIN,
+}
 """The name of the output limit, and whether to request JSON, in the order in which they are tried, for
 answers in JSON and in plain text.
 

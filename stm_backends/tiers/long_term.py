@@ -108,10 +108,11 @@ class LongTermMemory:
         origin = _digest(entry.created_at.isoformat(), entry.content)
 
         def change(known: Mapping[str, Any] | None) -> Mapping[str, Any]:
-            if known is not None and _is_merged(known) and known["created_at"] >= fields["created_at"]:
-                # A survivor has it, from an earlier promotion.
+            live = _live(known)
+            if known is not None and live is None and known["created_at"] >= fields["created_at"]:
+                # It was promoted before and merged into another, or such a merge is still to be finished.
                 return known
-            return relevance.promoted(_live(known), fields, origin)
+            return relevance.promoted(live, fields, origin)
 
         return change
 

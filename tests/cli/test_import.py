@@ -172,23 +172,25 @@ def test_graph_of_another_tenant_is_skipped_like_a_conversation(url: str, tmp_pa
     assert listed_by(cli("ls", "victim", "--url", url)) == []
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"version": 2},
-        {"label": None},
-        {"properties": []},
-        {"created_at": "yesterday"},
-        {"edges": {}},
-        {"edges": [{"target_id": 1, "label": "x", "properties": {}}]},
-        {"edges": [{"target_id": "a", "label": "x", "properties": 1}]},
-        {"key": {"tenant_id": "acme", "user_id": "u"}},
-        {"key": {"tenant_id": "acme", "vertex_id": "v"}},
-        {"key": {"tenant_id": "acme", "user_id": " ", "vertex_id": "v"}},
-        {"key": []},
-    ],
-)
-def test_an_invalid_vertex_is_named_and_nothing_is_imported(url: str, tmp_path: Path, fields: Any) -> None:
+INVALID: list[dict[str, Any]] = [
+    {"version": 2},
+    {"label": None},
+    {"properties": []},
+    {"created_at": "yesterday"},
+    {"edges": {}},
+    {"edges": [{"target_id": 1, "label": "x", "properties": {}}]},
+    {"edges": [{"target_id": "a", "label": "x", "properties": 1}]},
+    {"key": {"tenant_id": "acme", "user_id": "u"}},
+    {"key": {"tenant_id": "acme", "vertex_id": "v"}},
+    {"key": {"tenant_id": "acme", "user_id": " ", "vertex_id": "v"}},
+    {"key": []},
+]
+
+
+@pytest.mark.parametrize("fields", INVALID)
+def test_an_invalid_vertex_is_named_and_nothing_is_imported(
+    url: str, tmp_path: Path, fields: dict[str, Any]
+) -> None:
     file = written(tmp_path, exported("acme"), vertex("acme", **fields))
     done = cli("import", file, "--url", url)
     assert done.exit_code == 2, done.output
