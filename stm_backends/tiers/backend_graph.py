@@ -362,9 +362,11 @@ class BackendGraph:
         self, stored: Stored, wanted: Stored, added: dict[str, frozenset[str]], *, again: bool = False
     ) -> Stored:
         """Return a vertex to store, once its terms are in the index."""
-        terms = postings.terms_of(wanted.properties)
         new = replace(wanted, created_at=wanted.created_at or self._clock().isoformat(), index=postings.RULE)
         indexed = stored.label is not None and stored.index == postings.RULE and not again
+        if indexed and _same_words(stored, wanted):
+            return new
+        terms = postings.terms_of(wanted.properties)
         if indexed and terms == postings.terms_of(stored.properties):
             return new
         stamp = next((one for one, its_terms in added.items() if its_terms == terms), "")
@@ -408,6 +410,13 @@ def _found(stored: Stored) -> Stored:
 
 def _same(stored: Stored, wanted: Stored) -> bool:
     return stored.label == wanted.label and same_properties(stored.properties, wanted.properties)
+
+
+def _same_words(stored: Stored, wanted: Stored) -> bool:
+    """Say whether the properties that are indexed are the same, which takes less than computing the terms."""
+    names = (*postings.WORDS_OF, *postings.EXACT, "superseded_by")
+    before, after = ({name: one.properties.get(name) for name in names} for one in (stored, wanted))
+    return same_properties(before, after)
 
 
 def _edges(source_id: str, source: Stored, others: Mapping[str, Stored]) -> dict[tuple[str, str], Properties]:

@@ -46,7 +46,8 @@ _LONGEST: Final = 64
 
 # Scripts that are written without spaces: Thai to Myanmar, Khmer, kana and Han.
 _UNSPACED: Final = r"\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
-_WORD: Final = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
+_SPACED_WORD: Final = re.compile(rf"[^\W_{_UNSPACED}]+")
+_UNSPACED_RUN: Final = re.compile(f"[{_UNSPACED}]+")
 
 
 def words_of(value: object) -> set[str]:
@@ -62,13 +63,11 @@ def words_of(value: object) -> set[str]:
         return set[str]().union(*map(words_of, cast("Iterable[object]", value)))
     if value is None or isinstance(value, bool):
         return set()
-    found: set[str] = set()
-    for match in _WORD.finditer(str(value).lower()):
-        text = match[0]
-        if re.match(f"[{_UNSPACED}]", text):
-            found.update(text, map("".join, itertools.pairwise(text)))
-        else:
-            found.add(text[:_LONGEST])
+    text = str(value).lower()
+    found = {word[:_LONGEST] for word in _SPACED_WORD.findall(text)}
+    if not text.isascii():
+        for run in _UNSPACED_RUN.findall(text):
+            found.update(run, map("".join, itertools.pairwise(run)))
     return found
 
 
