@@ -8,6 +8,8 @@ with sync.open_backend("sqlite:///memory.db") as backend:
     memory.add_turn(turn)
     memory.get_llm_context()
     backend.state_store.save_memory_state("any key", {"any": "json"})
+    tiers = sync.MemoryManager(backend, owner=("acme", "u123"))
+    tiers.remember("name", "Alice", importance=0.7)
 ```
 
 One thread owns the event loop and everything that belongs to it. All objects here are thread-safe. Callbacks
@@ -25,5 +27,14 @@ from stm_backends.sync.memory import Memory
 from stm_backends.sync.state_store import StateStore
 from stm_backends.sync.summarizers import PlainSummarizer
 from stm_backends.sync.thread import LoopThread
+from stm_backends.sync.tiers import MemoryManager
 
-__all__ = ["Backend", "LoopThread", "Memory", "PlainSummarizer", "StateStore", "open_backend"]
+__all__ = [
+    "Backend",
+    "LoopThread",
+    "Memory",
+    "MemoryManager",
+    "PlainSummarizer",
+    "StateStore",
+    "open_backend",
+]

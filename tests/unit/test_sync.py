@@ -34,8 +34,10 @@ from stm_backends import (
     sync,
 )
 from stm_backends import backend as asynchronous
+from stm_backends import tiers as asynchronous_tiers
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.records import state_store
+from stm_backends.sync import tiers
 
 KEY = MemoryKey("acme", "u", "s")
 LAST_TURNS = ShortTermMemoryConfig(strategy="truncation", budget=MemoryBudget(full_zone_turns=1_000))
@@ -114,15 +116,27 @@ def run_program(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 # The facade and what is behind it
 
 
+INNER = {
+    *("touch", "promotable", "promote", "was_promoted", "end_session", "vectors", "discard", "absorb"),
+    *("rewrite", "entries"),
+}
+
+
 @pytest.mark.parametrize(
     ("facade", "behind", "left_out"),
     [
         # What a router checks and lets go of for itself.
         (sync.Memory, DistributedShortTermMemory, {"checked", "abandon"}),
         (sync.StateStore, state_store.StateStore, set[str]()),
-        # Both are for frameworks: a router has a loop around it, and whoever keeps items brings a facade of
-        # its own. For all else there is `run`.
-        (sync.Backend, asynchronous.Backend, {"router", "item_log"}),
+        # A router and an item log are for frameworks: a router has a loop around it, and the module of a
+        # framework has a facade of its own. The others are for what is built on a backend.
+        (sync.Backend, asynchronous.Backend, {"router", "item_log", "codec", "directory", "guard"}),
+        (tiers.MemoryManager, asynchronous_tiers.MemoryManager, set[str]()),
+        (tiers.FleetingMemory, asynchronous_tiers.FleetingMemory, set[str]()),
+        # What the hooks and the collector use.
+        (tiers.ShortTermMemory, asynchronous_tiers.ShortTermMemory, INNER),
+        (tiers.LongTermMemory, asynchronous_tiers.LongTermMemory, INNER),
+        (tiers.MemoryGarbageCollector, asynchronous_tiers.MemoryGarbageCollector, set[str]()),
     ],
 )
 def test_the_facade_has_every_method_with_the_same_signature(
@@ -601,3 +615,44 @@ def test_a_summarizer_that_never_returns_keeps_no_program_from_ending(url: str) 
         url,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# The three tiers
+
+
+def test_a_manager_has_blocking_tiers_and_hooks(url: str) -> None:
+    calls: list[int] = []
+
+    def model(messages: list[dict[str, str]]) -> str:
+        # A blocking model that uses the loop would deadlock on the loop's own thread.
+        calls.append(threading.get_ident())
+        assert backend.ping() > 0
+        return "the gist" if "one short summary" in messages[0]["content"] else ""
+
+    long = asynchronous_tiers.MemoryTier.LONG_TERM
+    with sync.open_backend(url) as backend:
+        memory = sync.MemoryManager(backend, ("acme", "u123"), model, session_id="s")
+        memory.remember("scratch", 1, tier=asynchronous_tiers.MemoryTier.FLEETING)
+        for number in range(12):
+            memory.remember(f"k{number}", f"fact {number}", importance=0.9 if not number else 0.1)
+        assert [one.key for one in memory.short_term.get_recent(1)] == ["k11"]
+        assert len(memory.recall("fact", tiers=[asynchronous_tiers.MemoryTier.SHORT_TERM])) == 12
+        memory.gc.on_session_end()
+        assert memory.fleeting.size == 0
+        assert {one.key for one in memory.long_term.listed()} == {"k0", "__summary__:s"}
+        assert [one.key for one in memory.get_context_window(max_tokens=5)] != []
+        memory.gc.on_idle()
+        memory.run_gc()
+        memory.forget("k0")
+        assert {one.key for one in memory.long_term.recall("")} == {"__summary__:s"}
+    assert calls
+    assert threading.get_ident() not in calls
+    with sync.open_backend(url) as backend:
+        again = sync.MemoryManager(backend, ("acme", "u123"))
+        assert [one.content for one in again.recall("summary", tiers=[long])] == ["the gist"]
+
+
+def test_a_manager_before_its_backend_is_open_says_so(url: str) -> None:
+    memory = sync.MemoryManager(sync.open_backend(url), ("acme", "u123"))
+    with pytest.raises(Unavailable):
+        memory.remember("k", "v")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stm_backends.errors import Unavailable
-from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryTier, SharedGraph
+from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryManager, MemoryTier, SharedGraph
 from stm_backends.tiers.graph import Change
 from tests.support.graphs import GraphAround
 
@@ -109,3 +109,55 @@ async def test_an_access_during_the_merge_is_not_lost(graph: Interrupted) -> Non
     await LongTermMemory(graph).consolidate()
     [left] = await LongTermMemory(graph).listed()
     assert left.access_count == 3 + 2 + 2
+
+
+LONG = MemoryTier.LONG_TERM
+
+
+async def stored(memory: MemoryManager) -> dict[str, Any]:
+    return {one.key: one.content for one in await memory.long_term.listed()}
+
+
+async def test_a_session_ended_again_after_a_merge_creates_nothing(manager: Any, clock: Any) -> None:
+    memory = manager(clock=clock)
+    await memory.remember("strong", "a b c", importance=0.9)
+    await memory.remember("weak", "c b a", importance=0.6, tags=["x"])
+    await memory.gc.on_session_end()
+    await memory.long_term.recall("a")
+    assert await memory.long_term.consolidate() == 1
+    before = await memory.long_term.listed()
+    await memory.gc.on_session_end()
+    assert await memory.long_term.listed() == before
+    assert await memory.long_term.consolidate() == 0
+    [left] = await memory.long_term.listed()
+    assert (left.key, left.access_count, left.tags) == ("strong", 2, ["x"])
+    assert memory.long_term.size == 1
+
+
+async def test_a_merged_entry_that_is_updated_later_is_promoted(manager: Any, clock: Any) -> None:
+    memory = manager(clock=clock)
+    await memory.remember("strong", "a b c", importance=0.9)
+    await memory.remember("weak", "c b a", importance=0.6)
+    await memory.gc.on_session_end()
+    await memory.long_term.consolidate()
+    clock.pass_days(1)
+    await memory.remember("weak", "something else", importance=0.6)
+    await memory.gc.on_session_end()
+    assert await stored(memory) == {"strong": "a b c", "weak": "something else"}
+    await memory.forget("weak")
+    assert await stored(memory) == {"strong": "a b c"}
+
+
+async def test_a_merged_entry_is_remembered_for_thirty_days(manager: Any, new_graph: Any, clock: Any) -> None:
+    graph = new_graph()
+    memory = manager(graph, clock=clock)
+    for key in ("strong", "weak"):
+        await memory.remember(key, "a b c", tier=LONG, importance=0.9 if key == "strong" else 0.1)
+    await memory.long_term.consolidate()
+    clock.pass_days(30)
+    await memory.long_term.consolidate()
+    assert await graph.query_vertex("memory:weak") is not None
+    clock.pass_days(0.1)
+    assert await memory.long_term.consolidate() == 0
+    assert await graph.query_vertex("memory:weak") is None
+    assert await stored(memory) == {"strong": "a b c"}
