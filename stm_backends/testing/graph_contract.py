@@ -160,6 +160,9 @@ class GraphContract(Contract):
         expected: dict[str, Any] = {"a": 1, "b": {"e": 3}, "d": [], "f": None}
         must_be(found["properties"], expected, "an update replaces the properties that it names")
         must_be(found["label"], "memory", "an update does not change the label")
+        await graph.update_vertex(where, {"a": True})
+        found = await graph.query_vertex(where)
+        must_be(found["properties"]["a"] is True, True, "1 and true are different values")
 
     @check("graph.json")
     @pytest.mark.parametrize("what", STATES)

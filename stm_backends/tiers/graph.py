@@ -33,7 +33,7 @@ class VertexExists(StmError, ValueError):
 
 
 def same_properties(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Say whether two properties are equal as JSON: `1`, `1.0` and `True` differ."""
+    """Say whether properties are equal as JSON: `1`, `1.0` and `True` differ."""
     return one == other and encode_json(one) == encode_json(other)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from stm_backends.tiers.graph import PAGE, Change, GraphBackend
+from stm_backends.tiers.graph import PAGE, Change, GraphBackend, same_properties
 
 _ROOT: Final = "stm_backends:all"
 _CONTAINS: Final = "CONTAINS"
@@ -46,7 +46,7 @@ class PlainGraph:
                 if known is not None:
                     await self._graph.update_vertex(vertex_id, {**dict.fromkeys(stored), _REMOVED: True})
                 return None
-            if known is None or changed != known:
+            if known is None or not same_properties(changed, known):
                 properties = {**dict.fromkeys(stored), **changed, _REMOVED: False}
                 if vertex is None:
                     await self._graph.add_vertex(vertex_id, label, properties)

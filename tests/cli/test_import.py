@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from stm_backends import open_backend
 from stm_backends.cli.app import app
+from stm_backends.tiers import MemoryManager, MemoryTier
 
 MIB = 1024 * 1024
 
@@ -210,3 +213,51 @@ def test_a_vertex_that_exists_or_occurs_twice_is_refused(url: str, tmp_path: Pat
     merged = cli("import", file, "--url", url, "--merge")
     assert merged.exit_code == 0
     assert "1 graph vertex merged, none of them changed" in merged.stderr
+
+
+async def remembered(url: str, key: str, content: str) -> None:
+    async with open_backend(url) as backend:
+        memory = MemoryManager(backend=backend, owner=("acme", "u1"))
+        await memory.remember(key, content, tier=MemoryTier.LONG_TERM)
+
+
+async def recalled(url: str, query: str) -> list[tuple[str, Any]]:
+    async with open_backend(url) as backend:
+        memory = MemoryManager(backend=backend, owner=("acme", "u1"))
+        return [(one.key, one.content) for one in await memory.recall(query)]
+
+
+def test_an_export_of_a_user_carries_the_long_term_memory(url: str, tmp_path: Path) -> None:
+    asyncio.run(remembered(url, "finding", "Quantum uses qubits"))
+    asyncio.run(remembered(url, "other", "\ud800 lone"))
+    file, target = tmp_path / "out.jsonl", f"sqlite:///{tmp_path}/target.db"
+    done = cli("export", "--user", "acme:u1", "-o", file, "--url", url)
+    assert done.exit_code == 0, done.output
+    assert "0 conversations and 2 graph vertices written" in done.stderr
+    assert cli("import", file, "--url", target).exit_code == 0
+    assert asyncio.run(recalled(target, "qubits")) == [("finding", "Quantum uses qubits")]
+    assert asyncio.run(recalled(target, "lone")) == [("other", "\ud800 lone")]
+    asyncio.run(remembered(target, "finding", "newer"))
+    merged = cli("import", file, "--url", target, "--merge")
+    assert "2 graph vertices merged, none of them changed" in merged.stderr
+    assert asyncio.run(recalled(target, "finding")) == [("finding", "newer")]
+    assert cli("import", file, "--url", target, "--replace").exit_code == 0
+    assert asyncio.run(recalled(target, "finding")) == [("finding", "Quantum uses qubits")]
+    assert "records of graphs" in cli("stats", "acme:u1", "--url", target).stdout
+    erased = cli("erase", "acme:u1", "--yes", "--url", target)
+    assert erased.exit_code == 0, erased.output
+    assert "graph records" in erased.stdout
+    assert asyncio.run(recalled(target, "finding")) == []
+    nothing = cli("export", "--user", "acme:u1", "--url", target)
+    assert nothing.exit_code == 1
+
+
+def test_copying_a_user_carries_the_long_term_memory(url: str, tmp_path: Path) -> None:
+    asyncio.run(remembered(url, "finding", "Quantum uses qubits"))
+    target = f"sqlite:///{tmp_path}/target.db"
+    assert cli("copy", url, target, "--user", "acme:u1", "--ttl", "1s").exit_code == 0
+    assert asyncio.run(recalled(target, "qubits")) == [("finding", "Quantum uses qubits")]
+    asyncio.run(remembered(target, "finding", "Qubits are used"))
+    differs = cli("copy", url, target, "--user", "acme:u1")
+    assert differs.exit_code == 1
+    assert "a record of acme:u1 (graph)" in differs.stderr

@@ -70,6 +70,14 @@ def test_the_cost_of_a_day_has_the_units_of_dynamodb(run: Run) -> None:
     assert "| folding on |" in cost
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
+def test_recalls_are_measured_at_each_size(datastore: str, run: Run) -> None:
+    page = run("benchmarks.recall", "--tiny", datastore).read_text("utf-8")
+    assert "| 20 memories | 40 memories |" in page
+    assert "| two words of an entry | " in page
+
+
 def test_sealed_turns_are_compared_with_unsealed_ones(tmp_path: Path) -> None:
     page = tmp_path / "PAGE.md"
     options = ("-m", "benchmarks.sealing", "--tiny", "--write", str(page))
