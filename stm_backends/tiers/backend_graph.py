@@ -177,7 +177,7 @@ class BackendGraph:
             found = [stored for stored in page if stored.label is not None]
             others = await self._by_id(target for stored in found for target, _ in stored.out)
             for stored in found:
-                yield exports.dump(self._owner, stored, _edges(stored.id, stored, others))
+                yield exports.dump(self._owner, stored, vertices.edges_from(stored.id, stored, others))
 
     async def import_(self, document: Mapping[str, Any], *, on_conflict: OnConflict = "refuse") -> bool:
         """Store an exported vertex and the edges that lead from it; returns whether that changed anything.
@@ -203,9 +203,9 @@ class BackendGraph:
             return replace(stored, label=given.label, properties=dict(given.properties))
 
         source = await self._load(given.id)
-        changed = not _same(source, imported(source))
+        changed = not vertices.same(source, imported(source))
         await self._change(given.id, imported)
-        known = _edges(given.id, source, await self._by_id(target for target, _ in given.out))
+        known = vertices.edges_from(given.id, source, await self._by_id(target for target, _ in given.out))
         for (target, label), properties in given.out.items():
             there = known.get((target, label))
             if there is None or (on_conflict == "replace" and not same_properties(there, properties)):
@@ -231,7 +231,7 @@ class BackendGraph:
         others = await self._by_id(target for target, _ in stored.out)
         return [
             {**others[target].vertex(), "edge_label": label, "edge_properties": copy.deepcopy(properties)}
-            for (target, label), properties in _edges(vertex_id, stored, others).items()
+            for (target, label), properties in vertices.edges_from(vertex_id, stored, others).items()
             if others[target].label is not None
         ]
 
@@ -263,7 +263,7 @@ class BackendGraph:
         edges = [
             {"source_id": source, "target_id": target, "label": label, "properties": properties}
             for source, stored in known.items()
-            for (target, label), properties in _edges(source, stored, known).items()
+            for (target, label), properties in vertices.edges_from(source, stored, known).items()
         ]
         return {"vertices": [stored.vertex() for stored in known.values()], "edges": edges}
 
@@ -319,7 +319,7 @@ class BackendGraph:
                     if stored.version is None or await self._deleted(where, stored):
                         return None
                 else:
-                    if not again and _same(stored, wanted):
+                    if not again and vertices.same(stored, wanted):
                         return stored.properties
                     vertices.require_properties(wanted.properties)
                     self._require_within_limits(stored, wanted)
@@ -408,21 +408,8 @@ def _found(stored: Stored) -> Stored:
     return stored
 
 
-def _same(stored: Stored, wanted: Stored) -> bool:
-    return stored.label == wanted.label and same_properties(stored.properties, wanted.properties)
-
-
 def _same_words(stored: Stored, wanted: Stored) -> bool:
     """Say whether the properties that are indexed are the same, which takes less than computing the terms."""
     names = (*postings.WORDS_OF, *postings.EXACT, "superseded_by")
     before, after = ({name: one.properties.get(name) for name in names} for one in (stored, wanted))
     return same_properties(before, after)
-
-
-def _edges(source_id: str, source: Stored, others: Mapping[str, Stored]) -> dict[tuple[str, str], Properties]:
-    """Return the edges from a vertex to some of the others of which both halves are stored."""
-    return {
-        (target, label): properties
-        for (target, label), properties in source.out.items()
-        if target in others and (source_id, label) in others[target].into
-    }

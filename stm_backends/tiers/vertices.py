@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 from stm_backends.drivers.contract import Record
 from stm_backends.errors import Corrupt
 from stm_backends.records.codec import Codec, require_json
-from stm_backends.tiers.graph import Properties, Vertex, vertex_of
+from stm_backends.tiers.graph import Properties, Vertex, same_properties, vertex_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,22 @@ def _add(stored: Stored, content: Mapping[str, Any]) -> None:
         stored.into[source, label] = None
     else:
         raise Corrupt("an entry of the vertex is of a kind that this version of the library does not know")
+
+
+def same(stored: Stored, wanted: Stored) -> bool:
+    """Say whether two states of a vertex have the same label and properties."""
+    return stored.label == wanted.label and same_properties(stored.properties, wanted.properties)
+
+
+def edges_from(
+    source_id: str, source: Stored, others: Mapping[str, Stored]
+) -> dict[tuple[str, str], Properties]:
+    """Return the edges from a vertex to some of the others of which both halves are stored."""
+    return {
+        (target, label): properties
+        for (target, label), properties in source.out.items()
+        if target in others and (source_id, label) in others[target].into
+    }
 
 
 def _object(value: object) -> Properties:

@@ -193,6 +193,15 @@ async def test_a_change_that_lost_its_race_is_done_again_on_what_is_there(store:
         await require_sound(theirs)
 
 
+async def test_a_value_that_changes_only_its_type_is_stored_and_found(store: MemoryStore) -> None:
+    async with Backend(MemoryDriver(store)) as backend:
+        graph = BackendGraph(backend, OWNER)
+        await graph.add_vertex("a", "memory", {"content": True})
+        await graph.update_vertex("a", {"content": 1})
+        assert (await listed(graph))["a"]["properties"]["content"] is not True
+        assert [one["id"] for one in await graph.search_vertices("memory", "1")] == ["a"]
+
+
 def bucket_sizes(store: MemoryStore) -> Any:
     async def sizes() -> list[int]:
         driver = MemoryDriver(store)
