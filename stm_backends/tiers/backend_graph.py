@@ -182,8 +182,8 @@ class BackendGraph:
     async def import_(self, document: Mapping[str, Any], *, on_conflict: OnConflict = "refuse") -> bool:
         """Store an exported vertex and the edges that lead from it; returns whether that changed anything.
 
-        The vertex is stored under its id in this graph, whoever it was exported of. `on_conflict` says what
-        happens if there is one with its id. `"refuse"` raises `VertexExists` and changes nothing. `"merge"`
+        The vertex is stored under its id, even if it was exported from the graph of another user.
+        `on_conflict` says what happens if there is one with its id. `"refuse"` raises `VertexExists` and changes nothing. `"merge"`
         keeps it and adds the missing edges. `"replace"` replaces its label and properties, and the
         properties of its edges; other edges stay. A merge completes an interrupted import. Raises
         `InvalidState`, before anything is written, for an invalid document.

@@ -90,7 +90,7 @@ _PROMISES: Final = {
     ),
     "graph.races": "Of concurrent changes, updates and edges none is lost.",
     "graph.listing": "A listing has each vertex of a label exactly once.",
-    "graph.search": "A search finds a vertex by its words as they are stored now.",
+    "graph.search": "A search finds the vertices with every word of the text, as they are stored now.",
     "graph.outage": "An outage raises an error and is never an empty answer.",
     "memory.strategies": "Each strategy shows and keeps what it specifies, in the specified shape.",
     "memory.fidelity": "A turn is stored as given, or refused as a whole.",

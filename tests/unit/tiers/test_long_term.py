@@ -23,7 +23,7 @@ from stm_backends.tiers.long_term import INDEXED
 
 
 class EightMethods:
-    """Somebody's graph: only the methods of the protocol, and edges that are kept twice."""
+    """A graph of another library: only the methods of the protocol, and edges that are kept twice."""
 
     def __init__(self) -> None:
         self.vertices: dict[str, dict[str, Any]] = {}
