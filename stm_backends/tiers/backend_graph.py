@@ -183,10 +183,10 @@ class BackendGraph:
         """Store an exported vertex and the edges that lead from it; returns whether that changed anything.
 
         The vertex is stored under its id, even if it was exported from the graph of another user.
-        `on_conflict` says what happens if there is one with its id. `"refuse"` raises `VertexExists` and changes nothing. `"merge"`
-        keeps it and adds the missing edges. `"replace"` replaces its label and properties, and the
-        properties of its edges; other edges stay. A merge completes an interrupted import. Raises
-        `InvalidState`, before anything is written, for an invalid document.
+        `on_conflict` says what happens if there is one with its id. `"refuse"` raises `VertexExists` and
+        changes nothing. `"merge"` keeps it and adds the missing edges. `"replace"` replaces its label and
+        properties, and the properties of its edges; other edges stay. A merge completes an interrupted
+        import. Raises `InvalidState`, before anything is written, for an invalid document.
         """
         if on_conflict not in get_args(OnConflict):
             raise ConfigurationError(f"on_conflict must be one of: {', '.join(get_args(OnConflict))}")
