@@ -386,7 +386,11 @@ class GraphContract(Contract):
         must_be((await graph.query_vertex(where))["label"], "memory", "an existing vertex keeps its label")
         must_be(await graph.change_vertex(where, "memory", _removed), None, "it was removed")
         must_be(await graph.query_vertex(where), None, "it was removed")
+        await graph.add_edge(bench.id("b"), where, "next", {})
         must_be(await graph.change_vertex(where, "memory", _removed), None, "there is none")
+        for one in (where, bench.id("b")):
+            await graph.add_vertex(one, "memory", {})
+        must_be(await ids_of(graph.query_parents(where)), [(bench.id("b"), "next")], "the edge has waited")
 
     @check("graph.changes")
     async def test_removing_a_vertex_removes_its_edges_for_good(self, bench: GraphBench) -> None:

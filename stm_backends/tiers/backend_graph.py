@@ -316,7 +316,8 @@ class BackendGraph:
                 stored = await self._read(where)
                 wanted = decide(stored)
                 if wanted is None:
-                    if stored.version is None or await self._deleted(where, stored):
+                    # Edges that wait for a vertex are not those of a vertex that was removed.
+                    if stored.label is None or await self._deleted(where, stored):
                         return None
                 else:
                     if not again and vertices.same(stored, wanted):

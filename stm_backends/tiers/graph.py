@@ -94,8 +94,8 @@ class SharedGraph(GraphBackend, Protocol):
 
         If another process changed the vertex at the same time, `change` is called again with the properties
         stored now. A result equal to the properties given writes nothing. `None` removes the vertex and its
-        edges; later edges of a new vertex with that id are new edges. A vertex that does not exist is created
-        with `label`; an existing one keeps its own.
+        edges; later edges of a new vertex with that id are new edges. For a vertex that does not exist, `None`
+        changes nothing, and any other result creates it with `label`; an existing one keeps its own.
         """
         ...
 
@@ -175,7 +175,8 @@ class InProcessGraph:
         vertex = self._vertex(vertex_id)
         changed = change(None if vertex is None else vertex["properties"])
         if changed is None:
-            self._vertices.pop(vertex_id, None)
+            if self._vertices.pop(vertex_id, None) is None:
+                return None
             self._edges = {edge: of for edge, of in self._edges.items() if vertex_id not in edge[:2]}
             return None
         self._put(vertex_id, label if vertex is None else vertex["label"], changed)
