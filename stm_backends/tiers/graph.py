@@ -94,8 +94,8 @@ class SharedGraph(GraphBackend, Protocol):
 
         If another process changed the vertex at the same time, `change` is called again with the properties
         stored now. A result equal to the properties given writes nothing. `None` removes the vertex and its
-        edges; later edges of a new vertex with that id are new edges. For a vertex that does not exist, `None`
-        changes nothing, and any other result creates it with `label`; an existing one keeps its own.
+        edges; later edges of a new vertex with that id are new edges. A vertex that does not exist is created
+        with `label`, unless the result is `None`; an existing one keeps its own.
         """
         ...
 
