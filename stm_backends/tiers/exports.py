@@ -7,7 +7,8 @@
  "edges": [{"target_id": ..., "label": ..., "properties": {...}}, ...]}     those that lead from this vertex
 ```
 
-A target may be a vertex that does not exist yet. Edges whose source does not exist yet are not exported.
+A vertex with the label `memory` is an entry of the long-term memory, with all of its fields. A target may be
+a vertex that does not exist yet. Edges whose source does not exist yet are not exported.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final, cast
 from stm_backends.errors import InvalidState
 from stm_backends.records.codec import require_json
 from stm_backends.tiers.graph import Properties
+from stm_backends.tiers.long_term import LABEL, require_entry
 from stm_backends.tiers.vertices import Stored, require_properties
 
 FORMAT: Final = "stm-vertex"
@@ -58,10 +60,13 @@ def parse(document: Mapping[str, Any]) -> Stored:
         fields = _object(edge, path)
         ends = _text(fields, "target_id", path), _text(fields, "label", path)
         out[ends] = _properties(fields, path)
+    label, properties = _text(document, "label"), _properties(document)
+    if label == LABEL:
+        require_entry(properties)
     return Stored(
         id=_text(_object(document.get("key"), "key"), "vertex_id", "key"),
-        label=_text(document, "label"),
-        properties=_properties(document),
+        label=label,
+        properties=properties,
         created_at=_time(document),
         out=out,
     )

@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, InvalidState
 from stm_backends.records.steps import run_in_slices
 from stm_backends.tiers import postings, relevance
 from stm_backends.tiers.embedding import Embedder, embed, vector_in
@@ -421,6 +422,30 @@ class LongTermMemory:
         self._known = keys if search is None else self._known | keys
         entries.sort(key=lambda one: one.relevance_at(now), reverse=True)
         return await self.touch(entries[:limit])
+
+
+def require_entry(properties: Mapping[str, Any]) -> None:
+    """Raise `InvalidState` unless these are properties of an entry, as long-term memory stores them."""
+    merge, merges, vector = (properties.get(name) for name in ("merge", "merges", "vector"))
+    try:
+        entry = MemoryEntry.from_dict(properties).to_dict()
+        for name in ("created_at", "last_accessed", "merged_at"):
+            if properties.get(name) is not None:
+                datetime.fromisoformat(properties[name])
+        complete = entry.keys() <= properties.keys()
+        if vector is not None:
+            complete &= isinstance(vector["text"], str) and all(math.isfinite(x) for x in vector["of"])
+    except (KeyError, TypeError, ValueError):
+        complete = False
+    texts = [*(merge.values() if isinstance(merge, dict) else ()), *(merges or ())]
+    if not (
+        complete
+        and isinstance(properties["superseded_by"], str | None)
+        and isinstance(merge, dict | None)
+        and isinstance(merges, list | None)
+        and all(isinstance(text, str) for text in texts)
+    ):
+        raise InvalidState("properties is not an entry of the long-term memory")
 
 
 async def _page(vertices: list[Vertex]) -> AsyncIterator[list[Vertex]]:

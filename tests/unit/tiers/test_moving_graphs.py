@@ -41,12 +41,12 @@ async def target() -> AsyncIterator[Backend]:
 async def filled(backend: Backend) -> BackendGraph:
     graph = BackendGraph(backend, OWNER)
     for name, text in (("a", "red green"), ("b", "green blue"), ("c", "blue")):
-        await graph.add_vertex(name, "memory", {"key": name, "content": text, "run_id": "r"})
+        await graph.add_vertex(name, "note", {"key": name, "content": text, "run_id": "r"})
     await graph.add_edge("a", "b", "next", {"weight": 1})
     await graph.add_edge("b", "a", "back", {})
     await graph.add_edge("a", "missing", "next", {})
     await graph.add_edge("a", "c", "ended", {})
-    await graph.change_vertex("c", "memory", lambda _: None)
+    await graph.change_vertex("c", "note", lambda _: None)
     await graph.add_vertex("c", "other", {})
     return graph
 
@@ -65,7 +65,7 @@ async def test_an_exported_vertex_has_the_documented_form(backend: Backend) -> N
         "format": "stm-vertex",
         "version": 1,
         "key": {"tenant_id": "acme", "user_id": "u1", "vertex_id": "a"},
-        "label": "memory",
+        "label": "note",
         "properties": {"key": "a", "content": "red green", "run_id": "r"},
         "created_at": vertex["created_at"],
         "edges": [
@@ -81,8 +81,8 @@ async def test_an_import_carries_vertices_edges_and_words(backend: Backend, targ
         assert await other.import_(document)
     assert await exported(other) == await exported(graph)
     assert await other.get_full_trace("r") == await graph.get_full_trace("r")
-    assert [one["id"] for one in await other.search_vertices("memory", "green blue")] == ["b"]
-    await other.add_vertex("missing", "memory", {})
+    assert [one["id"] for one in await other.search_vertices("note", "green blue")] == ["b"]
+    await other.add_vertex("missing", "note", {})
     assert {one["id"] for one in await other.query_children("a")} == {"b", "missing"}
 
 
@@ -135,7 +135,7 @@ async def test_an_interrupted_import_is_completed_by_a_merge(backend: Backend) -
             for document in documents:
                 await other.import_(document, on_conflict="merge")
             assert await exported(other) == documents
-            assert [found["id"] for found in await other.search_vertices("memory", "red")] == ["a"]
+            assert [found["id"] for found in await other.search_vertices("note", "red")] == ["a"]
 
 
 async def test_an_import_refuses_merges_or_replaces_what_exists(backend: Backend) -> None:
@@ -157,13 +157,42 @@ async def test_an_import_refuses_merges_or_replaces_what_exists(backend: Backend
         (one["id"], one["edge_label"]): one["edge_properties"] for one in await graph.query_children("a")
     }
     assert children == {("b", "next"): {"weight": 1}, ("c", "like"): {}}
-    assert [one["id"] for one in await graph.search_vertices("memory", "red")] == ["a"]
+    assert [one["id"] for one in await graph.search_vertices("note", "red")] == ["a"]
     assert await graph.import_(older, on_conflict="replace")
-    assert await graph.search_vertices("memory", "red") == []
-    [vertex] = await graph.search_vertices("memory", "older")
+    assert await graph.search_vertices("note", "red") == []
+    [vertex] = await graph.search_vertices("note", "older")
     assert (vertex["properties"], vertex["created_at"]) == ({"content": "older"}, document["created_at"])
     [edge] = [one for one in await graph.query_children("a") if one["edge_label"] == "next"]
     assert edge["edge_properties"] == {"weight": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tags": None},
+        {"importance": 2},
+        {"created_at": "yesterday"},
+        {"merged_at": 1},
+        {"superseded_by": 1},
+        {"merge": "m"},
+        {"merge": {"id": 1}},
+        {"merges": "m"},
+        {"vector": {"text": "t", "of": ["x"]}},
+        {"vector": [1]},
+    ],
+)
+async def test_a_memory_that_could_not_be_recalled_is_refused(backend: Backend, fields: Any) -> None:
+    memory = MemoryManager(backend=backend, owner=OWNER)
+    await memory.remember("k", "content", LONG)
+    graph = BackendGraph(backend, OWNER)
+    [document] = await exported(graph)
+    await graph.clear()
+    for properties in ({**document["properties"], **fields}, {"key": "k", "content": "c"}, {}):
+        with pytest.raises(InvalidState):
+            await graph.import_({**document, "properties": properties})
+    assert await memory.long_term.listed() == []
+    assert await graph.import_(document)
+    assert [one.key for one in await memory.long_term.listed()] == ["k"]
 
 
 @pytest.mark.parametrize("document", [{}, [], {"format": "stm-session"}])
@@ -174,7 +203,7 @@ async def test_what_is_no_exported_vertex_is_refused(backend: Backend, document:
 
 async def test_an_exported_line_is_ascii_and_keeps_every_character(backend: Backend) -> None:
     text = "\ud800 \u65e5\u672c\u8a9e \U0001f600"
-    await BackendGraph(backend, OWNER).add_vertex("a", "memory", {"content": text})
+    await BackendGraph(backend, OWNER).add_vertex("a", "note", {"content": text})
     out, written = io.StringIO(), list[None]()
     await graphs.write(backend, OWNER, out, lambda: written.append(None))
     assert out.getvalue().isascii()
@@ -194,7 +223,7 @@ async def test_memories_of_a_manager_move_with_an_export(backend: Backend, targe
 
 async def test_statistics_count_the_records_of_a_graph_by_themselves(backend: Backend) -> None:
     graph = BackendGraph(backend, OWNER)
-    await graph.add_vertex("a", "memory", {"content": "red"})
+    await graph.add_vertex("a", "note", {"content": "red"})
     totals = await backend.stats.of_user(*OWNER)
     assert (totals.users, totals.graph_records, totals.logs, totals.states) == (1, 2, 0, 0)
     assert totals.bytes > 0
@@ -214,7 +243,7 @@ async def test_no_command_gives_a_graph_a_time_to_live() -> None:
         await clock.pass_time(120)
         for one in (graph, BackendGraph(target, OWNER)):
             assert len(await exported(one)) == 3
-            assert [found["id"] for found in await one.search_vertices("memory", "red")] == ["a"]
+            assert [found["id"] for found in await one.search_vertices("note", "red")] == ["a"]
         assert [user async for user in target.sessions.users("acme")] == ["u1"]
 
 
@@ -233,7 +262,7 @@ async def test_a_graph_is_sealed_again_with_the_primary_key() -> None:
     ) as backend:
         graph = BackendGraph(backend, OWNER)
         assert await exported(graph) == documents
-        assert [found["id"] for found in await graph.search_vertices("memory", "red")] == ["a"]
+        assert [found["id"] for found in await graph.search_vertices("note", "red")] == ["a"]
 
 
 async def test_reindexing_repairs_what_was_erased_from_the_index(backend: Backend) -> None:
@@ -243,9 +272,9 @@ async def test_reindexing_repairs_what_was_erased_from_the_index(backend: Backen
     assert await records(backend) == before
     for name in [one for one in before if one.startswith("index:")]:
         await backend.driver.delete(keys.Key(keys.scope(*OWNER, "graph"), name))
-    assert await graph.search_vertices("memory", "green") == []
+    assert await graph.search_vertices("note", "green") == []
     assert await graph.reindex() == 2
-    assert {one["id"] for one in await graph.search_vertices("memory", "green")} == {"a", "b"}
+    assert {one["id"] for one in await graph.search_vertices("note", "green")} == {"a", "b"}
     assert len((await graph.get_full_trace("r"))["vertices"]) == 2
     assert await graph.reindex() == 0
 
@@ -293,5 +322,5 @@ async def test_a_vertex_changed_while_it_is_reindexed_keeps_the_change(backend: 
 
     backend.driver.load = change_first  # pyright: ignore[reportAttributeAccessIssue] -- an interleaving
     await graph.reindex()
-    assert [one["id"] for one in await graph.search_vertices("memory", "yellow")] == ["a"]
-    assert await graph.search_vertices("memory", "red") == []
+    assert [one["id"] for one in await graph.search_vertices("note", "yellow")] == ["a"]
+    assert await graph.search_vertices("note", "red") == []
