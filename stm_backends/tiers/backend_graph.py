@@ -148,8 +148,8 @@ class BackendGraph:
         """Repair the index; returns how many vertices were not found by all of their words.
 
         No process leaves the index so; what was erased or changed by hand may. Also removes what killed
-        processes left in it more than an hour ago. Reads every record of the graph, while it may be in use.
-        May be interrupted and repeated.
+        processes left in it more than an hour ago, and words of vertices that were changed or removed. Reads
+        every record of the graph, which may be in use. May be interrupted and repeated.
         """
         counts, used, repaired = await self._index.counts(), set[str](), 0
         async for page in self._pages():

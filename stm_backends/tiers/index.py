@@ -64,7 +64,7 @@ class Index:
         return found
 
     async def drop_unless(self, is_used: Callable[[str], bool]) -> None:
-        """Remove the stamps for which `is_used` does not hold."""
+        """Remove the stamps for which `is_used` does not hold, and what is left of those removed before."""
         for number in range(postings.BUCKETS):
             unused: dict[str, set[str]] = {}
             for term, stamps in (await self._read(number)).terms.items():
@@ -72,6 +72,8 @@ class Index:
                     if not is_used(stamp):
                         unused.setdefault(stamp, set()).add(term)
             await self.drop({stamp: frozenset(terms) for stamp, terms in unused.items()})
+            # Until then, the words of what was removed are in the tail.
+            await self._tails.fold(keys.postings_key(*self._owner, number))
 
     async def _read(self, number: int) -> postings.Bucket:
         record = await self._driver.load(keys.postings_key(*self._owner, number))

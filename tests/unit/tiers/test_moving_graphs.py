@@ -267,6 +267,7 @@ async def test_a_graph_is_sealed_again_with_the_primary_key() -> None:
 
 async def test_reindexing_repairs_what_was_erased_from_the_index(backend: Backend) -> None:
     graph = await filled(backend)
+    assert await graph.reindex() == 0
     before = await records(backend)
     assert await graph.reindex() == 0
     assert await records(backend) == before
@@ -299,6 +300,18 @@ async def test_reindexing_removes_old_words_of_no_vertex(
     monkeypatch.setattr("stm_backends.tiers.backend_graph.ORPHANED_S", -1.0)
     assert await graph.reindex() == 0
     assert await words_in_index(backend) == set()
+
+
+async def test_reindexing_leaves_no_word_of_what_was_removed(backend: Backend) -> None:
+    graph = await filled(backend)
+    await graph.update_vertex("a", {"content": "yellow"})
+    await graph.change_vertex("b", "note", lambda _: None)
+    await graph.reindex()
+    found = await records(backend)
+    stored = b"".join((found[name].body or b"") + b"".join(found[name].tail) for name in found)
+    assert b"yellow" in stored
+    for word in (b"red", b"green", b"blue"):
+        assert word not in stored
 
 
 async def test_a_vertex_changed_while_it_is_reindexed_keeps_the_change(backend: Backend) -> None:
