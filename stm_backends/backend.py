@@ -152,6 +152,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """Which users the tenants have, for what is built on this backend."""
         return self._directory
 
+    @property
+    def observer(self) -> Observer:
+        """The observer, guarded, for what is built on this backend."""
+        return self._observer
+
     def record_traits(self) -> Traits:
         """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
         return self._large.inner.traits

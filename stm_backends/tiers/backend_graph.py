@@ -54,7 +54,7 @@ class BackendGraph:
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory
-        self._owner = (owner[0], owner[1])
+        self.owner = self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
         self._clock = clock
 

@@ -191,15 +191,18 @@ def absorbed(survivor: Mapping[str, Any], loser: Mapping[str, Any]) -> Fields:
     }
 
 
-def promoted(known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str) -> Fields:
+def promoted(
+    known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str, *, again: bool = False
+) -> Fields | None:
     """Return the fields of long-term memory after an entry was promoted to it; repeating changes nothing.
 
-    `origin` identifies the content that is promoted. If that very content was promoted before, or the known
-    entry was created later, its content stays: it may have been improved since.
+    `origin` identifies the content that is promoted. If that very content was promoted before, as `again`
+    says, too, or the known entry was created later, its content stays: it may have been improved since. With
+    `again`, an entry that is no longer known stays away, as it was merged, pruned or forgotten since.
     """
     if known is None:
-        return {**entry, "origin": origin}
-    stays = known.get("origin") == origin or known["created_at"] > entry["created_at"]
+        return None if again else {**entry, "origin": origin}
+    stays = again or known.get("origin") == origin or known["created_at"] > entry["created_at"]
     base: Fields = {**known} if stays else {**known, **entry, "origin": origin}
     return {
         **base,
