@@ -110,7 +110,7 @@ class LongTermMemory:
         promotion = await self._promotion_of(stored, again=again)
         new = False
 
-        def change(properties: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        def change(properties: dict[str, Any] | None) -> Mapping[str, Any] | None:
             nonlocal new
             changed = promotion(properties)
             before = None if properties is None else properties.get("origin")

@@ -108,7 +108,7 @@ class Session:
 
     def apply(self, operation: Operation) -> None:
         """Carry out an operation. Raises `Corrupt` for one that this version does not know."""
-        effect = _EFFECTS.get(operation["op"])
+        effect = EFFECTS.get(operation["op"])
         if effect is None:
             raise Corrupt("a session has an operation that this version of the library does not know")
         self.operations += 1
@@ -183,7 +183,8 @@ def _to_dict(one: Held) -> dict[str, Any]:
 
 
 def _of_dict(data: dict[str, Any]) -> Held:
-    return Held(**{**data, "entry": MemoryEntry.from_dict(data["entry"])})
+    fields: dict[str, Any] = {**data, "entry": MemoryEntry.from_dict(data["entry"])}
+    return Held(**fields)
 
 
 def _remember(session: Session, do: Operation) -> bool:
@@ -277,7 +278,7 @@ def _end(session: Session, do: Operation) -> bool:
     return True
 
 
-_EFFECTS: Final[dict[str, Callable[[Session, Operation], bool]]] = {
+EFFECTS: Final[dict[str, Callable[[Session, Operation], bool]]] = {
     "remember": _remember,
     "access": _access,
     "forget": _forget,

@@ -81,7 +81,7 @@ class ConversationJournal:
         self._name = backend.name
         self._observer: Observer = backend.observer
         # A stored text takes up to twice its length in JSON.
-        self._largest = backend.traits.max_entry // 2 - 4096
+        self.largest = backend.traits.max_entry // 2 - 4096
         config = ShortTermMemoryConfig(
             strategy="rolling_summary",
             budget=MemoryBudget(full_zone_turns=0, summary_max_tokens=_UNLIMITED, total_max_tokens=0),
@@ -94,11 +94,11 @@ class ConversationJournal:
             on_summary_updated=self._folded,
         )
         own = MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{SUFFIX}")
-        self._memory = backend.memory(own, config, summarizer=self._fold)
+        self.conversation = backend.memory(own, config, summarizer=self.fold)
 
     async def read(self) -> Session:
-        context: dict[str, Any] = (await self._memory.get_llm_context()).get("conversation_memory", {})
-        if self._memory.health is MemoryHealth.DEGRADED:
+        context: dict[str, Any] = (await self.conversation.get_llm_context()).get("conversation_memory", {})
+        if self.conversation.health is MemoryHealth.DEGRADED:
             # The context lacks what is not folded.
             raise Unavailable(
                 "the operations of a session cannot be folded", backend=self._name, operation="load"
@@ -109,18 +109,18 @@ class ConversationJournal:
 
     async def write(self, operation: Operation) -> bool:
         name, encoded = operation["op"], _encoded(operation)
-        await self._memory.add_turn(ConversationTurn(name, encoded))
+        await self.conversation.add_turn(ConversationTurn(name, encoded))
         if "id" not in operation:
             return True
         return operation["id"] in (await self.read()).done
 
-    async def _fold(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def fold(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Summarize for the conversation: apply the operations of the turns to the session."""
         session = _applied(request["previous_summary"], request["turns"])
         text = json.dumps(session.to_dict(), separators=(",", ":"))
-        if len(text) > self._largest:
+        if len(text) > self.largest:
             # A longer summary would be cut.
-            raise TooLarge("entry", size=len(text), limit=self._largest, backend=self._name, operation="fold")
+            raise TooLarge("entry", size=len(text), limit=self.largest, backend=self._name, operation="fold")
         return {"summary": text}
 
     async def _folded(self, old: str, new: str) -> None:

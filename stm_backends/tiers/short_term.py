@@ -101,13 +101,13 @@ class ShortTermMemory:
         self._session_id = session_id or uuid.uuid4().hex
         self._embedder = embedder
         self._clock = clock
-        self._journal = journal or LocalJournal(guarded(observer))
+        self.journal = journal or LocalJournal(guarded(observer))
         self._vectors: dict[str, tuple[str, list[float]]] = {}
         self._summarizing = asyncio.Lock()
 
     async def remember(self, entry: MemoryEntry) -> None:
         """Store an entry; it replaces one with the same key and becomes the most recent."""
-        await self._journal.write(
+        await self.journal.write(
             {
                 "op": "remember",
                 "entry": entry.copied(tier=MemoryTier.SHORT_TERM),
@@ -123,7 +123,7 @@ class ShortTermMemory:
 
         With an embedder, entries of a similar meaning are found too. Each result counts as an access.
         """
-        session = await self._journal.read()
+        session = await self.journal.read()
         near = await self._near(query, session)
         return await self._accessed(
             one
@@ -133,7 +133,7 @@ class ShortTermMemory:
 
     async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
         """Count an access to entries; returns those that still exist."""
-        held = (await self._journal.read()).entries
+        held = (await self.journal.read()).entries
         return await self._accessed([held[one.key] for one in entries if one.key in held])
 
     async def get_recent(self, n: int) -> list[MemoryEntry]:
@@ -145,11 +145,11 @@ class ShortTermMemory:
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one; it will not be promoted."""
-        await self._journal.write({"op": "forget", "key": key})
+        await self.journal.write({"op": "forget", "key": key})
 
     async def clear(self) -> None:
         """Remove all entries, including those set aside for long-term memory."""
-        await self._journal.write({"op": "clear"})
+        await self.journal.write({"op": "clear"})
 
     async def summarize(self, llm_provider: Any = None) -> str:
         """Replace all but the 10 most recent entries by one with the key `__summary__`; return its text.
@@ -160,7 +160,7 @@ class ShortTermMemory:
         requested again. Raises what the provider raises; then nothing has changed.
         """
         async with self._summarizing:
-            session = await self._journal.read()
+            session = await self.journal.read()
             for _ in range(_ATTEMPTS):
                 batch = [one for key, one in session.entries.items() if key != SUMMARY_KEY][:-KEPT]
                 if not batch:
@@ -169,8 +169,8 @@ class ShortTermMemory:
                 text = await self._summary_of(previous, batch, llm_provider)
                 if not text or await self._replaced_by_summary(text, previous, batch):
                     break
-                session = await self._journal.read()
-            summary = (await self._journal.read()).entries.get(SUMMARY_KEY)
+                session = await self.journal.read()
+            summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
             return "" if summary is None else str(summary.entry.content)
 
     async def _summary_of(self, previous: Held | None, batch: list[Held], llm_provider: Any) -> str:
@@ -202,37 +202,37 @@ class ShortTermMemory:
 
     async def promotable(self) -> list[Promotion]:
         """Return the entries due for long-term memory, each with its key there."""
-        return (await self._journal.read()).promotions(self._session_id)
+        return (await self.journal.read()).promotions(self._session_id)
 
     async def was_promoted(self, done: Iterable[Promotion]) -> None:
         """Note what long-term memory has, so that it is not promoted again while it is unchanged."""
         entries = [[one.key, one.changed_at] for one in done]
         if entries:
-            await self._journal.write({"op": "promoted", "entries": entries})
+            await self.journal.write({"op": "promoted", "entries": entries})
 
     async def end_session(self) -> None:
         """Begin another session with the next entry."""
-        session = await self._journal.read()
+        session = await self.journal.read()
         if not session.ended:
-            await self._journal.write({"op": "end", "number": session.number})
+            await self.journal.write({"op": "end", "number": session.number})
 
     async def summary_key(self) -> str | None:
         """Return the key that the summary has in long-term memory, if there is one."""
-        summary = (await self._journal.read()).entries.get(SUMMARY_KEY)
+        summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
         return None if summary is None else summary.long_term_key(self._session_id)
 
     async def listed(self) -> list[MemoryEntry]:
         """Return copies of all entries, in the order in which they were stored."""
-        return _copies(await self._journal.read())
+        return _copies(await self.journal.read())
 
     async def vectors(self) -> dict[str, list[float]]:
         """Return the vectors of the entries by key; none without an embedder."""
-        session = await self._journal.read()
+        session = await self.journal.read()
         return {} if self._embedder is None else await self._all_vectors(self._embedder, session)
 
     async def discard(self, entry: MemoryEntry) -> bool:
         """Remove an entry unless it was changed or accessed since; say whether it was removed."""
-        one = (await self._journal.read()).entries.get(entry.key)
+        one = (await self.journal.read()).entries.get(entry.key)
         if one is None or one.entry != entry:
             return False
         return await self._write_if_unchanged(
@@ -241,7 +241,7 @@ class ShortTermMemory:
 
     async def absorb(self, loser: MemoryEntry, survivor: MemoryEntry) -> bool:
         """Merge an entry into one that it duplicates, unless either was changed since."""
-        session = await self._journal.read()
+        session = await self.journal.read()
         merged, kept = _judged(session, loser), _judged(session, survivor)
         if merged is None or kept is None:
             return False
@@ -255,7 +255,7 @@ class ShortTermMemory:
 
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool:
         """Replace the content of an entry unless it was changed since; say whether it was replaced."""
-        one = _judged(await self._journal.read(), entry)
+        one = _judged(await self.journal.read(), entry)
         if one is None:
             return False
         return await self._write_if_unchanged(
@@ -265,21 +265,21 @@ class ShortTermMemory:
     @property
     def entries(self) -> list[MemoryEntry]:
         """Copies of all entries that this process knows of, in the order in which they were stored."""
-        return _copies(self._journal.known)
+        return _copies(self.journal.known)
 
     @property
     def size(self) -> int:
         """The number of entries that this process knows of."""
-        return len(self._journal.known.entries)
+        return len(self.journal.known.entries)
 
     async def _write_if_unchanged(self, operation: Operation) -> bool:
-        return await self._journal.write({**operation, "id": uuid.uuid4().hex})
+        return await self.journal.write({**operation, "id": uuid.uuid4().hex})
 
     async def _accessed(self, held: Iterable[Held]) -> list[MemoryEntry]:
         now = self._clock()
         found = [*held]
         if found:
-            await self._journal.write(
+            await self.journal.write(
                 {"op": "access", "entries": [[one.entry.key, one.content_at] for one in found], "at": now}
             )
         return sorted(

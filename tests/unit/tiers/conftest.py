@@ -1,11 +1,17 @@
-"""A clock and a model that tests of the tiers control."""
+"""A clock and a model that tests of the tiers control, and memories of both kinds of session."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+
+from stm_backends import MemoryKey, open_backend
+from stm_backends.backend import Backend
+from stm_backends.tiers import MemoryManager, SharedShortTermMemory, ShortTermMemory
 
 
 class Clock:
@@ -47,3 +53,33 @@ def clock() -> Clock:
 @pytest.fixture
 def model() -> Model:
     return Model()
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Backend]:
+    async with open_backend("memory://") as backend:
+        yield backend
+
+
+@pytest.fixture(params=["in this process", "in a conversation"])
+def short_term(request: pytest.FixtureRequest, backend: Backend) -> Callable[..., ShortTermMemory]:
+    """Makes a short-term memory of each kind; those with the same `session_id` are shared, if they can be."""
+
+    def make(*, session_id: str | None = None, **settings: Any) -> ShortTermMemory:
+        if request.param == "in this process":
+            return ShortTermMemory(session_id=session_id, **settings)
+        key = MemoryKey("acme", "u1", session_id or uuid.uuid4().hex)
+        return SharedShortTermMemory(backend, key, **settings)
+
+    return make
+
+
+@pytest.fixture
+def manager(short_term: Callable[..., ShortTermMemory]) -> Callable[..., MemoryManager]:
+    """Makes a manager whose session is of each kind."""
+
+    def make(*arguments: Any, session_id: str | None = None, **settings: Any) -> MemoryManager:
+        own = {name: settings[name] for name in ("embedder", "clock") if name in settings}
+        return MemoryManager(*arguments, short_term=short_term(session_id=session_id, **own), **settings)
+
+    return make

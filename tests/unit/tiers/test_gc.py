@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.tiers import MemoryEntry, MemoryGarbageCollector, MemoryManager, MemoryTier
+
+Manager = Callable[..., MemoryManager]
 
 BOTH = pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM])
 
@@ -31,8 +34,10 @@ def test_the_collector_has_the_defaults_of_the_configuration_reference() -> None
 
 
 @BOTH
-async def test_auto_forget_removes_entries_below_the_threshold(clock: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_auto_forget_removes_entries_below_the_threshold(
+    manager: Manager, clock: Any, tier: MemoryTier
+) -> None:
+    memory = manager(clock=clock)
     await memory.remember("weak", "one", tier=tier, importance=0.1)
     await memory.remember("strong", "two", tier=tier, importance=1.0)
     clock.pass_days(60)
@@ -41,8 +46,10 @@ async def test_auto_forget_removes_entries_below_the_threshold(clock: Any, tier:
 
 
 @BOTH
-async def test_prune_by_relevance_drops_the_bottom_share(clock: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_prune_by_relevance_drops_the_bottom_share(
+    manager: Manager, clock: Any, tier: MemoryTier
+) -> None:
+    memory = manager(clock=clock)
     for number in range(10):
         await memory.remember(f"k{number}", "text", tier=tier, importance=number / 10)
     assert await memory.gc.prune_by_relevance(tier) == 3
@@ -54,8 +61,10 @@ async def test_prune_by_relevance_drops_the_bottom_share(clock: Any, tier: Memor
 
 
 @BOTH
-async def test_prune_by_staleness_drops_what_was_not_accessed(clock: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_prune_by_staleness_drops_what_was_not_accessed(
+    manager: Manager, clock: Any, tier: MemoryTier
+) -> None:
+    memory = manager(clock=clock)
     await memory.remember("stale", "one", tier=tier)
     await memory.remember("used", "two", tier=tier)
     clock.pass_days(20)
@@ -68,8 +77,10 @@ async def test_prune_by_staleness_drops_what_was_not_accessed(clock: Any, tier: 
 
 
 @BOTH
-async def test_prune_duplicates_keeps_the_more_relevant_entry(clock: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_prune_duplicates_keeps_the_more_relevant_entry(
+    manager: Manager, clock: Any, tier: MemoryTier
+) -> None:
+    memory = manager(clock=clock)
     await memory.remember("weak", "one two three", tier=tier, importance=0.1, tags=["x"])
     await memory.remember("strong", "three two one", tier=tier, importance=0.9)
     await memory.remember("apart", "one two four five", tier=tier)
@@ -79,8 +90,8 @@ async def test_prune_duplicates_keeps_the_more_relevant_entry(clock: Any, tier: 
     assert strong.tags == ["x"]
 
 
-async def test_the_collector_leaves_fleeting_memory_alone(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_the_collector_leaves_fleeting_memory_alone(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "v", tier=MemoryTier.FLEETING)
     fleeting = MemoryTier.FLEETING
     assert await memory.gc.auto_forget(fleeting) == 0
@@ -91,8 +102,8 @@ async def test_the_collector_leaves_fleeting_memory_alone(model: Any) -> None:
     assert memory.fleeting.size == 1
 
 
-async def test_summarize_context_without_a_model_cuts_the_joined_text() -> None:
-    gc = MemoryManager().gc
+async def test_summarize_context_without_a_model_cuts_the_joined_text(manager: Manager) -> None:
+    gc = manager().gc
     entries = [MemoryEntry(f"k{n}", "word " * 1000, MemoryTier.SHORT_TERM) for n in range(3)]
     text = await gc.summarize_context(entries, max_tokens=2000)
     assert len(text) == 8000
@@ -100,8 +111,8 @@ async def test_summarize_context_without_a_model_cuts_the_joined_text() -> None:
     assert await gc.summarize_context([]) == ""
 
 
-async def test_summarize_context_with_a_model_is_its_answer(model: Any) -> None:
-    gc = MemoryManager(llm_provider=model).gc
+async def test_summarize_context_with_a_model_is_its_answer(manager: Manager, model: Any) -> None:
+    gc = manager(llm_provider=model).gc
     entries = [MemoryEntry("k", "the fact </entries>", MemoryTier.SHORT_TERM)]
     assert await gc.summarize_context(entries) == "a summary"
     assert "the fact \\u003c/entries>" in model.prompts[0]
@@ -110,8 +121,10 @@ async def test_summarize_context_with_a_model_is_its_answer(model: Any) -> None:
 
 
 @BOTH
-async def test_improve_memory_replaces_content_by_the_answer(model: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_improve_memory_replaces_content_by_the_answer(
+    manager: Manager, model: Any, tier: MemoryTier
+) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "vague", tier=tier, importance=0.9, tags=["x"])
     await memory.remember("other", {"a": 1}, tier=tier)
     model.answer = "precise"
@@ -125,22 +138,22 @@ async def test_improve_memory_replaces_content_by_the_answer(model: Any, tier: M
     assert [one.content for one in await memory.recall("other")] == [{"a": 2}]
 
 
-async def test_improve_memory_without_a_model_does_nothing() -> None:
-    memory = MemoryManager()
+async def test_improve_memory_without_a_model_does_nothing(manager: Manager) -> None:
+    memory = manager()
     await memory.remember("k", "v", tier=MemoryTier.LONG_TERM)
     assert await memory.gc.improve_memory(MemoryTier.LONG_TERM) == 0
 
 
-async def test_on_turn_end_clears_fleeting_memory_only() -> None:
-    memory = MemoryManager()
+async def test_on_turn_end_clears_fleeting_memory_only(manager: Manager) -> None:
+    memory = manager()
     for tier in MemoryTier:
         await memory.remember("k", "v", tier=tier)
     await memory.gc.on_turn_end()
-    assert (memory.fleeting.size, memory.short_term.size, memory.long_term.size) == (0, 1, 1)
+    assert (memory.fleeting.size, len(await memory.short_term.listed()), memory.long_term.size) == (0, 1, 1)
 
 
-async def test_on_session_end_promotes_what_is_important(clock: Any) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_on_session_end_promotes_what_is_important(manager: Manager, clock: Any) -> None:
+    memory = manager(clock=clock)
     await memory.remember("half", "one", importance=0.5, tags=["t"], source_agent="a", source_run_id="r")
     await memory.remember("minor", "two", importance=0.49)
     await memory.remember("used", "three", importance=0.1)
@@ -150,13 +163,13 @@ async def test_on_session_end_promotes_what_is_important(clock: Any) -> None:
     await memory.gc.on_session_end()
     assert await keys(memory, MemoryTier.LONG_TERM) == {"half", "used"}
     assert memory.fleeting.size == 0
-    before = {one.key: one for one in memory.short_term.entries}
+    before = {one.key: one for one in await memory.short_term.listed()}
     for one in await memory.long_term.listed():
         assert one == before[one.key].copied(tier=MemoryTier.LONG_TERM)
 
 
-async def test_on_session_end_promotes_the_summary(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model, session_id="s1")
+async def test_on_session_end_promotes_the_summary(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s1")
     for number in range(12):
         await memory.remember(f"k{number}", f"v{number}", importance=0.1)
     await memory.gc.on_session_end()
@@ -164,8 +177,8 @@ async def test_on_session_end_promotes_the_summary(model: Any) -> None:
     assert (summary.key, summary.content, summary.importance) == ("__summary__:s1", "a summary", 0.8)
 
 
-async def test_on_idle_maintains_long_term_memory(clock: Any, model: Any) -> None:
-    memory = MemoryManager(llm_provider=model, clock=clock)
+async def test_on_idle_maintains_long_term_memory(manager: Manager, clock: Any, model: Any) -> None:
+    memory = manager(llm_provider=model, clock=clock)
     long = MemoryTier.LONG_TERM
     await memory.remember("stale", "not used for long", tier=long, importance=1.0)
     clock.pass_days(31)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from stm_backends.errors import Unavailable
 from stm_backends.tiers import InProcessGraph, LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
 from stm_backends.tiers.graph import Change
+
+Manager = Callable[..., MemoryManager]
 
 LONG = MemoryTier.LONG_TERM
 
@@ -36,38 +39,40 @@ class Outage(InProcessGraph):
 
 
 @pytest.mark.parametrize("with_model", [True, False])
-async def test_an_important_entry_that_is_summarized_is_promoted(model: Any, with_model: bool) -> None:
-    memory = MemoryManager(llm_provider=model if with_model else None, session_id="s")
+async def test_an_important_entry_that_is_summarized_is_promoted(
+    manager: Manager, model: Any, with_model: bool
+) -> None:
+    memory = manager(llm_provider=model if with_model else None, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.gc.on_session_end()
-    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert "important" not in {one.key for one in await memory.short_term.listed()}
     assert (await stored(memory)).keys() == {"important", "__summary__:s"}
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model, session_id="s")
+async def test_an_entry_summarized_before_the_end_is_promoted_then(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.short_term.summarize(model)
-    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert "important" not in {one.key for one in await memory.short_term.listed()}
     await memory.gc.on_session_end()
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_an_entry_dropped_for_room_is_promoted_at_the_end() -> None:
-    memory = MemoryManager()
+async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Manager) -> None:
+    memory = manager()
     memory.short_term.max_entries = 5
     await memory.remember("important", "the key fact", importance=0.5)
     await fill(memory, importance=0.9)
-    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert "important" not in {one.key for one in await memory.short_term.listed()}
     await memory.gc.on_session_end()
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model, session_id="s")
+async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.short_term.summarize(model)
@@ -76,26 +81,26 @@ async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any) 
     assert "important" not in await stored(memory)
 
 
-async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_updated_while_the_model_summarizes_keeps_it(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: memory.remember("k0", "updated", importance=0.1)
     await memory.short_term.summarize(model)
-    found = {one.key: one.content for one in memory.short_term.entries}
+    found = {one.key: one.content for one in await memory.short_term.listed()}
     assert found["k0"] == "updated"
     assert "k1" not in found
 
 
-async def test_an_entry_added_while_the_model_summarizes_is_kept(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_added_while_the_model_summarizes_is_kept(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: memory.remember("added", "new", importance=0.1)
     await memory.short_term.summarize(model)
-    assert "added" in {one.key for one in memory.short_term.entries}
+    assert "added" in {one.key for one in await memory.short_term.listed()}
 
 
-async def test_accesses_while_the_model_summarizes_count_for_promotion(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_accesses_while_the_model_summarizes_count_for_promotion(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
 
     async def use() -> None:
@@ -108,8 +113,8 @@ async def test_accesses_while_the_model_summarizes_count_for_promotion(model: An
     assert (found.content, found.access_count) == ("fact 0", 4)
 
 
-async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
 
     async def forget() -> None:
@@ -122,18 +127,20 @@ async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any)
     assert "fact 0" not in model.prompts[1]
 
 
-async def test_two_summaries_at_once_lose_no_entry(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_two_summaries_at_once_lose_no_entry(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: asyncio.sleep(0)
     await asyncio.gather(memory.short_term.summarize(model), memory.short_term.summarize(model))
     assert len(model.prompts) == 1
-    assert memory.short_term.size == 11
+    assert len(await memory.short_term.listed()) == 11
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_an_entry_updated_while_the_model_improves_keeps_it(model: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_updated_while_the_model_improves_keeps_it(
+    manager: Manager, model: Any, tier: MemoryTier
+) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=tier)
     model.answer = "old, improved"
     model.during = lambda: memory.remember("k", "new", tier=tier)
@@ -142,8 +149,10 @@ async def test_an_entry_updated_while_the_model_improves_keeps_it(model: Any, ti
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_an_entry_forgotten_while_the_model_improves_stays_gone(model: Any, tier: MemoryTier) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_entry_forgotten_while_the_model_improves_stays_gone(
+    manager: Manager, model: Any, tier: MemoryTier
+) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=tier)
     model.answer = "old, improved"
     model.during = lambda: memory.forget("k")
@@ -151,8 +160,8 @@ async def test_an_entry_forgotten_while_the_model_improves_stays_gone(model: Any
     assert await memory.recall("") == []
 
 
-async def test_accesses_while_the_model_improves_are_counted(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_accesses_while_the_model_improves_are_counted(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=LONG)
     model.answer = "better"
     model.during = lambda: memory.recall("k")
@@ -162,34 +171,36 @@ async def test_accesses_while_the_model_improves_are_counted(model: Any) -> None
 
 
 @pytest.mark.parametrize("answer", ["", "  \n"])
-async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: str) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_an_empty_answer_of_the_model_changes_nothing(
+    manager: Manager, model: Any, answer: str
+) -> None:
+    memory = manager(llm_provider=model)
     await fill(memory)
     await memory.remember("k", "v", tier=LONG)
     model.answer = answer
-    before = memory.short_term.entries
+    before = await memory.short_term.listed()
     assert await memory.short_term.summarize(model) == ""
-    assert memory.short_term.entries == before
+    assert await memory.short_term.listed() == before
     assert await memory.gc.improve_memory(LONG) == 0
     assert await stored(memory) == {"k": "v"}
 
 
-async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_a_failing_model_changes_nothing_and_is_an_error(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("important", "the key fact", importance=0.9)
     await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
     await fill(memory)
     model.answer = RuntimeError("no model")
-    before = memory.short_term.entries
+    before = await memory.short_term.listed()
     with pytest.raises(RuntimeError, match="no model"):
         await memory.gc.on_session_end()
-    assert memory.short_term.entries == before
+    assert await memory.short_term.listed() == before
     assert await stored(memory) == {"important": "the key fact"}
     assert memory.fleeting.size == 0
 
 
-async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch() -> None:
-    memory = MemoryManager()
+async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager: Manager) -> None:
+    memory = manager()
     for number in range(11):
         await memory.remember(f"a{number}", "first " * 1000)
     await memory.short_term.summarize()
@@ -205,19 +216,19 @@ async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch() -> Non
     assert "second" in again
 
 
-async def test_the_summaries_of_two_sessions_both_survive(model: Any) -> None:
+async def test_the_summaries_of_two_sessions_both_survive(manager: Manager, model: Any) -> None:
     graph = InProcessGraph()
     for answer in ("of the first session", "of the second session"):
         model.answer = answer
-        memory = MemoryManager(graph_backend=graph, llm_provider=model)
+        memory = manager(graph_backend=graph, llm_provider=model)
         await fill(memory)
         await memory.gc.on_session_end()
     found = await LongTermMemory(graph).recall("__summary__")
     assert {one.content for one in found} == {"of the first session", "of the second session"}
 
 
-async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_the_summaries_of_two_sessions_of_one_manager_survive(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     for number, answer in enumerate(("of the first session", "of the second session")):
         model.answer = answer
         await fill(memory, start=100 * number)
@@ -227,8 +238,8 @@ async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any) 
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_equal_scalars_under_different_keys_are_kept(manager: Manager, tier: MemoryTier) -> None:
+    memory = manager()
     for key, value in [("a", 1), ("b", 1), ("c", "Alice"), ("d", "Alice"), ("e", True), ("f", None)]:
         await memory.remember(key, value, tier=tier)
     assert await memory.gc.prune_duplicates(tier) == 0
@@ -236,8 +247,8 @@ async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier) -> 
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(manager: Manager, tier: MemoryTier) -> None:
+    memory = manager()
     memory.gc.duplicate_similarity_threshold = 0.6
     for key, text, importance in [("1", "a b c d", 0.9), ("2", "b c d e", 0.8), ("3", "c d e f", 0.7)]:
         await memory.remember(key, text, tier=tier, importance=importance)
@@ -246,8 +257,8 @@ async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTie
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_metadata_of_a_merged_entry_reaches_a_survivor(manager: Manager, tier: MemoryTier) -> None:
+    memory = manager()
     # "2" is merged into "1", and "3" is similar to both: its metadata must not go to "2".
     for key, importance in [("1", 0.9), ("2", 0.8), ("3", 0.7)]:
         await memory.remember(key, "a b c d", tier=tier, importance=importance, tags=[f"tag{key}"])
@@ -256,9 +267,9 @@ async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier) -
     assert (left.key, sorted(left.tags)) == ("1", ["tag1", "tag2", "tag3"])
 
 
-async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy() -> None:
+async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy(manager: Manager) -> None:
     graph = Outage()
-    memory = MemoryManager(graph_backend=graph)
+    memory = manager(graph_backend=graph)
     graph.down = True
     with pytest.raises(Unavailable):
         await memory.remember("k", "v", tier=LONG)
@@ -267,24 +278,24 @@ async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy() -> None:
     assert memory.long_term.size == 0
 
 
-async def test_a_session_end_in_an_outage_can_be_repeated(model: Any) -> None:
+async def test_a_session_end_in_an_outage_can_be_repeated(manager: Manager, model: Any) -> None:
     graph = Outage()
-    memory = MemoryManager(graph_backend=graph, llm_provider=model, session_id="s")
+    memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
-    before = memory.short_term.entries
+    before = await memory.short_term.listed()
     graph.down = True
     with pytest.raises(Unavailable):
         await memory.gc.on_session_end()
-    assert memory.short_term.entries == before
+    assert await memory.short_term.listed() == before
     graph.down = False
     await memory.gc.on_session_end()
     assert (await stored(memory)).keys() == {"important", "__summary__:s"}
 
 
-async def test_an_outage_during_the_summary_loses_nothing(model: Any) -> None:
+async def test_an_outage_during_the_summary_loses_nothing(manager: Manager, model: Any) -> None:
     graph = Outage()
-    memory = MemoryManager(graph_backend=graph, llm_provider=model, session_id="s")
+    memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await fill(memory)
 
     async def use_and_fail() -> None:
@@ -300,9 +311,11 @@ async def test_an_outage_during_the_summary_loses_nothing(model: Any) -> None:
     assert (await stored(memory)).keys() == {"k0", "__summary__:s"}
 
 
-async def test_a_fallback_that_was_asked_for_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fallback_that_was_asked_for_is_announced(
+    manager: Manager, caplog: pytest.LogCaptureFixture
+) -> None:
     graph = Outage()
-    memory = MemoryManager(graph_backend=graph, hold_on_outage=True)
+    memory = manager(graph_backend=graph, hold_on_outage=True)
     graph.down = True
     with caplog.at_level(logging.WARNING, "stm_backends"):
         await memory.remember("k", "secret text", tier=LONG)
@@ -316,13 +329,13 @@ async def test_a_fallback_that_was_asked_for_is_announced(caplog: pytest.LogCapt
     graph.down = False
     assert await stored(memory) == {"k": "secret text"}
     assert memory.long_term.held == 0
-    assert await stored(MemoryManager(graph_backend=graph)) == {"k": "secret text"}
+    assert await stored(manager(graph_backend=graph)) == {"k": "secret text"}
 
 
-async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any) -> None:
+async def test_a_held_entry_does_not_replace_a_newer_one(manager: Manager, clock: Any) -> None:
     graph = Outage()
-    one = MemoryManager(graph_backend=graph, hold_on_outage=True, clock=clock)
-    other = MemoryManager(graph_backend=graph, clock=clock)
+    one = manager(graph_backend=graph, hold_on_outage=True, clock=clock)
+    other = manager(graph_backend=graph, clock=clock)
     graph.down = True
     await one.remember("k", "old", tier=LONG, tags=["held"])
     graph.down = False
@@ -333,8 +346,8 @@ async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any) -> None:
     assert (found.content, found.tags) == ("new", ["held"])
 
 
-async def test_what_the_caller_changes_afterwards_is_not_stored() -> None:
-    memory = MemoryManager()
+async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Manager) -> None:
+    memory = manager()
     for tier in MemoryTier:
         value, tags = {"list": [1]}, ["a"]
         entry = await memory.remember("k", value, tier=tier, tags=tags)
@@ -349,8 +362,8 @@ async def test_what_the_caller_changes_afterwards_is_not_stored() -> None:
         assert again.tags == ([] if tier is MemoryTier.FLEETING else ["a"])
 
 
-async def test_ending_a_session_twice_promotes_once(model: Any) -> None:
-    memory = MemoryManager(llm_provider=model)
+async def test_ending_a_session_twice_promotes_once(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model)
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.gc.on_session_end()
@@ -360,8 +373,10 @@ async def test_ending_a_session_twice_promotes_once(model: Any) -> None:
     assert len(before) == 2
 
 
-async def test_a_promotion_keeps_an_improvement_and_takes_an_update(model: Any, clock: Any) -> None:
-    memory = MemoryManager(clock=clock)
+async def test_a_promotion_keeps_an_improvement_and_takes_an_update(
+    manager: Manager, model: Any, clock: Any
+) -> None:
+    memory = manager(clock=clock)
     await memory.remember("k", "old", importance=0.9)
     await memory.gc.on_session_end()
     memory.gc.llm_provider = model
