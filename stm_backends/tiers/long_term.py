@@ -85,6 +85,7 @@ class LongTermMemory:
         self._hold_on_outage = hold_on_outage
         self._observer = guarded(observer)
         self._held: dict[str, MemoryEntry] = {}
+        self._reconciling = asyncio.Lock()
         self._clock = clock
         self._known: set[str] = set()
 
@@ -180,7 +181,9 @@ class LongTermMemory:
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one."""
         self._held.pop(key, None)
-        await self._graph.change_vertex(vertex_id(key), LABEL, lambda _: None)
+        # After a reconciliation that is storing the entry.
+        async with self._reconciling:
+            await self._graph.change_vertex(vertex_id(key), LABEL, lambda _: None)
         self._known.discard(key)
 
     async def consolidate(self) -> int:
@@ -353,12 +356,18 @@ class LongTermMemory:
 
     async def reconcile(self) -> None:
         """Store the held entries. Raises what the graph raises; what could not be stored stays held."""
-        for key, entry in list(self._held.items()):
-            await self._graph.change_vertex(vertex_id(key), LABEL, await self._promotion_of(entry))
-            self._known.add(key)
-            if self._held.get(key) is entry:
-                del self._held[key]
-                logger.warning("an entry of long-term memory that was held in an outage is stored")
+        if not self._held:
+            return
+        async with self._reconciling:
+            for key, entry in list(self._held.items()):
+                promotion = await self._promotion_of(entry)
+                if self._held.get(key) is not entry:
+                    continue
+                await self._graph.change_vertex(vertex_id(key), LABEL, promotion)
+                self._known.add(key)
+                if self._held.get(key) is entry:
+                    del self._held[key]
+                    logger.warning("an entry of long-term memory that was held in an outage is stored")
 
     async def _store(self, entry: MemoryEntry, change: Change) -> bool:
         """Change the vertex of an entry; `False` if the entry is held instead."""

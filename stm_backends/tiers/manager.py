@@ -138,14 +138,18 @@ class MemoryManager:
     async def get_context_window(self, max_tokens: int) -> list[MemoryEntry]:
         """Return the most relevant entries of short-term and long-term memory that fit into the budget.
 
-        A token is four characters of a key and its content. Each key occurs once; short-term memory comes
-        first, because it is newer, and so does its summary. Only the entries returned count as accessed.
+        A token is four characters of a key and its content. Each key occurs once: the entry that was created
+        later, or that of short-term memory. A summary of this session in long-term memory is left out. Only
+        the entries returned count as accessed.
         """
         require_count("max_tokens", max_tokens)
-        short = {one.key: one for one in await self.short_term.listed()}
-        known = {*short, await self.short_term.summary_key()}
-        long = [one for one in await self.long_term.listed() if one.key not in known]
-        ranked = self._ranked([*short.values(), *long])
+        entries = {one.key: one for one in await self.short_term.listed()}
+        for one in await self.long_term.listed():
+            known = entries.get(one.key)
+            newer = known is None or one.created_at > known.created_at
+            if newer and one.key != self.short_term.summary_key:
+                entries[one.key] = one
+        ranked = self._ranked(entries.values())
         sizes = [len(one.key) + len(str(one.content)) for one in ranked]
         chosen = [ranked[position] for position in relevance.within_budget(sizes, max_tokens)]
         # What another task or process removed or replaced by now is left out.

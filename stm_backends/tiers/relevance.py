@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from stm_backends.records.steps import Steps
 
@@ -101,11 +101,18 @@ class Candidate(NamedTuple):
 
 
 def can_be_duplicate(content: object) -> bool:
-    """Say whether equal contents under different keys say the same.
+    """Say whether equal contents under different keys say the same: whether any of its texts has two words.
 
-    A single word, a number, a truth value or `None` only means something together with its key.
+    A single word, a number, a truth value or `None` only means something together with its key, and so does
+    an object of these.
     """
-    return len(tokens_of(content)) > 1
+    if isinstance(content, str):
+        return len(tokens_of(content)) > 1
+    if isinstance(content, dict):
+        return any(map(can_be_duplicate, cast("dict[object, object]", content).values()))
+    if isinstance(content, (list, tuple)):
+        return any(map(can_be_duplicate, cast("Iterable[object]", content)))
+    return False
 
 
 def duplicates(candidates: Iterable[Candidate], threshold: float) -> Steps[list[tuple[str, str]]]:

@@ -216,9 +216,10 @@ class ShortTermMemory:
         if not session.ended:
             await self.journal.write({"op": "end", "number": session.number})
 
-    async def summary_key(self) -> str | None:
-        """Return the key that the summary has in long-term memory, if there is one."""
-        summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
+    @property
+    def summary_key(self) -> str | None:
+        """The key that the summary has in long-term memory, if this process knows of a summary."""
+        summary = self.journal.known.entries.get(SUMMARY_KEY)
         return None if summary is None else summary.long_term_key(self._session_id)
 
     async def listed(self) -> list[MemoryEntry]:

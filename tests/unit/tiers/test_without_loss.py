@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.errors import Unavailable
+from stm_backends.errors import Corrupt, Denied, TooLarge, Unavailable
 from stm_backends.tiers import InProcessGraph, LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
 from stm_backends.tiers.graph import Change
 
@@ -69,6 +69,37 @@ async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Manager
     assert "important" not in {one.key for one in await memory.short_term.listed()}
     await memory.gc.on_session_end()
     assert (await stored(memory))["important"] == "the key fact"
+
+
+@pytest.mark.parametrize("prune", ["auto_forget", "prune_by_relevance", "prune_by_staleness"])
+async def test_an_entry_pruned_from_the_session_is_promoted_if_due(
+    manager: Manager, clock: Any, prune: str
+) -> None:
+    memory = manager(clock=clock)
+    await memory.remember("used", "the key fact", importance=0.0)
+    for _ in range(3):
+        await memory.recall("key fact")
+    await memory.remember("unused", "something else", importance=0.0)
+    clock.pass_days(60)
+    arguments = {"prune_by_relevance": {"keep_ratio": 0}}.get(prune, {})
+    assert await getattr(memory.gc, prune)(MemoryTier.SHORT_TERM, **arguments) == 2
+    assert await memory.recall("") == []
+    await memory.gc.on_session_end()
+    assert await stored(memory) == {"used": "the key fact"}
+
+
+async def test_a_summary_dropped_for_room_survives_beside_the_next_one(manager: Manager, model: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s")
+    await fill(memory)
+    model.answer = "of the first entries"
+    await memory.short_term.summarize(model)
+    memory.short_term.max_entries = 20
+    await fill(memory, 20, start=100, importance=0.9)
+    assert "__summary__" not in {one.key for one in await memory.short_term.listed()}
+    model.answer = "of the others"
+    await memory.gc.on_session_end()
+    found = await stored(memory)
+    assert {found["__summary__:s"], found["__summary__:s:1"]} == {"of the first entries", "of the others"}
 
 
 async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(manager: Manager, model: Any) -> None:
@@ -242,6 +273,8 @@ async def test_equal_scalars_under_different_keys_are_kept(manager: Manager, tie
     memory = manager()
     for key, value in [("a", 1), ("b", 1), ("c", "Alice"), ("d", "Alice"), ("e", True), ("f", None)]:
         await memory.remember(key, value, tier=tier)
+    for key in ("apples", "pears"):
+        await memory.remember(key, {"count": 3, "state": ["ripe"]}, tier=tier)
     assert await memory.gc.prune_duplicates(tier) == 0
     assert await memory.long_term.consolidate() == 0
 
@@ -330,6 +363,67 @@ async def test_a_fallback_that_was_asked_for_is_announced(
     assert await stored(memory) == {"k": "secret text"}
     assert memory.long_term.held == 0
     assert await stored(manager(graph_backend=graph)) == {"k": "secret text"}
+
+
+async def test_a_promotion_that_is_only_held_is_repeated_by_the_next_end(
+    manager: Manager, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = Outage()
+    memory = manager(graph, session_id="s", hold_on_outage=True)
+    await memory.remember("important", "the key fact", importance=0.9)
+    graph.down = True
+    await memory.gc.on_session_end()
+    assert memory.long_term.held == 1
+    assert "graph failed" in caplog.text
+    graph.down = False
+    # This process dies with what it holds, and the session is ended by another one.
+    after = MemoryManager(graph, short_term=memory.short_term)
+    await after.gc.on_session_end()
+    assert await stored(after) == {"important": "the key fact"}
+
+
+@pytest.mark.parametrize("error", [TooLarge("entry", size=2, limit=1), Denied("no"), Corrupt("damaged")])
+async def test_a_refusal_is_raised_and_never_held(error: Exception) -> None:
+    class Refusing(InProcessGraph):
+        refuses = True
+
+        async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+            if self.refuses:
+                raise error
+            return await super().change_vertex(vertex_id, label, change)
+
+    graph = Refusing()
+    memory = MemoryManager(graph, hold_on_outage=True)
+    with pytest.raises(type(error)):
+        await memory.remember("refused", "x", tier=LONG)
+    graph.refuses = False
+    await memory.remember("k", "v", tier=LONG)
+    assert (await stored(memory), memory.long_term.held) == ({"k": "v"}, 0)
+
+
+async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone() -> None:
+    class Slow(Outage):
+        async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+            if slow:
+                started.set()
+                slow.pop()
+                await go.wait()
+            return await super().change_vertex(vertex_id, label, change)
+
+    started, go, slow = asyncio.Event(), asyncio.Event(), list[int]()
+    graph = Slow()
+    memory = MemoryManager(graph, hold_on_outage=True)
+    graph.down = True
+    await memory.remember("k", "v", tier=LONG)
+    graph.down = False
+    slow.append(1)
+    reconciling = asyncio.ensure_future(memory.long_term.reconcile())
+    await started.wait()
+    forgetting = asyncio.ensure_future(memory.forget("k"))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(reconciling, forgetting)
+    assert await stored(memory) == {}
 
 
 async def test_a_held_entry_does_not_replace_a_newer_one(manager: Manager, clock: Any) -> None:
