@@ -1,7 +1,8 @@
-"""A clock and a model that tests of the tiers control, and memories of both kinds of session."""
+"""A clock, a model, graphs and sessions that tests of the tiers control."""
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -9,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from stm_backends import MemoryKey, open_backend
+from stm_backends import MemoryKey
 from stm_backends.backend import Backend
-from stm_backends.tiers import MemoryManager, SharedShortTermMemory, ShortTermMemory
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.tiers import (
+    BackendGraph,
+    InProcessGraph,
+    MemoryManager,
+    SharedGraph,
+    SharedShortTermMemory,
+    ShortTermMemory,
+)
 
 
 class Clock:
@@ -45,6 +54,51 @@ class Model:
         return self.answer
 
 
+@pytest.fixture(params=["in this process", "on a backend"])
+async def new_graph(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[], SharedGraph]]:
+    """What returns another empty graph, in this process or on a backend."""
+    users = itertools.count()
+    async with Backend(MemoryDriver()) as backend:
+
+        def make() -> SharedGraph:
+            if request.param == "in this process":
+                return InProcessGraph()
+            return BackendGraph(backend, ("acme", f"u{next(users)}"))
+
+        yield make
+
+
+@pytest.fixture(params=["in this process", "in a conversation"])
+async def short_term(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., ShortTermMemory]]:
+    """What returns a short-term memory; in a conversation, those of one `session_id` are shared."""
+    async with Backend(MemoryDriver()) as backend:
+
+        def make(*, session_id: str | None = None, **settings: Any) -> ShortTermMemory:
+            if request.param == "in this process":
+                return ShortTermMemory(session_id=session_id, **settings)
+            key = MemoryKey("acme", "u0", session_id or uuid.uuid4().hex)
+            return SharedShortTermMemory(backend, key, **settings)
+
+        yield make
+
+
+@pytest.fixture
+def manager(
+    new_graph: Callable[[], SharedGraph], short_term: Callable[..., ShortTermMemory]
+) -> Callable[..., MemoryManager]:
+    """What returns a manager, on a graph of its own unless one is given, with a session of its own."""
+
+    def make(graph_backend: Any = None, session_id: str | None = None, **settings: Any) -> MemoryManager:
+        graph = new_graph() if graph_backend is None else graph_backend
+        own = {name: settings[name] for name in ("embedder", "clock") if name in settings}
+        session = short_term(session_id=session_id, **own)
+        # The tests give each graph and each session a user of its own.
+        session.owner = None
+        return MemoryManager(graph, short_term=session, **settings)
+
+    return make
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -53,33 +107,3 @@ def clock() -> Clock:
 @pytest.fixture
 def model() -> Model:
     return Model()
-
-
-@pytest.fixture
-async def backend() -> AsyncIterator[Backend]:
-    async with open_backend("memory://") as backend:
-        yield backend
-
-
-@pytest.fixture(params=["in this process", "in a conversation"])
-def short_term(request: pytest.FixtureRequest, backend: Backend) -> Callable[..., ShortTermMemory]:
-    """Makes a short-term memory of each kind; those with the same `session_id` are shared, if they can be."""
-
-    def make(*, session_id: str | None = None, **settings: Any) -> ShortTermMemory:
-        if request.param == "in this process":
-            return ShortTermMemory(session_id=session_id, **settings)
-        key = MemoryKey("acme", "u1", session_id or uuid.uuid4().hex)
-        return SharedShortTermMemory(backend, key, **settings)
-
-    return make
-
-
-@pytest.fixture
-def manager(short_term: Callable[..., ShortTermMemory]) -> Callable[..., MemoryManager]:
-    """Makes a manager whose session is of each kind."""
-
-    def make(*arguments: Any, session_id: str | None = None, **settings: Any) -> MemoryManager:
-        own = {name: settings[name] for name in ("embedder", "clock") if name in settings}
-        return MemoryManager(*arguments, short_term=short_term(session_id=session_id, **own), **settings)
-
-    return make

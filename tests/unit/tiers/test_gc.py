@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.tiers import MemoryEntry, MemoryGarbageCollector, MemoryManager, MemoryTier
-
-Manager = Callable[..., MemoryManager]
 
 BOTH = pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM])
 
@@ -21,7 +18,7 @@ async def keys(memory: MemoryManager, tier: MemoryTier) -> set[str]:
     return {one.key for one in await store.listed()}
 
 
-def test_the_collector_has_the_defaults_of_the_configuration_reference() -> None:
+def test_the_collector_has_the_defaults_of_the_configuration_reference(manager: Any) -> None:
     parameters = inspect.signature(MemoryGarbageCollector).parameters
     assert {name: one.default for name, one in parameters.items()} == {
         "memory_manager": inspect.Parameter.empty,
@@ -30,12 +27,12 @@ def test_the_collector_has_the_defaults_of_the_configuration_reference() -> None
         "duplicate_similarity_threshold": 0.7,
     }
     with pytest.raises(ConfigurationError):
-        MemoryGarbageCollector(MemoryManager(), relevance_threshold=-1)
+        MemoryGarbageCollector(manager(), relevance_threshold=-1)
 
 
 @BOTH
 async def test_auto_forget_removes_entries_below_the_threshold(
-    manager: Manager, clock: Any, tier: MemoryTier
+    clock: Any, tier: MemoryTier, manager: Any
 ) -> None:
     memory = manager(clock=clock)
     await memory.remember("weak", "one", tier=tier, importance=0.1)
@@ -46,9 +43,7 @@ async def test_auto_forget_removes_entries_below_the_threshold(
 
 
 @BOTH
-async def test_prune_by_relevance_drops_the_bottom_share(
-    manager: Manager, clock: Any, tier: MemoryTier
-) -> None:
+async def test_prune_by_relevance_drops_the_bottom_share(clock: Any, tier: MemoryTier, manager: Any) -> None:
     memory = manager(clock=clock)
     for number in range(10):
         await memory.remember(f"k{number}", "text", tier=tier, importance=number / 10)
@@ -62,7 +57,7 @@ async def test_prune_by_relevance_drops_the_bottom_share(
 
 @BOTH
 async def test_prune_by_staleness_drops_what_was_not_accessed(
-    manager: Manager, clock: Any, tier: MemoryTier
+    clock: Any, tier: MemoryTier, manager: Any
 ) -> None:
     memory = manager(clock=clock)
     await memory.remember("stale", "one", tier=tier)
@@ -78,7 +73,7 @@ async def test_prune_by_staleness_drops_what_was_not_accessed(
 
 @BOTH
 async def test_prune_duplicates_keeps_the_more_relevant_entry(
-    manager: Manager, clock: Any, tier: MemoryTier
+    clock: Any, tier: MemoryTier, manager: Any
 ) -> None:
     memory = manager(clock=clock)
     await memory.remember("weak", "one two three", tier=tier, importance=0.1, tags=["x"])
@@ -90,7 +85,7 @@ async def test_prune_duplicates_keeps_the_more_relevant_entry(
     assert strong.tags == ["x"]
 
 
-async def test_the_collector_leaves_fleeting_memory_alone(manager: Manager, model: Any) -> None:
+async def test_the_collector_leaves_fleeting_memory_alone(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("k", "v", tier=MemoryTier.FLEETING)
     fleeting = MemoryTier.FLEETING
@@ -102,7 +97,7 @@ async def test_the_collector_leaves_fleeting_memory_alone(manager: Manager, mode
     assert memory.fleeting.size == 1
 
 
-async def test_summarize_context_without_a_model_cuts_the_joined_text(manager: Manager) -> None:
+async def test_summarize_context_without_a_model_cuts_the_joined_text(manager: Any) -> None:
     gc = manager().gc
     entries = [MemoryEntry(f"k{n}", "word " * 1000, MemoryTier.SHORT_TERM) for n in range(3)]
     text = await gc.summarize_context(entries, max_tokens=2000)
@@ -111,7 +106,7 @@ async def test_summarize_context_without_a_model_cuts_the_joined_text(manager: M
     assert await gc.summarize_context([]) == ""
 
 
-async def test_summarize_context_with_a_model_is_its_answer(manager: Manager, model: Any) -> None:
+async def test_summarize_context_with_a_model_is_its_answer(model: Any, manager: Any) -> None:
     gc = manager(llm_provider=model).gc
     entries = [MemoryEntry("k", "the fact </entries>", MemoryTier.SHORT_TERM)]
     assert await gc.summarize_context(entries) == "a summary"
@@ -122,7 +117,7 @@ async def test_summarize_context_with_a_model_is_its_answer(manager: Manager, mo
 
 @BOTH
 async def test_improve_memory_replaces_content_by_the_answer(
-    manager: Manager, model: Any, tier: MemoryTier
+    model: Any, tier: MemoryTier, manager: Any
 ) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("k", "vague", tier=tier, importance=0.9, tags=["x"])
@@ -138,13 +133,13 @@ async def test_improve_memory_replaces_content_by_the_answer(
     assert [one.content for one in await memory.recall("other")] == [{"a": 2}]
 
 
-async def test_improve_memory_without_a_model_does_nothing(manager: Manager) -> None:
+async def test_improve_memory_without_a_model_does_nothing(manager: Any) -> None:
     memory = manager()
     await memory.remember("k", "v", tier=MemoryTier.LONG_TERM)
     assert await memory.gc.improve_memory(MemoryTier.LONG_TERM) == 0
 
 
-async def test_on_turn_end_clears_fleeting_memory_only(manager: Manager) -> None:
+async def test_on_turn_end_clears_fleeting_memory_only(manager: Any) -> None:
     memory = manager()
     for tier in MemoryTier:
         await memory.remember("k", "v", tier=tier)
@@ -152,7 +147,7 @@ async def test_on_turn_end_clears_fleeting_memory_only(manager: Manager) -> None
     assert (memory.fleeting.size, len(await memory.short_term.listed()), memory.long_term.size) == (0, 1, 1)
 
 
-async def test_on_session_end_promotes_what_is_important(manager: Manager, clock: Any) -> None:
+async def test_on_session_end_promotes_what_is_important(clock: Any, manager: Any) -> None:
     memory = manager(clock=clock)
     await memory.remember("half", "one", importance=0.5, tags=["t"], source_agent="a", source_run_id="r")
     await memory.remember("minor", "two", importance=0.49)
@@ -168,7 +163,7 @@ async def test_on_session_end_promotes_what_is_important(manager: Manager, clock
         assert one == before[one.key].copied(tier=MemoryTier.LONG_TERM)
 
 
-async def test_on_session_end_promotes_the_summary(manager: Manager, model: Any) -> None:
+async def test_on_session_end_promotes_the_summary(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model, session_id="s1")
     for number in range(12):
         await memory.remember(f"k{number}", f"v{number}", importance=0.1)
@@ -177,7 +172,7 @@ async def test_on_session_end_promotes_the_summary(manager: Manager, model: Any)
     assert (summary.key, summary.content, summary.importance) == ("__summary__:s1", "a summary", 0.8)
 
 
-async def test_on_idle_maintains_long_term_memory(manager: Manager, clock: Any, model: Any) -> None:
+async def test_on_idle_maintains_long_term_memory(clock: Any, model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model, clock=clock)
     long = MemoryTier.LONG_TERM
     await memory.remember("stale", "not used for long", tier=long, importance=1.0)

@@ -13,7 +13,6 @@ from stm_backends.errors import ConfigurationError
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import (
     FleetingMemory,
-    InProcessGraph,
     LongTermMemory,
     MemoryGarbageCollector,
     MemoryManager,
@@ -24,8 +23,8 @@ from stm_backends.tiers import (
 LONG = MemoryTier.LONG_TERM
 
 
-def test_the_manager_has_the_parts_and_parameters_of_the_document() -> None:
-    memory = MemoryManager()
+def test_the_manager_has_the_parts_and_parameters_of_the_document(manager: Any) -> None:
+    memory = manager()
     assert isinstance(memory.fleeting, FleetingMemory)
     assert isinstance(memory.short_term, ShortTermMemory)
     assert isinstance(memory.long_term, LongTermMemory)
@@ -35,8 +34,8 @@ def test_the_manager_has_the_parts_and_parameters_of_the_document() -> None:
     assert all(parameters[name].default is None for name in list(parameters)[:5])
 
 
-async def test_the_basic_usage_example() -> None:
-    memory = MemoryManager()
+async def test_the_basic_usage_example(manager: Any) -> None:
+    memory = manager()
     await memory.remember("scratch_calc", 42, tier=MemoryTier.FLEETING)
     await memory.remember("user_name", "Alice", tier=MemoryTier.SHORT_TERM, importance=0.7)
     await memory.remember(
@@ -51,12 +50,12 @@ async def test_the_basic_usage_example() -> None:
     assert found.relevance_score == pytest.approx(0.3 + 0.02 + 0.32 + 0.1, abs=1e-3)
     await memory.forget("scratch_calc")
     await memory.run_gc()
-    assert (memory.fleeting.size, memory.short_term.size, memory.long_term.size) == (0, 1, 1)
+    assert (memory.fleeting.size, len(await memory.short_term.listed()), memory.long_term.size) == (0, 1, 1)
 
 
-async def test_the_example_with_a_provider_and_a_graph(model: Any) -> None:
-    graph = InProcessGraph()
-    memory = MemoryManager(graph_backend=graph, llm_provider=model)
+async def test_the_example_with_a_provider_and_a_graph(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = new_graph()
+    memory = manager(graph_backend=graph, llm_provider=model)
     await memory.remember(
         "project_architecture",
         "Microservices with event-driven communication via Kafka",
@@ -72,9 +71,9 @@ async def test_the_example_with_a_provider_and_a_graph(model: Any) -> None:
     assert vertex["properties"]["source_agent"] == "architect"
 
 
-async def test_the_example_of_agents_that_share_a_graph() -> None:
-    graph = InProcessGraph()
-    researcher, writer = MemoryManager(graph_backend=graph), MemoryManager(graph_backend=graph)
+async def test_the_example_of_agents_that_share_a_graph(manager: Any, new_graph: Any) -> None:
+    graph = new_graph()
+    researcher, writer = manager(graph_backend=graph), manager(graph_backend=graph)
     await researcher.remember(
         "finding_1", "Quantum uses qubits", tier=LONG, importance=0.9, source_agent="researcher"
     )
@@ -83,8 +82,8 @@ async def test_the_example_of_agents_that_share_a_graph() -> None:
     assert [one.key for one in await writer.long_term.recall_by_agent("researcher")] == ["finding_1"]
 
 
-async def test_remember_returns_the_entry_with_the_defaults() -> None:
-    memory = MemoryManager()
+async def test_remember_returns_the_entry_with_the_defaults(manager: Any) -> None:
+    memory = manager()
     entry = await memory.remember("k", {"a": 1})
     assert (entry.key, entry.content, entry.tier, entry.importance) == (
         "k",
@@ -96,15 +95,15 @@ async def test_remember_returns_the_entry_with_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("tier", MemoryTier)
-async def test_importance_outside_the_range_is_refused_in_each_tier(tier: MemoryTier) -> None:
-    memory = MemoryManager()
+async def test_importance_outside_the_range_is_refused_in_each_tier(tier: MemoryTier, manager: Any) -> None:
+    memory = manager()
     with pytest.raises(ConfigurationError, match="importance"):
         await memory.remember("k", "v", tier=tier, importance=1.5)
     assert await memory.recall("") == []
 
 
-async def test_recall_searches_the_given_tiers_or_all() -> None:
-    memory = MemoryManager()
+async def test_recall_searches_the_given_tiers_or_all(manager: Any) -> None:
+    memory = manager()
     for tier, importance in zip(MemoryTier, (0.5, 0.1, 0.9), strict=True):
         await memory.remember(tier.value, "text", tier=tier, importance=importance)
     assert [one.tier for one in await memory.recall("text")] == [
@@ -118,8 +117,8 @@ async def test_recall_searches_the_given_tiers_or_all() -> None:
     assert await memory.recall("text", tiers=[]) == []
 
 
-async def test_forget_removes_from_one_tier_or_all() -> None:
-    memory = MemoryManager()
+async def test_forget_removes_from_one_tier_or_all(manager: Any) -> None:
+    memory = manager()
     for tier in MemoryTier:
         await memory.remember("k", "text", tier=tier)
     await memory.forget("k", MemoryTier.SHORT_TERM)
@@ -128,8 +127,8 @@ async def test_forget_removes_from_one_tier_or_all() -> None:
     assert await memory.recall("k") == []
 
 
-async def test_a_context_window_never_exceeds_its_budget() -> None:
-    memory = MemoryManager()
+async def test_a_context_window_never_exceeds_its_budget(manager: Any) -> None:
+    memory = manager()
     for number in range(20):
         tier = LONG if number % 2 else MemoryTier.SHORT_TERM
         await memory.remember(f"k{number:02}", "x" * 17, tier=tier, importance=number / 20)
@@ -138,16 +137,18 @@ async def test_a_context_window_never_exceeds_its_budget() -> None:
     assert sum(len(one.key) + len(str(one.content)) for one in window) <= 25 * 4
 
 
-async def test_a_context_window_has_each_key_once() -> None:
-    memory = MemoryManager()
+async def test_a_context_window_has_each_key_once(manager: Any) -> None:
+    memory = manager()
     await memory.remember("k", "old", tier=LONG, importance=1.0)
     await memory.remember("k", "new", importance=0.1)
     assert [one.content for one in await memory.get_context_window(max_tokens=100)] == ["new"]
 
 
-async def test_a_context_window_has_an_update_by_another_process(clock: Any) -> None:
-    graph = InProcessGraph()
-    one, other = MemoryManager(graph, clock=clock), MemoryManager(graph, clock=clock)
+async def test_a_context_window_has_an_update_by_another_process(
+    clock: Any, manager: Any, new_graph: Any
+) -> None:
+    graph = new_graph()
+    one, other = manager(graph, clock=clock), manager(graph, clock=clock)
     await one.remember("k", "old", importance=0.9)
     clock.pass_days(1)
     await other.remember("k", "new", tier=LONG)
@@ -165,8 +166,8 @@ async def test_a_context_window_has_a_promoted_summary_once(manager: Any, model:
     assert len(window) == 11
 
 
-async def test_only_entries_in_the_context_window_count_as_accessed() -> None:
-    memory = MemoryManager()
+async def test_only_entries_in_the_context_window_count_as_accessed(manager: Any) -> None:
+    memory = manager()
     await memory.remember("in", "x", tier=LONG, importance=1.0)
     await memory.remember("out", "x" * 1000, tier=LONG)
     [window] = await memory.get_context_window(max_tokens=10)
@@ -174,9 +175,11 @@ async def test_only_entries_in_the_context_window_count_as_accessed() -> None:
     assert {one.key: one.access_count for one in await memory.long_term.listed()} == {"in": 1, "out": 0}
 
 
-async def test_the_timeline_of_a_session_of_the_document(clock: Any, model: Any) -> None:
-    graph = InProcessGraph()
-    memory = MemoryManager(graph_backend=graph, llm_provider=model, clock=clock)
+async def test_the_timeline_of_a_session_of_the_document(
+    clock: Any, model: Any, manager: Any, new_graph: Any
+) -> None:
+    graph = new_graph()
+    memory = manager(graph_backend=graph, llm_provider=model, clock=clock)
     for turn in range(1, 51):
         assert memory.fleeting.size == 0
         await memory.remember("scratch", turn, tier=MemoryTier.FLEETING)
@@ -186,19 +189,19 @@ async def test_the_timeline_of_a_session_of_the_document(clock: Any, model: Any)
         if turn == 20:
             clock.pass_days(60)
         if turn == 29:
-            assert memory.short_term.size == 29
-    assert {one.key for one in memory.short_term.entries} == {f"turn{turn}" for turn in range(21, 51)}
+            assert len(await memory.short_term.listed()) == 29
+    assert {one.key for one in await memory.short_term.listed()} == {f"turn{turn}" for turn in range(21, 51)}
     assert memory.long_term.size == 0
     await memory.gc.on_session_end()
-    assert memory.short_term.size == 11
+    assert len(await memory.short_term.listed()) == 11
     assert memory.long_term.size == 31
-    later = MemoryManager(graph_backend=graph, clock=clock)
+    later = manager(graph_backend=graph, clock=clock)
     assert (later.fleeting.size, later.short_term.size) == (0, 0)
     assert len(await later.long_term.recall("said")) == 30
 
 
 @pytest.mark.parametrize("kind", ["text", "content", "awaitable", "message"])
-async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str) -> None:
+async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str, manager: Any) -> None:
     class Answer:
         def __init__(self, **fields: Any) -> None:
             self.__dict__.update(fields)
@@ -217,32 +220,32 @@ async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str) -> N
         assert messages[0]["role"] == "user"
         return later() if kind == "awaitable" else answers[kind]
 
-    memory = MemoryManager(llm_provider=provider)
+    memory = manager(llm_provider=provider)
     await memory.remember("k", "v", tier=LONG)
     assert await memory.gc.improve_memory(LONG) == 1
     assert [one.content for one in await memory.recall("k")] == ["fine"]
 
 
-async def test_a_provider_that_is_none_or_answers_no_text_is_an_error() -> None:
+async def test_a_provider_that_is_none_or_answers_no_text_is_an_error(manager: Any) -> None:
     def answers_a_number(_messages: object) -> int:
         return 42
 
     providers: tuple[object, ...] = (object(), answers_a_number)
     for provider in providers:
-        memory = MemoryManager(llm_provider=provider)
+        memory = manager(llm_provider=provider)
         await memory.remember("k", "v", tier=LONG)
         with pytest.raises(ConfigurationError, match="llm_provider"):
             await memory.gc.improve_memory(LONG)
 
 
-def test_a_graph_and_a_backend_together_are_refused() -> None:
+def test_a_graph_and_a_backend_together_are_refused(manager: Any, new_graph: Any) -> None:
     backend: Any = object()
     with pytest.raises(ConfigurationError):
-        MemoryManager(InProcessGraph(), backend=backend, owner=("acme", "u1"))
+        manager(new_graph(), backend=backend, owner=("acme", "u1"))
     with pytest.raises(ConfigurationError):
-        MemoryManager(backend=backend)
+        manager(backend=backend)
     with pytest.raises(ConfigurationError):
-        MemoryManager(owner=("acme", "u1"))
+        manager(owner=("acme", "u1"))
 
 
 class Counting(Observer):

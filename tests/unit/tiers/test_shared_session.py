@@ -452,7 +452,9 @@ async def test_a_session_is_listed_sealed_exported_and_erased_with_its_user() ->
         assert [key async for key in backend.sessions.list(*OWNER)] == [CONVERSATION]
         document = await backend.sessions.export(CONVERSATION)
         assert "MARKER" in json.dumps(document)
-        assert "MARKER" not in repr(await MemoryDriver(store).load(keys.memory_key(CONVERSATION)))
+        stored = MemoryDriver(store)
+        await stored.open()
+        assert "MARKER" not in repr(await stored.load(keys.memory_key(CONVERSATION)))
         await backend.sessions.erase_user(*OWNER)
         assert await memory.listed() == []
         await backend.sessions.import_(document)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from stm_backends.errors import Corrupt, Denied, TooLarge, Unavailable
-from stm_backends.tiers import InProcessGraph, LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
+from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
 from stm_backends.tiers.graph import Change
-
-Manager = Callable[..., MemoryManager]
+from tests.support.graphs import GraphAround
 
 LONG = MemoryTier.LONG_TERM
 
@@ -27,7 +25,7 @@ async def stored(memory: MemoryManager) -> dict[str, Any]:
     return {one.key: one.content for one in await memory.long_term.listed()}
 
 
-class Outage(InProcessGraph):
+class Outage(GraphAround):
     """A graph that can be down."""
 
     down = False
@@ -35,12 +33,12 @@ class Outage(InProcessGraph):
     async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
         if self.down:
             raise Unavailable("down")
-        return await super().change_vertex(vertex_id, label, change)
+        return await self.inner.change_vertex(vertex_id, label, change)
 
 
 @pytest.mark.parametrize("with_model", [True, False])
 async def test_an_important_entry_that_is_summarized_is_promoted(
-    manager: Manager, model: Any, with_model: bool
+    model: Any, with_model: bool, manager: Any
 ) -> None:
     memory = manager(llm_provider=model if with_model else None, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
@@ -51,7 +49,7 @@ async def test_an_important_entry_that_is_summarized_is_promoted(
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_an_entry_summarized_before_the_end_is_promoted_then(manager: Manager, model: Any) -> None:
+async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
@@ -61,7 +59,7 @@ async def test_an_entry_summarized_before_the_end_is_promoted_then(manager: Mana
     assert (await stored(memory))["important"] == "the key fact"
 
 
-async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Manager) -> None:
+async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Any) -> None:
     memory = manager()
     memory.short_term.max_entries = 5
     await memory.remember("important", "the key fact", importance=0.5)
@@ -73,7 +71,7 @@ async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Manager
 
 @pytest.mark.parametrize("prune", ["auto_forget", "prune_by_relevance", "prune_by_staleness"])
 async def test_an_entry_pruned_from_the_session_is_promoted_if_due(
-    manager: Manager, clock: Any, prune: str
+    manager: Any, clock: Any, prune: str
 ) -> None:
     memory = manager(clock=clock)
     await memory.remember("used", "the key fact", importance=0.0)
@@ -88,7 +86,7 @@ async def test_an_entry_pruned_from_the_session_is_promoted_if_due(
     assert await stored(memory) == {"used": "the key fact"}
 
 
-async def test_a_summary_dropped_for_room_survives_beside_the_next_one(manager: Manager, model: Any) -> None:
+async def test_a_summary_dropped_for_room_survives_beside_the_next_one(manager: Any, model: Any) -> None:
     memory = manager(llm_provider=model, session_id="s")
     await fill(memory)
     model.answer = "of the first entries"
@@ -102,7 +100,7 @@ async def test_a_summary_dropped_for_room_survives_beside_the_next_one(manager: 
     assert {found["__summary__:s"], found["__summary__:s:1"]} == {"of the first entries", "of the others"}
 
 
-async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(manager: Manager, model: Any) -> None:
+async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
@@ -112,7 +110,7 @@ async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(manager: Man
     assert "important" not in await stored(memory)
 
 
-async def test_an_entry_updated_while_the_model_summarizes_keeps_it(manager: Manager, model: Any) -> None:
+async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: memory.remember("k0", "updated", importance=0.1)
@@ -122,7 +120,7 @@ async def test_an_entry_updated_while_the_model_summarizes_keeps_it(manager: Man
     assert "k1" not in found
 
 
-async def test_an_entry_added_while_the_model_summarizes_is_kept(manager: Manager, model: Any) -> None:
+async def test_an_entry_added_while_the_model_summarizes_is_kept(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: memory.remember("added", "new", importance=0.1)
@@ -130,7 +128,7 @@ async def test_an_entry_added_while_the_model_summarizes_is_kept(manager: Manage
     assert "added" in {one.key for one in await memory.short_term.listed()}
 
 
-async def test_accesses_while_the_model_summarizes_count_for_promotion(manager: Manager, model: Any) -> None:
+async def test_accesses_while_the_model_summarizes_count_for_promotion(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
 
@@ -144,7 +142,7 @@ async def test_accesses_while_the_model_summarizes_count_for_promotion(manager: 
     assert (found.content, found.access_count) == ("fact 0", 4)
 
 
-async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(manager: Manager, model: Any) -> None:
+async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
 
@@ -158,7 +156,7 @@ async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(manager: Ma
     assert "fact 0" not in model.prompts[1]
 
 
-async def test_two_summaries_at_once_lose_no_entry(manager: Manager, model: Any) -> None:
+async def test_two_summaries_at_once_lose_no_entry(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: asyncio.sleep(0)
@@ -169,7 +167,7 @@ async def test_two_summaries_at_once_lose_no_entry(manager: Manager, model: Any)
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
 async def test_an_entry_updated_while_the_model_improves_keeps_it(
-    manager: Manager, model: Any, tier: MemoryTier
+    model: Any, tier: MemoryTier, manager: Any
 ) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=tier)
@@ -181,7 +179,7 @@ async def test_an_entry_updated_while_the_model_improves_keeps_it(
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
 async def test_an_entry_forgotten_while_the_model_improves_stays_gone(
-    manager: Manager, model: Any, tier: MemoryTier
+    model: Any, tier: MemoryTier, manager: Any
 ) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=tier)
@@ -191,7 +189,7 @@ async def test_an_entry_forgotten_while_the_model_improves_stays_gone(
     assert await memory.recall("") == []
 
 
-async def test_accesses_while_the_model_improves_are_counted(manager: Manager, model: Any) -> None:
+async def test_accesses_while_the_model_improves_are_counted(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("k", "old", tier=LONG)
     model.answer = "better"
@@ -202,9 +200,7 @@ async def test_accesses_while_the_model_improves_are_counted(manager: Manager, m
 
 
 @pytest.mark.parametrize("answer", ["", "  \n"])
-async def test_an_empty_answer_of_the_model_changes_nothing(
-    manager: Manager, model: Any, answer: str
-) -> None:
+async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: str, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
     await memory.remember("k", "v", tier=LONG)
@@ -216,7 +212,7 @@ async def test_an_empty_answer_of_the_model_changes_nothing(
     assert await stored(memory) == {"k": "v"}
 
 
-async def test_a_failing_model_changes_nothing_and_is_an_error(manager: Manager, model: Any) -> None:
+async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("important", "the key fact", importance=0.9)
     await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
@@ -230,7 +226,7 @@ async def test_a_failing_model_changes_nothing_and_is_an_error(manager: Manager,
     assert memory.fleeting.size == 0
 
 
-async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager: Manager) -> None:
+async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager: Any) -> None:
     memory = manager()
     for number in range(11):
         await memory.remember(f"a{number}", "first " * 1000)
@@ -247,8 +243,8 @@ async def test_a_second_truncated_summary_keeps_some_of_the_newer_batch(manager:
     assert "second" in again
 
 
-async def test_the_summaries_of_two_sessions_both_survive(manager: Manager, model: Any) -> None:
-    graph = InProcessGraph()
+async def test_the_summaries_of_two_sessions_both_survive(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = new_graph()
     for answer in ("of the first session", "of the second session"):
         model.answer = answer
         memory = manager(graph_backend=graph, llm_provider=model)
@@ -258,7 +254,7 @@ async def test_the_summaries_of_two_sessions_both_survive(manager: Manager, mode
     assert {one.content for one in found} == {"of the first session", "of the second session"}
 
 
-async def test_the_summaries_of_two_sessions_of_one_manager_survive(manager: Manager, model: Any) -> None:
+async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     for number, answer in enumerate(("of the first session", "of the second session")):
         model.answer = answer
@@ -269,7 +265,7 @@ async def test_the_summaries_of_two_sessions_of_one_manager_survive(manager: Man
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_equal_scalars_under_different_keys_are_kept(manager: Manager, tier: MemoryTier) -> None:
+async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier, manager: Any) -> None:
     memory = manager()
     for key, value in [("a", 1), ("b", 1), ("c", "Alice"), ("d", "Alice"), ("e", True), ("f", None)]:
         await memory.remember(key, value, tier=tier)
@@ -280,7 +276,7 @@ async def test_equal_scalars_under_different_keys_are_kept(manager: Manager, tie
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(manager: Manager, tier: MemoryTier) -> None:
+async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(tier: MemoryTier, manager: Any) -> None:
     memory = manager()
     memory.gc.duplicate_similarity_threshold = 0.6
     for key, text, importance in [("1", "a b c d", 0.9), ("2", "b c d e", 0.8), ("3", "c d e f", 0.7)]:
@@ -290,7 +286,7 @@ async def test_a_chain_of_duplicates_keeps_what_no_survivor_says(manager: Manage
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
-async def test_metadata_of_a_merged_entry_reaches_a_survivor(manager: Manager, tier: MemoryTier) -> None:
+async def test_metadata_of_a_merged_entry_reaches_a_survivor(tier: MemoryTier, manager: Any) -> None:
     memory = manager()
     # "2" is merged into "1", and "3" is similar to both: its metadata must not go to "2".
     for key, importance in [("1", 0.9), ("2", 0.8), ("3", 0.7)]:
@@ -300,8 +296,8 @@ async def test_metadata_of_a_merged_entry_reaches_a_survivor(manager: Manager, t
     assert (left.key, sorted(left.tags)) == ("1", ["tag1", "tag2", "tag3"])
 
 
-async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy(manager: Manager) -> None:
-    graph = Outage()
+async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy(manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
     memory = manager(graph_backend=graph)
     graph.down = True
     with pytest.raises(Unavailable):
@@ -311,8 +307,8 @@ async def test_an_outage_of_the_graph_is_an_error_and_no_silent_copy(manager: Ma
     assert memory.long_term.size == 0
 
 
-async def test_a_session_end_in_an_outage_can_be_repeated(manager: Manager, model: Any) -> None:
-    graph = Outage()
+async def test_a_session_end_in_an_outage_can_be_repeated(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
     memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
@@ -326,8 +322,8 @@ async def test_a_session_end_in_an_outage_can_be_repeated(manager: Manager, mode
     assert (await stored(memory)).keys() == {"important", "__summary__:s"}
 
 
-async def test_an_outage_during_the_summary_loses_nothing(manager: Manager, model: Any) -> None:
-    graph = Outage()
+async def test_an_outage_during_the_summary_loses_nothing(model: Any, manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
     memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await fill(memory)
 
@@ -345,9 +341,9 @@ async def test_an_outage_during_the_summary_loses_nothing(manager: Manager, mode
 
 
 async def test_a_fallback_that_was_asked_for_is_announced(
-    manager: Manager, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, manager: Any, new_graph: Any
 ) -> None:
-    graph = Outage()
+    graph = Outage(new_graph())
     memory = manager(graph_backend=graph, hold_on_outage=True)
     graph.down = True
     with caplog.at_level(logging.WARNING, "stm_backends"):
@@ -366,9 +362,9 @@ async def test_a_fallback_that_was_asked_for_is_announced(
 
 
 async def test_a_promotion_that_is_only_held_is_repeated_by_the_next_end(
-    manager: Manager, caplog: pytest.LogCaptureFixture
+    manager: Any, new_graph: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graph = Outage()
+    graph = Outage(new_graph())
     memory = manager(graph, session_id="s", hold_on_outage=True)
     await memory.remember("important", "the key fact", importance=0.9)
     graph.down = True
@@ -383,17 +379,17 @@ async def test_a_promotion_that_is_only_held_is_repeated_by_the_next_end(
 
 
 @pytest.mark.parametrize("error", [TooLarge("entry", size=2, limit=1), Denied("no"), Corrupt("damaged")])
-async def test_a_refusal_is_raised_and_never_held(error: Exception) -> None:
-    class Refusing(InProcessGraph):
+async def test_a_refusal_is_raised_and_never_held(error: Exception, manager: Any, new_graph: Any) -> None:
+    class Refusing(GraphAround):
         refuses = True
 
         async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
             if self.refuses:
                 raise error
-            return await super().change_vertex(vertex_id, label, change)
+            return await self.inner.change_vertex(vertex_id, label, change)
 
-    graph = Refusing()
-    memory = MemoryManager(graph, hold_on_outage=True)
+    graph = Refusing(new_graph())
+    memory = manager(graph, hold_on_outage=True)
     with pytest.raises(type(error)):
         await memory.remember("refused", "x", tier=LONG)
     graph.refuses = False
@@ -401,7 +397,7 @@ async def test_a_refusal_is_raised_and_never_held(error: Exception) -> None:
     assert (await stored(memory), memory.long_term.held) == ({"k": "v"}, 0)
 
 
-async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone() -> None:
+async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone(manager: Any, new_graph: Any) -> None:
     class Slow(Outage):
         async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
             if slow:
@@ -411,8 +407,8 @@ async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone() -> None:
             return await super().change_vertex(vertex_id, label, change)
 
     started, go, slow = asyncio.Event(), asyncio.Event(), list[int]()
-    graph = Slow()
-    memory = MemoryManager(graph, hold_on_outage=True)
+    graph = Slow(new_graph())
+    memory = manager(graph, hold_on_outage=True)
     graph.down = True
     await memory.remember("k", "v", tier=LONG)
     graph.down = False
@@ -426,8 +422,8 @@ async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone() -> None:
     assert await stored(memory) == {}
 
 
-async def test_a_held_entry_does_not_replace_a_newer_one(manager: Manager, clock: Any) -> None:
-    graph = Outage()
+async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any, manager: Any, new_graph: Any) -> None:
+    graph = Outage(new_graph())
     one = manager(graph_backend=graph, hold_on_outage=True, clock=clock)
     other = manager(graph_backend=graph, clock=clock)
     graph.down = True
@@ -440,7 +436,7 @@ async def test_a_held_entry_does_not_replace_a_newer_one(manager: Manager, clock
     assert (found.content, found.tags) == ("new", ["held"])
 
 
-async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Manager) -> None:
+async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Any) -> None:
     memory = manager()
     for tier in MemoryTier:
         value, tags = {"list": [1]}, ["a"]
@@ -456,7 +452,7 @@ async def test_what_the_caller_changes_afterwards_is_not_stored(manager: Manager
         assert again.tags == ([] if tier is MemoryTier.FLEETING else ["a"])
 
 
-async def test_ending_a_session_twice_promotes_once(manager: Manager, model: Any) -> None:
+async def test_ending_a_session_twice_promotes_once(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
@@ -468,7 +464,7 @@ async def test_ending_a_session_twice_promotes_once(manager: Manager, model: Any
 
 
 async def test_a_promotion_keeps_an_improvement_and_takes_an_update(
-    manager: Manager, model: Any, clock: Any
+    model: Any, clock: Any, manager: Any
 ) -> None:
     memory = manager(clock=clock)
     await memory.remember("k", "old", importance=0.9)
@@ -485,8 +481,8 @@ async def test_a_promotion_keeps_an_improvement_and_takes_an_update(
     assert await stored(memory) == {"k": "updated"}
 
 
-async def test_accesses_of_several_processes_add_up() -> None:
-    graph = InProcessGraph()
+async def test_accesses_of_several_processes_add_up(new_graph: Any) -> None:
+    graph = new_graph()
     processes = [LongTermMemory(graph) for _ in range(3)]
     await processes[0].remember(MemoryEntry("k", "v", LONG))
     await asyncio.gather(*(one.recall("k") for one in processes for _ in range(5)))

@@ -1,0 +1,24 @@
+"""A graph around another, for tests in which calls fail or other processes act in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GraphAround:
+    """The methods of another graph; a subclass replaces some."""
+
+    add_vertex: Any
+    update_vertex: Any
+    add_edge: Any
+    query_vertex: Any
+    query_children: Any
+    query_parents: Any
+    get_full_trace: Any
+    clear: Any
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        for name in dir(inner):
+            if not name.startswith("_") and not hasattr(type(self), name):
+                setattr(self, name, getattr(inner, name))
