@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stm_backends.protocols import ShortTermMemory
 
@@ -70,7 +70,7 @@ def render_memory_message(patch: Mapping[str, Any]) -> str:
 
 
 def _any_of(known: Any) -> bool:
-    return any(known.values()) if isinstance(known, Mapping) else bool(known)
+    return any(cast("Mapping[str, Any]", known).values()) if isinstance(known, Mapping) else bool(known)
 
 
 def quoted_json(value: object) -> str:

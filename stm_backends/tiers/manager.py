@@ -58,7 +58,7 @@ class MemoryManager:
         if (backend is None) != (owner is None):
             raise ConfigurationError("backend and owner are given together")
         if backend is not None and owner is not None:
-            graph_backend = graph_on(backend, owner)
+            graph_backend = BackendGraph(backend, owner, clock=clock)
         if short_term is not None and session_id is not None:
             raise ConfigurationError("give session_id to the short-term memory that you made")
         if observer is None:
@@ -179,8 +179,3 @@ def _owner_of(graph: GraphBackend | None, short_term: ShortTermMemory) -> tuple[
     if of_graph is not None and short_term.owner not in (None, of_graph):
         raise ConfigurationError("the graph and the short-term memory belong to different users")
     return of_graph or short_term.owner
-
-
-def graph_on(backend: Backend, owner: tuple[str, str]) -> GraphBackend:
-    """Return the graph of a user on a backend."""
-    return BackendGraph(backend, owner)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stm_backends import MemoryKey, Sealing, StaticKeys, open_backend
+from stm_backends import MemoryKey, Sealing, StaticKeys
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import KEEP
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
@@ -294,59 +291,6 @@ async def test_an_end_that_notes_nothing_brings_removed_entries_back(
     monkeypatch.setattr(short_term.ShortTermMemory, "was_promoted", unnoted)
     with pytest.raises(AssertionError):
         await test_what_long_term_memory_removed_is_not_promoted_again(manager)
-
-
-POD = """
-import asyncio, sys
-from stm_backends import MemoryKey, open_backend
-from stm_backends.tiers import MemoryManager, SharedShortTermMemory
-
-async def main(url, text):
-    async with open_backend(url) as backend:
-        session = SharedShortTermMemory(backend, MemoryKey("acme", "u1", "chat"))
-        memory = MemoryManager(
-            llm_provider=lambda messages: text, backend=backend, owner=("acme", "u1"), short_term=session
-        )
-        print("ready", flush=True)
-        sys.stdin.readline()
-        await memory.gc.on_session_end()
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-async def test_two_processes_that_end_a_session_at_once_promote_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/stm.db"
-    async with open_backend(url, create=True) as backend:
-        memory = MemoryManager(backend=backend, owner=OWNER, short_term=SharedShortTermMemory(backend, KEY))
-        await fill(memory)
-
-        async def end(text: str, ready: asyncio.Barrier) -> None:
-            pod = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-W",
-                "error",
-                "-c",
-                POD,
-                url,
-                text,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            assert pod.stdout is not None
-            assert await pod.stdout.readline() == b"ready\n"
-            await ready.wait()
-            await pod.communicate(b"go\n")
-            assert pod.returncode == 0
-
-        ready = asyncio.Barrier(2)
-        async with asyncio.timeout(120):
-            await asyncio.gather(end("of the first", ready), end("of the second", ready))
-        found = {one.key: one for one in await memory.long_term.listed()}
-        assert found.pop("__summary__:chat").content in ("of the first", "of the second")
-        assert {key: one.content for key, one in found.items()} == PROMOTED
-        assert found["k11"].access_count == 3
-        assert len(await memory.short_term.listed()) == 11
 
 
 # What a session keeps
