@@ -1,10 +1,11 @@
 """What the operations of a session do to its short-term memory: pure functions, no clock, no I/O.
 
 A session is the result of its operations in their order, so every process that applies the same operations
-has the same session. An operation is a dict with its name under `op`. One that depends on what its process
-has read names that by number: `content_at` is the number of the operation that set the content of an entry,
-`changed_at` that of its last change of any kind. If the entry has another number by then, the operation has
-no effect. One with an `id` is listed in `Session.done` if it had an effect.
+has the same session. An operation is a dict with its name under `op` and an `id`. One that depends on what
+its process has read names that by number: `content_at` is the number of the operation that set the content of
+an entry, `changed_at` that of its last change of any kind. If the entry has another number by then, the
+operation has no effect. Numbers start again after a session has expired or was erased, so such an operation
+also names the session, under `of`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Operation: TypeAlias = dict[str, Any]
 SUMMARY_KEY: Final = "__summary__"
 
 _REMEMBERED: Final = 256
-"""How many ids of operations are kept in `Session.done`."""
+"""How many ids are kept in `Session.done`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,12 @@ class Promotion(NamedTuple):
     """A state of an entry that is due for long-term memory.
 
     `entry` has its key there. `again` says that its content was promoted before, so only its accesses, its
-    importance and its tags are new.
+    importance and its tags are new. `of` is the id of the session.
     """
 
     entry: MemoryEntry
     again: bool
+    of: str
     key: str
     changed_at: int
 
@@ -75,11 +77,13 @@ class Session:
 
     `aside` has entries that were removed and are still to be promoted. `number` counts the sessions that one
     memory has had; after `ended`, the next entry begins another. `pruned` counts the entries that were
-    removed because of their relevance or for room.
+    removed because of their relevance or for room. `id` is that of the first operation. `done` has the ids
+    of operations with a condition that had an effect.
     """
 
     entries: dict[str, Held] = field(default_factory=dict[str, Held])
     aside: list[Held] = field(default_factory=list[Held])
+    id: str = ""
     operations: int = 0
     remembered: int = 0
     number: int = 0
@@ -90,7 +94,7 @@ class Session:
     def to_dict(self) -> dict[str, Any]:
         """Return the session as a JSON object. Raises `InvalidState` if a content is not JSON."""
         return {
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: getattr(self, name) for name in _PLAIN},
             "entries": [_to_dict(one) for one in self.entries.values()],
             "aside": [_to_dict(one) for one in self.aside],
             "done": [*self.done],
@@ -103,7 +107,7 @@ class Session:
             entries={one.entry.key: one for one in map(_of_dict, data["entries"])},
             aside=[*map(_of_dict, data["aside"])],
             done=[*data["done"]],
-            **{name: data[name] for name in _COUNTS},
+            **{name: data[name] for name in _PLAIN},
         )
 
     def apply(self, operation: Operation) -> None:
@@ -111,8 +115,9 @@ class Session:
         effect = EFFECTS.get(operation["op"])
         if effect is None:
             raise Corrupt("a session has an operation that this version of the library does not know")
+        self.id = self.id or operation["id"]
         self.operations += 1
-        if effect(self, operation) and "id" in operation:
+        if operation.get("of", self.id) == self.id and effect(self, operation):
             self.done = [*self.done, operation["id"]][-_REMEMBERED:]
 
     def promotions(self, name: str) -> list[Promotion]:
@@ -121,6 +126,7 @@ class Session:
             Promotion(
                 one.entry.copied(key=one.long_term_key(name)),
                 one.promoted_at >= one.content_at,
+                self.id,
                 one.entry.key,
                 one.changed_at,
             )
@@ -169,7 +175,7 @@ class Session:
                 self.pruned += 1
 
 
-_COUNTS: Final = ("operations", "remembered", "number", "ended", "pruned")
+_PLAIN: Final = ("id", "operations", "remembered", "number", "ended", "pruned")
 
 
 def _to_dict(one: Held) -> dict[str, Any]:
@@ -187,7 +193,7 @@ def _of_dict(data: dict[str, Any]) -> Held:
     return Held(**fields)
 
 
-def _remember(session: Session, do: Operation) -> bool:
+def _remember(session: Session, do: Operation) -> None:
     if session.ended:
         session.number, session.ended = session.number + 1, False
     entry: MemoryEntry = do["entry"]
@@ -199,25 +205,21 @@ def _remember(session: Session, do: Operation) -> bool:
     session.remembered += 1
     if session.remembered % do["every"] == 0 or len(session.entries) > do["most"]:
         session.refresh(do["at"], do["below"], do["most"])
-    return True
 
 
-def _access(session: Session, do: Operation) -> bool:
+def _access(session: Session, do: Operation) -> None:
     for key, content_at in do["entries"]:
         if session.has(key, content_at):
             session.change(key, session.entries[key].entry.accessed(do["at"]))
-    return True
 
 
-def _forget(session: Session, do: Operation) -> bool:
+def _forget(session: Session, do: Operation) -> None:
     session.remove(do["key"])
-    return True
 
 
-def _clear(session: Session, do: Operation) -> bool:
+def _clear(session: Session, do: Operation) -> None:
     del do
     session.entries, session.aside = {}, []
-    return True
 
 
 def _summarize(session: Session, do: Operation) -> bool:
@@ -263,22 +265,20 @@ def _rewrite(session: Session, do: Operation) -> bool:
     return True
 
 
-def _promoted(session: Session, do: Operation) -> bool:
+def _promoted(session: Session, do: Operation) -> None:
     for key, changed_at in do["entries"]:
         session.aside = [one for one in session.aside if (one.entry.key, one.changed_at) != (key, changed_at)]
         one = session.entries.get(key)
         if one is not None and one.changed_at >= changed_at >= one.content_at:
             session.entries[key] = replace(one, promoted_at=max(one.promoted_at, changed_at))
-    return True
 
 
-def _end(session: Session, do: Operation) -> bool:
+def _end(session: Session, do: Operation) -> None:
     # Another process may have begun the next one.
     session.ended = session.ended or do["number"] == session.number
-    return True
 
 
-EFFECTS: Final[dict[str, Callable[[Session, Operation], bool]]] = {
+EFFECTS: Final[dict[str, Callable[[Session, Operation], bool | None]]] = {
     "remember": _remember,
     "access": _access,
     "forget": _forget,

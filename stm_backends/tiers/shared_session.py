@@ -107,12 +107,8 @@ class ConversationJournal:
         self.known = _applied(context.get("summary", ""), turns)
         return self.known
 
-    async def write(self, operation: Operation) -> bool:
-        name, encoded = operation["op"], _encoded(operation)
-        await self.conversation.add_turn(ConversationTurn(name, encoded))
-        if "id" not in operation:
-            return True
-        return operation["id"] in (await self.read()).done
+    async def write(self, operation: Operation) -> None:
+        await self.conversation.add_turn(ConversationTurn(operation["op"], _encoded(operation)))
 
     async def fold(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Summarize for the conversation: apply the operations of the turns to the session."""

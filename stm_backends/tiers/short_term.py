@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -44,8 +46,8 @@ class Journal(Protocol):
         """Return the session as it is now."""
         ...
 
-    async def write(self, operation: Operation) -> bool:
-        """Carry out an operation; say whether one with an `id` had an effect."""
+    async def write(self, operation: Operation) -> None:
+        """Carry out an operation."""
         ...
 
 
@@ -59,11 +61,10 @@ class LocalJournal:
     async def read(self) -> Session:
         return self.known
 
-    async def write(self, operation: Operation) -> bool:
+    async def write(self, operation: Operation) -> None:
         before = self.known.pruned
         self.known.apply(operation)
         report_pruned(self._observer, self.known.pruned - before)
-        return operation.get("id") in self.known.done
 
 
 class ShortTermMemory:
@@ -107,15 +108,13 @@ class ShortTermMemory:
 
     async def remember(self, entry: MemoryEntry) -> None:
         """Store an entry; it replaces one with the same key and becomes the most recent."""
-        await self.journal.write(
-            {
-                "op": "remember",
-                "entry": entry.copied(tier=MemoryTier.SHORT_TERM),
-                "at": self._clock(),
-                "every": self.refresh_interval,
-                "most": self.max_entries,
-                "below": self.relevance_threshold,
-            }
+        await self._write(
+            "remember",
+            entry=entry.copied(tier=MemoryTier.SHORT_TERM),
+            at=self._clock(),
+            every=self.refresh_interval,
+            most=self.max_entries,
+            below=self.relevance_threshold,
         )
 
     async def recall(self, query: str) -> list[MemoryEntry]:
@@ -126,15 +125,19 @@ class ShortTermMemory:
         session = await self.journal.read()
         near = await self._near(query, session)
         return await self._accessed(
-            one
-            for key, one in session.entries.items()
-            if key in near or relevance.matches(query, key, one.entry.tags, one.entry.content)
+            session,
+            [
+                one
+                for key, one in session.entries.items()
+                if key in near or relevance.matches(query, key, one.entry.tags, one.entry.content)
+            ],
         )
 
     async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
         """Count an access to entries; returns those that still exist."""
-        held = (await self.journal.read()).entries
-        return await self._accessed([held[one.key] for one in entries if one.key in held])
+        session = await self.journal.read()
+        held = session.entries
+        return await self._accessed(session, [held[one.key] for one in entries if one.key in held])
 
     async def get_recent(self, n: int) -> list[MemoryEntry]:
         """Return the `n` most recently stored entries, oldest first. This does not count as an access."""
@@ -145,11 +148,11 @@ class ShortTermMemory:
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one; it will not be promoted."""
-        await self.journal.write({"op": "forget", "key": key})
+        await self._write("forget", key=key)
 
     async def clear(self) -> None:
         """Remove all entries, including those set aside for long-term memory."""
-        await self.journal.write({"op": "clear"})
+        await self._write("clear")
 
     async def summarize(self, llm_provider: Any = None) -> str:
         """Replace all but the 10 most recent entries by one with the key `__summary__`; return its text.
@@ -167,7 +170,7 @@ class ShortTermMemory:
                     break
                 previous = session.entries.get(SUMMARY_KEY)
                 text = await self._summary_of(previous, batch, llm_provider)
-                if not text or await self._replaced_by_summary(text, previous, batch):
+                if not text or await self._replaced_by_summary(session, text, batch):
                     break
                 session = await self.journal.read()
             summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
@@ -181,8 +184,8 @@ class ShortTermMemory:
         newer = [f"[{one.entry.key}] {one.entry.content}" for one in batch]
         return relevance.truncated(str(previous.entry.content) if previous else "", newer, MOST_CHARACTERS)
 
-    async def _replaced_by_summary(self, text: str, previous: Held | None, batch: Iterable[Held]) -> bool:
-        now = self._clock()
+    async def _replaced_by_summary(self, session: Session, text: str, batch: list[Held]) -> bool:
+        now, previous = self._clock(), session.entries.get(SUMMARY_KEY)
         summary = MemoryEntry(
             SUMMARY_KEY,
             text,
@@ -191,13 +194,12 @@ class ShortTermMemory:
             last_accessed=now,
             importance=SUMMARY_IMPORTANCE,
         )
-        return await self._write_if_unchanged(
-            {
-                "op": "summarize",
-                "entry": summary,
-                "previous": previous.content_at if previous else 0,
-                "covered": [[one.entry.key, one.content_at] for one in batch],
-            }
+        return await self._written_if_unchanged(
+            session,
+            "summarize",
+            entry=summary,
+            previous=previous.content_at if previous else 0,
+            covered=[[one.entry.key, one.content_at] for one in batch],
         )
 
     async def promotable(self) -> list[Promotion]:
@@ -206,15 +208,14 @@ class ShortTermMemory:
 
     async def was_promoted(self, done: Iterable[Promotion]) -> None:
         """Note what long-term memory has, so that it is not promoted again while it is unchanged."""
-        entries = [[one.key, one.changed_at] for one in done]
-        if entries:
-            await self.journal.write({"op": "promoted", "entries": entries})
+        for of, some in itertools.groupby(done, key=lambda one: one.of):
+            await self._write("promoted", of=of, entries=[[one.key, one.changed_at] for one in some])
 
     async def end_session(self) -> None:
         """Begin another session with the next entry."""
         session = await self.journal.read()
-        if not session.ended:
-            await self.journal.write({"op": "end", "number": session.number})
+        if session.operations and not session.ended:
+            await self._write("end", of=session.id, number=session.number)
 
     @property
     def summary_key(self) -> str | None:
@@ -233,12 +234,11 @@ class ShortTermMemory:
 
     async def discard(self, entry: MemoryEntry) -> bool:
         """Remove an entry unless it was changed or accessed since; say whether it was removed."""
-        one = (await self.journal.read()).entries.get(entry.key)
+        session = await self.journal.read()
+        one = session.entries.get(entry.key)
         if one is None or one.entry != entry:
             return False
-        return await self._write_if_unchanged(
-            {"op": "discard", "key": entry.key, "changed_at": one.changed_at}
-        )
+        return await self._written_if_unchanged(session, "discard", key=entry.key, changed_at=one.changed_at)
 
     async def absorb(self, loser: MemoryEntry, survivor: MemoryEntry) -> bool:
         """Merge an entry into one that it duplicates, unless either was changed since."""
@@ -246,21 +246,21 @@ class ShortTermMemory:
         merged, kept = _judged(session, loser), _judged(session, survivor)
         if merged is None or kept is None:
             return False
-        return await self._write_if_unchanged(
-            {
-                "op": "absorb",
-                "loser": [loser.key, merged.content_at],
-                "survivor": [survivor.key, kept.content_at],
-            }
+        return await self._written_if_unchanged(
+            session,
+            "absorb",
+            loser=[loser.key, merged.content_at],
+            survivor=[survivor.key, kept.content_at],
         )
 
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool:
         """Replace the content of an entry unless it was changed since; say whether it was replaced."""
-        one = _judged(await self.journal.read(), entry)
+        session = await self.journal.read()
+        one = _judged(session, entry)
         if one is None:
             return False
-        return await self._write_if_unchanged(
-            {"op": "rewrite", "key": entry.key, "content_at": one.content_at, "content": content}
+        return await self._written_if_unchanged(
+            session, "rewrite", key=entry.key, content_at=one.content_at, content=content
         )
 
     @property
@@ -273,16 +273,22 @@ class ShortTermMemory:
         """The number of entries that this process knows of."""
         return len(self.journal.known.entries)
 
-    async def _write_if_unchanged(self, operation: Operation) -> bool:
-        return await self.journal.write({**operation, "id": uuid.uuid4().hex})
+    async def _write(self, name: str, **fields: Any) -> str:
+        """Carry out an operation; returns its id."""
+        identity = secrets.token_hex(8)
+        await self.journal.write({"op": name, "id": identity, **fields})
+        return identity
 
-    async def _accessed(self, held: Iterable[Held]) -> list[MemoryEntry]:
+    async def _written_if_unchanged(self, session: Session, name: str, **fields: Any) -> bool:
+        """Carry out an operation on a session that was read; say whether it had an effect."""
+        identity = await self._write(name, of=session.id, **fields)
+        return identity in (await self.journal.read()).done
+
+    async def _accessed(self, session: Session, found: list[Held]) -> list[MemoryEntry]:
         now = self._clock()
-        found = [*held]
         if found:
-            await self.journal.write(
-                {"op": "access", "entries": [[one.entry.key, one.content_at] for one in found], "at": now}
-            )
+            entries = [[one.entry.key, one.content_at] for one in found]
+            await self._write("access", of=session.id, entries=entries, at=now)
         return sorted(
             (one.entry.accessed(now) for one in found), key=lambda one: one.relevance_at(now), reverse=True
         )

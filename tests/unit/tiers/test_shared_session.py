@@ -41,23 +41,23 @@ LONG = MemoryTier.LONG_TERM
 
 
 class Interrupted(WrapperDriver):
-    """Awaits `meanwhile` before the `at`-th operation from now on, or after it."""
+    """Awaits `during` before the `at`-th operation from now on, or after it."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(MemoryDriver(store))
         self.arm(0)
 
-    def arm(self, at: int, meanwhile: Callable[[], Awaitable[None]] | None = None, *, late: bool = False):
-        self.done, self.at, self.late, self.meanwhile = 0, at, late, meanwhile
+    def arm(self, at: int, during: Callable[[], Awaitable[None]] | None = None, *, late: bool = False):
+        self.done, self.at, self.late, self.during = 0, at, late, during
 
     async def call(self, operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
         self.done += 1
-        now = self.done == self.at and self.meanwhile is not None
-        if now and not self.late and self.meanwhile is not None:
-            await self.meanwhile()
+        now = self.done == self.at and self.during is not None
+        if now and not self.late and self.during is not None:
+            await self.during()
         answer = await send()
-        if now and self.late and self.meanwhile is not None:
-            await self.meanwhile()
+        if now and self.late and self.during is not None:
+            await self.during()
         return answer
 
 
@@ -261,7 +261,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-async def test_an_end_that_promotes_twice_is_found_out(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_promotes_twice_is_detected(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[mutant](monkeypatch)
     with pytest.raises(AssertionError):  # noqa: PT012 -- at which operation is the mutant's business
         for at in range(1, 200):
@@ -317,6 +317,21 @@ async def test_an_update_by_a_pod_whose_clock_is_behind_is_promoted(pods: Pods, 
     await behind.gc.on_session_end()
     (found,) = await ahead.long_term.listed()
     assert found.content == "new"
+
+
+async def test_an_operation_on_a_session_erased_since_has_no_effect(pods: Pods) -> None:
+    one, other = await pods.add(), await pods.add()
+    await one.remember("k", "old")
+    (judged,) = await one.short_term.listed()
+
+    async def begin_again() -> None:
+        async with Backend(MemoryDriver(pods.store)) as backend:
+            await backend.sessions.erase_user(*OWNER)
+        await other.remember("k", "new")
+
+    pods.drivers[0].arm(2, begin_again)
+    assert not await one.short_term.discard(judged)
+    assert [entry.content for entry in await other.short_term.listed()] == ["new"]
 
 
 async def test_a_content_that_is_not_json_is_refused_and_not_stored(pods: Pods) -> None:
