@@ -157,6 +157,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         """The observer, guarded, for what is built on this backend."""
         return self._observer
 
+    @property
     def record_traits(self) -> Traits:
         """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
         return self._large.inner.traits

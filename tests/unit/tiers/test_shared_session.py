@@ -228,7 +228,7 @@ def doubled(known: Any, entry: Any, origin: str, *, again: bool = False) -> Any:
     return fields
 
 
-def unconditional(one: Session, do: dict[str, Any]) -> bool:
+def unconditional(one: Session, do: dict[str, Any]) -> bool | None:
     """Store a summary whatever has happened since it was requested."""
     covered = [[key, at] for key, at in do["covered"] if one.has(key, at)]
     previous = one.entries.get("__summary__")
