@@ -170,7 +170,7 @@ class ShortTermMemory:
                     break
                 previous = session.entries.get(SUMMARY_KEY)
                 text = await self._summary_of(previous, batch, llm_provider)
-                if not text or await self._replaced_by_summary(session, text, batch):
+                if not text or await self._replaced_by_summary(session.id, text, previous, batch):
                     break
                 session = await self.journal.read()
             summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
@@ -184,8 +184,10 @@ class ShortTermMemory:
         newer = [f"[{one.entry.key}] {one.entry.content}" for one in batch]
         return relevance.truncated(str(previous.entry.content) if previous else "", newer, MOST_CHARACTERS)
 
-    async def _replaced_by_summary(self, session: Session, text: str, batch: list[Held]) -> bool:
-        now, previous = self._clock(), session.entries.get(SUMMARY_KEY)
+    async def _replaced_by_summary(
+        self, of: str, text: str, previous: Held | None, batch: list[Held]
+    ) -> bool:
+        now = self._clock()
         summary = MemoryEntry(
             SUMMARY_KEY,
             text,
@@ -195,7 +197,7 @@ class ShortTermMemory:
             importance=SUMMARY_IMPORTANCE,
         )
         return await self._written_if_unchanged(
-            session,
+            of,
             "summarize",
             entry=summary,
             previous=previous.content_at if previous else 0,
@@ -238,7 +240,9 @@ class ShortTermMemory:
         one = session.entries.get(entry.key)
         if one is None or one.entry != entry:
             return False
-        return await self._written_if_unchanged(session, "discard", key=entry.key, changed_at=one.changed_at)
+        return await self._written_if_unchanged(
+            session.id, "discard", key=entry.key, changed_at=one.changed_at
+        )
 
     async def absorb(self, loser: MemoryEntry, survivor: MemoryEntry) -> bool:
         """Merge an entry into one that it duplicates, unless either was changed since."""
@@ -247,7 +251,7 @@ class ShortTermMemory:
         if merged is None or kept is None:
             return False
         return await self._written_if_unchanged(
-            session,
+            session.id,
             "absorb",
             loser=[loser.key, merged.content_at],
             survivor=[survivor.key, kept.content_at],
@@ -260,7 +264,7 @@ class ShortTermMemory:
         if one is None:
             return False
         return await self._written_if_unchanged(
-            session, "rewrite", key=entry.key, content_at=one.content_at, content=content
+            session.id, "rewrite", key=entry.key, content_at=one.content_at, content=content
         )
 
     @property
@@ -279,9 +283,9 @@ class ShortTermMemory:
         await self.journal.write({"op": name, "id": identity, **fields})
         return identity
 
-    async def _written_if_unchanged(self, session: Session, name: str, **fields: Any) -> bool:
-        """Carry out an operation on a session that was read; say whether it had an effect."""
-        identity = await self._write(name, of=session.id, **fields)
+    async def _written_if_unchanged(self, of: str, name: str, **fields: Any) -> bool:
+        """Carry out an operation on the session of this id; say whether it had an effect."""
+        identity = await self._write(name, of=of, **fields)
         return identity in (await self.journal.read()).done
 
     async def _accessed(self, session: Session, found: list[Held]) -> list[MemoryEntry]:

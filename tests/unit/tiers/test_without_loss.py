@@ -156,6 +156,23 @@ async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any,
     assert "fact 0" not in model.prompts[1]
 
 
+async def test_a_summary_forgotten_while_the_next_is_written_is_gone(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
+    await fill(memory)
+    model.answer = "the secret"
+    await memory.short_term.summarize(model)
+    await fill(memory, start=100)
+
+    async def forget() -> None:
+        model.answer = "without it"
+        await memory.forget("__summary__")
+
+    model.answer, model.during = "with the secret", forget
+    assert await memory.short_term.summarize(model) == "without it"
+    assert "the secret" in model.prompts[1]
+    assert "the secret" not in model.prompts[2]
+
+
 async def test_two_summaries_at_once_lose_no_entry(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
