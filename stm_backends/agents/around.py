@@ -78,11 +78,11 @@ async def conversation(
     is `None`, there is no memory: the context is empty and nothing is stored. Entering raises what
     `backend.memory` and `get_llm_context` raise; leaving raises what `add_turn` raises.
 
-    With `tiers`, the context has the context window of that manager, too, of at most `tiers_max_tokens`; it
-    is empty without a key. When the block ends, even with an exception, `gc.on_turn_end()` is called, and
-    after the turn was stored `gc.on_session_end()` if the exchange ends the session. What
-    `get_context_window` and the hooks raise is raised. A manager of another user than that of the key raises
-    `ConfigurationError`.
+    With `tiers`, the context also has the context window of that manager, of at most `tiers_max_tokens`. When
+    the block ends, even with an exception, `gc.on_turn_end()` is called. If the exchange ends the session,
+    `gc.on_session_end()` is called after the turn was stored. Without a key, nothing is shown or promoted.
+    Raises what `get_context_window` and the hooks raise, and `ConfigurationError` for a manager of another
+    user than that of the key.
     """
     if tiers is not None and key is not None:
         _require_owner(tiers, key)

@@ -158,6 +158,23 @@ async def test_folds_of_the_conversation_carry_the_session_on(
         assert [entry.key for entry in await reader.short_term.listed()] == [f"k{n}" for n in range(40)]
 
 
+async def test_entries_pruned_from_a_shared_session_are_reported_once(pods: Pods) -> None:
+    one, other = await pods.add(), await pods.add()
+    for memory in (one, other):
+        memory.short_term.max_entries = 3
+    for number in range(12):
+        await (one, other)[number % 2].remember(f"k{number}", f"fact {number}")
+    for memory in (one, other):
+        journal = memory.short_term.journal
+        assert isinstance(journal, ConversationJournal)
+        await journal.conversation.flush()
+    async with asyncio.timeout(20):
+        while not pods.counting.counts:  # noqa: ASYNC110 -- no event says so
+            await asyncio.sleep(0.01)
+    assert len(await one.short_term.listed()) == 3
+    assert pods.counting.counts == {("pruned", "short_term"): 9}
+
+
 # The end of a session
 
 
