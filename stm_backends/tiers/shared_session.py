@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.errors import Corrupt, TooLarge, Unavailable
+from stm_backends.records import keys
 from stm_backends.records.codec import require_json
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers.embedding import Embedder
@@ -30,9 +31,6 @@ from stm_backends.types import (
 if TYPE_CHECKING:
     from stm_backends.backend import Backend
 
-SUFFIX: Final = "#short-term"
-"""What the id of a session is followed by in the key of its conversation."""
-
 FOLD_AT: Final = 64
 """After how many operations they are folded."""
 
@@ -43,10 +41,11 @@ class SharedShortTermMemory(ShortTermMemory):
     """The entries of one session, shared by every process that opens the same `key`.
 
     `key` is the key of the agent's conversation. The entries are kept in a conversation of their own, whose
-    session id has `#short-term` appended: listing, export, copying and erasure of a user include it. It
-    expires `session_ttl_s` seconds after the last operation; `None` means never. Writing an entry is one
-    round trip, as is reading; a recall is both. Contents are JSON; others raise `InvalidState`. `entries` and
-    `size` are those of the last read. The backend must be open, and stays open.
+    session id has `#short-term` appended. Listing, export and copying of a user include it, and erasing the
+    agent's conversation erases it. It expires `session_ttl_s` seconds after the last operation; `None` means
+    never. Writing an entry is one round trip, as is reading; a recall is both. Contents are JSON; others
+    raise `InvalidState`. `entries` and `size` are those of the last read. The backend must be open, and stays
+    open.
     """
 
     def __init__(
@@ -93,8 +92,7 @@ class ConversationJournal:
             session_ttl_s=session_ttl_s,
             on_summary_updated=self._folded,
         )
-        own = MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}{SUFFIX}")
-        self.conversation = backend.memory(own, config, summarizer=self.fold)
+        self.conversation = backend.memory(keys.short_term_of(key), config, summarizer=self.fold)
 
     async def read(self) -> Session:
         context: dict[str, Any] = (await self.conversation.get_llm_context()).get("conversation_memory", {})

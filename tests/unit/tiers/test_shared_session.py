@@ -437,6 +437,23 @@ async def test_a_session_is_listed_sealed_exported_and_erased_with_its_user() ->
         assert [one.content for one in await memory.listed()] == ["MARKER"]
 
 
+async def test_erasing_the_agents_conversation_erases_its_session(pods: Pods) -> None:
+    memory = await pods.add()
+    await memory.remember("k", "v")
+    async with Backend(MemoryDriver(pods.store)) as backend:
+        await SharedShortTermMemory(backend, MemoryKey("acme", "u1", "chat2")).remember(
+            MemoryEntry("other", "w", MemoryTier.SHORT_TERM)
+        )
+        config = ShortTermMemoryConfig("truncation")
+        await backend.memory(KEY, config).add_turn(ConversationTurn("Hello", "Hi"))
+        receipt = await backend.sessions.erase_with_receipt("acme", "u1", "chat")
+        assert (receipt.records, receipt.complete) == (2, True)
+        assert [key.session_id async for key in backend.sessions.list(*OWNER)] == ["chat2#short-term"]
+        # A session id of the greatest length has no session of the tiers.
+        await backend.sessions.erase(MemoryKey("acme", "u1", "x" * 1000))
+    assert await memory.short_term.listed() == []
+
+
 async def test_a_session_and_a_graph_of_different_users_are_refused(pods: Pods) -> None:
     await pods.add()
     async with Backend(MemoryDriver(pods.store)) as backend:
