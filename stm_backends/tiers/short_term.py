@@ -148,11 +148,14 @@ class ShortTermMemory:
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one; it will not be promoted."""
-        await self._write("forget", key=key)
+        session = await self.journal.read()
+        if key in session.entries or any(one.entry.key == key for one in session.aside):
+            await self._write("forget", key=key)
 
     async def clear(self) -> None:
         """Remove all entries, including those set aside for long-term memory."""
-        await self._write("clear")
+        if (await self.journal.read()).operations:
+            await self._write("clear")
 
     async def summarize(self, llm_provider: Any = None) -> str:
         """Replace all but the 10 most recent entries by one with the key `__summary__`; return its text.

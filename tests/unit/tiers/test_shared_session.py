@@ -437,6 +437,16 @@ async def test_a_session_is_listed_sealed_exported_and_erased_with_its_user() ->
         assert [one.content for one in await memory.listed()] == ["MARKER"]
 
 
+async def test_forgetting_and_ending_store_nothing_for_an_empty_session(pods: Pods) -> None:
+    memory = await pods.add()
+    await memory.forget("k")
+    await memory.short_term.clear()
+    await memory.gc.on_session_end()
+    assert await memory.recall("k") == []
+    async with Backend(MemoryDriver(pods.store)) as backend:
+        assert [key async for key in backend.sessions.list(*OWNER)] == []
+
+
 async def test_erasing_the_agents_conversation_erases_its_session(pods: Pods) -> None:
     memory = await pods.add()
     await memory.remember("k", "v")
