@@ -158,6 +158,11 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         return self._guard
 
     @property
+    def observer(self) -> Observer:
+        """The observer, guarded, for what is built on this backend."""
+        return self._observer
+
+    @property
     def record_traits(self) -> Traits:
         """The limits of one record, less what sealing adds; `traits` has those of values in parts."""
         return self._large.inner.traits

@@ -63,6 +63,8 @@ class Erasure:
     async def _conversation(self, key: MemoryKey) -> None:
         # Computed first: an invalid key raises before anything is erased.
         places: dict[Key, Counted] = {keys.memory_key(key): "conversations"}
+        with suppress(InvalidKey):  # with so long a key, there is no short-term memory
+            places[keys.memory_key(keys.short_term_of(key))] = "conversations"
         places |= {keys.log_key(key, kind): "logs" for kind in keys.LOG_KINDS}
         states, prefixes = _states_of(key)
         places |= dict.fromkeys(states, "states")

@@ -60,6 +60,11 @@ def memory_key(key: MemoryKey) -> Key:
     return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
 
 
+def short_term_of(key: MemoryKey) -> MemoryKey:
+    """Return the key of the conversation with an agent's short-term memory of a session (see `tiers`)."""
+    return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}#short-term")
+
+
 def log_key(key: MemoryKey, kind: LogKind) -> Key:
     """Return the key of the items that an agent framework keeps of a conversation."""
     return Key(scope(key.tenant_id, key.user_id, kind), name(_checked("session_id", key.session_id)))

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends import logs
-from stm_backends.telemetry.observer import SILENT, KeyPart, Observer, Subject, TurnEvent
+from stm_backends.telemetry.observer import SILENT, KeyPart, MemoryEvent, Observer, Subject, TurnEvent
 
 if TYPE_CHECKING:
     from stm_backends.drivers.contract import Driver
@@ -78,6 +78,9 @@ class GuardedObserver(Observer):
 
     def key_unresolved(self, part: KeyPart) -> None:
         self._tell("key_unresolved", part)
+
+    def memories(self, event: MemoryEvent, tier: str, count: int) -> None:
+        self._tell("memories", event, tier, count)
 
     def erased(self, subject: Subject, records: int) -> None:
         self._tell("erased", subject, records)

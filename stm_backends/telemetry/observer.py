@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stm_backends.types import MemoryHealth, MemoryKey
 
 TurnEvent: TypeAlias = Literal["appended", "folded", "dropped"]
+MemoryEvent: TypeAlias = Literal["promoted", "pruned", "merged"]
 KeyPart: TypeAlias = Literal["tenant", "user", "session"]
 
 
@@ -96,6 +97,13 @@ class Observer:
 
     def key_unresolved(self, part: KeyPart) -> None:
         """Receive that a call has no memory because its context lacks a usable tenant, user or session."""
+
+    def memories(self, event: MemoryEvent, tier: str, count: int) -> None:
+        """Receive that entries of `short_term` or `long_term` memory were promoted, pruned or merged.
+
+        `tier` is the one that received the promoted entries, or lost the others. A merge removes an entry
+        that duplicates another; a prune removes one that is irrelevant, stale or too many.
+        """
 
     # For accountability
 

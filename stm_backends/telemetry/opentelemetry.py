@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from stm_backends.drivers.contract import Driver, Key
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.extras import missing_extra
-from stm_backends.telemetry.observer import KeyPart, Observer, Subject, TurnEvent
+from stm_backends.telemetry.observer import KeyPart, MemoryEvent, Observer, Subject, TurnEvent
 from stm_backends.types import MemoryHealth
 
 try:
@@ -88,6 +88,19 @@ class Telemetry(Observer):
         self._clear_text = meter.create_counter(
             "stm.sealing.clear_text", "{value}", "Values that were read without being sealed."
         )
+        self._memories = {
+            "promoted": meter.create_counter(
+                "stm.memories.promoted", "{entry}", "Entries of a session that long-term memory received."
+            ),
+            "pruned": meter.create_counter(
+                "stm.memories.pruned",
+                "{entry}",
+                "Entries that were removed as irrelevant or stale, or for room.",
+            ),
+            "merged": meter.create_counter(
+                "stm.memories.merged", "{entry}", "Entries that were merged into one that they duplicate."
+            ),
+        }
         self._erased = meter.create_counter("stm.records.erased", "{record}", "Records that were erased.")
         self._purged = meter.create_counter(
             "stm.records.purged",
@@ -162,6 +175,9 @@ class Telemetry(Observer):
 
     def key_unresolved(self, part: KeyPart) -> None:
         self._unresolved.add(1, {"stm.key.part": part})
+
+    def memories(self, event: MemoryEvent, tier: str, count: int) -> None:
+        self._memories[event].add(count, {"stm.tier": tier})
 
     def erased(self, subject: Subject, records: int) -> None:
         self._erased.add(records)

@@ -15,6 +15,7 @@ from stm_backends.tiers.graph import (
 )
 from stm_backends.tiers.long_term import LongTermMemory
 from stm_backends.tiers.manager import MemoryManager
+from stm_backends.tiers.shared_session import SharedShortTermMemory
 from stm_backends.tiers.short_term import ShortTermMemory
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryTier",
     "SearchableGraph",
     "SharedGraph",
+    "SharedShortTermMemory",
     "ShortTermMemory",
     "VertexExists",
     "VertexNotFound",

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
 from stm_backends.records.steps import run_in_slices
+from stm_backends.telemetry.observer import MemoryEvent
 from stm_backends.tiers import relevance
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier
 from stm_backends.tiers.model import ask, improvement_prompt, summary_prompt
+from stm_backends.tiers.session import Promotion
 
 if TYPE_CHECKING:
     from stm_backends.tiers.manager import MemoryManager
@@ -114,7 +116,8 @@ class MemoryGarbageCollector:
             for key, one in entries.items()
         ]
         pairs = await run_in_slices(relevance.duplicates(candidates, self.duplicate_similarity_threshold))
-        return sum([await store.absorb(entries[loser], entries[survivor]) for loser, survivor in pairs])
+        merged = sum([await store.absorb(entries[loser], entries[survivor]) for loser, survivor in pairs])
+        return self._reported("merged", tier, merged)
 
     async def improve_memory(self, tier: MemoryTier) -> int:
         """Ask the model to correct and sharpen each entry; return how many changed.
@@ -147,19 +150,19 @@ class MemoryGarbageCollector:
         """Summarize short-term memory, promote its important entries, and clear fleeting memory.
 
         Promoted are entries with an importance of at least 0.5 or at least 3 accesses, whether or not they
-        were summarized. Calling it again promotes nothing twice. If the model fails, everything else is done
-        and the error is raised; if the graph fails, the error is raised and the session can be ended again.
+        were summarized. A content is promoted once, even if several processes end a shared session at the
+        same time or the session is ended again: later calls only add to an entry that long-term memory still
+        has. If the model fails, everything else is done and the error is raised; if the graph fails, the
+        error is raised and the session can be ended again.
         """
-        short_term = self._manager.short_term
-        done: dict[str, MemoryEntry] = {}
         # Once before the summary: whatever happens to the summary, the entries are safe.
-        await self._promote(done)
+        await self._promote()
         try:
-            await short_term.summarize(self.llm_provider)
+            await self._manager.short_term.summarize(self.llm_provider)
         finally:
-            await self._promote(done)
+            await self._promote()
             await self._manager.fleeting.clear()
-            short_term.end_session()
+            await self._manager.short_term.end_session()
 
     async def on_idle(self) -> None:
         """Maintain long-term memory: forget, prune, deduplicate, consolidate and improve."""
@@ -169,13 +172,14 @@ class MemoryGarbageCollector:
         await self._manager.long_term.consolidate()
         await self.improve_memory(MemoryTier.LONG_TERM)
 
-    async def _promote(self, done: dict[str, MemoryEntry]) -> None:
-        short_term = self._manager.short_term
-        for key, entry in short_term.promotable():
-            if done.get(key) != entry:
-                await self._manager.long_term.promote(entry.copied(key=key))
-                done[key] = entry
-            short_term.was_promoted(entry)
+    async def _promote(self) -> None:
+        short_term, done = self._manager.short_term, list[Promotion]()
+        try:
+            for one in await short_term.promotable():
+                if await self._manager.long_term.promote(one.entry, again=one.again):
+                    done.append(one)
+        finally:
+            await short_term.was_promoted(done)
 
     async def _listed(self, tier: MemoryTier) -> list[MemoryEntry]:
         store = self._store(tier)
@@ -183,7 +187,14 @@ class MemoryGarbageCollector:
 
     async def _discarded(self, tier: MemoryTier, entries: Iterable[MemoryEntry]) -> int:
         store = self._store(tier)
-        return 0 if store is None else sum([await store.discard(one) for one in entries])
+        if store is None:
+            return 0
+        return self._reported("pruned", tier, sum([await store.discard(one) for one in entries]))
+
+    def _reported(self, event: MemoryEvent, tier: MemoryTier, count: int) -> int:
+        if count:
+            self._manager.observer.memories(event, MemoryTier(tier).value, count)
+        return count
 
     def _store(self, tier: MemoryTier) -> _Tier | None:
         stores: dict[MemoryTier, _Tier] = {

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime
 from typing import Any, Final
 
-from stm_backends.errors import ConfigurationError, InvalidState
+from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState, LimitReached, TooLarge
 from stm_backends.records.steps import run_in_slices
+from stm_backends.telemetry.guarded import guarded
+from stm_backends.telemetry.observer import SILENT, MemoryEvent, Observer
 from stm_backends.tiers import postings, relevance
 from stm_backends.tiers.embedding import Embedder, embed, vector_in
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
@@ -39,6 +41,9 @@ INDEXED: Final = 100
 
 _AT_ONCE: Final = 16
 """How many vertices are changed at the same time."""
+
+_NO_OUTAGE: Final = (ConfigurationError, Corrupt, Denied, LimitReached, TooLarge)
+"""Errors that are raised even with `hold_on_outage`, because a retry would not help."""
 
 _MERGES_KNOWN: Final = 64
 """How many merges a survivor remembers, so that one that was interrupted is not counted twice."""
@@ -72,6 +77,7 @@ class LongTermMemory:
         *,
         embedder: Embedder | None = None,
         hold_on_outage: bool = False,
+        observer: Observer = SILENT,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         if not 0 <= relevance_threshold <= 1:
@@ -81,7 +87,9 @@ class LongTermMemory:
         self._graph: SharedGraph = graph if isinstance(graph, SharedGraph) else PlainGraph(graph)
         self._embedder = embedder
         self._hold_on_outage = hold_on_outage
+        self._observer = guarded(observer)
         self._held: dict[str, MemoryEntry] = {}
+        self._reconciling = asyncio.Lock()
         self._clock = clock
         self._known: set[str] = set()
 
@@ -95,25 +103,41 @@ class LongTermMemory:
 
         await self._store(stored, change)
 
-    async def promote(self, entry: MemoryEntry) -> None:
+    async def promote(self, entry: MemoryEntry, *, again: bool = False) -> bool:
         """Store an entry of short-term memory with its metadata; repeating it changes nothing.
 
         An entry with the same key that was created later keeps its content, and so does one that was promoted
-        before and was improved since. Accesses, importance and tags of both are combined.
+        before and was improved since. Accesses, importance and tags of both are combined. `again` says that
+        this content was promoted before: then nothing is stored if the entry was removed since. Returns
+        `False` if the entry is only held in this process, because of an outage.
         """
         stored = entry.copied(tier=MemoryTier.LONG_TERM, superseded_by=None)
-        await self._store(stored, await self._promotion_of(stored))
+        promotion = await self._promotion_of(stored, again=again)
+        new = False
 
-    async def _promotion_of(self, entry: MemoryEntry) -> Change:
+        def change(properties: dict[str, Any] | None) -> Mapping[str, Any] | None:
+            nonlocal new
+            changed = promotion(properties)
+            before = None if properties is None else properties.get("origin")
+            new = changed is not None and changed.get("origin") != before
+            return changed
+
+        reached = await self._store(stored, change)
+        if reached and new:
+            self._observer.memories("promoted", MemoryTier.LONG_TERM.value, 1)
+        return reached
+
+    async def _promotion_of(self, entry: MemoryEntry, *, again: bool = False) -> Change:
         fields = await self._fields_of(entry)
         origin = _digest(entry.created_at.isoformat(), entry.content)
 
-        def change(known: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        def change(known: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
             live = _live(known)
             if known is not None and live is None and known["created_at"] >= fields["created_at"]:
                 # It was promoted before and merged into another, or such a merge is still to be finished.
                 return known
-            return relevance.promoted(live, fields, origin)
+            promoted = relevance.promoted(live, fields, origin, again=again)
+            return known if promoted is None else promoted
 
         return change
 
@@ -171,7 +195,9 @@ class LongTermMemory:
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one."""
         self._held.pop(key, None)
-        await self._graph.change_vertex(vertex_id(key), LABEL, lambda _: None)
+        # After a reconciliation that is storing the entry.
+        async with self._reconciling:
+            await self._graph.change_vertex(vertex_id(key), LABEL, lambda _: None)
         self._known.discard(key)
 
     async def consolidate(self) -> int:
@@ -204,7 +230,7 @@ class LongTermMemory:
         ]
         for loser, survivor in await run_in_slices(relevance.duplicates(candidates, SIMILAR)):
             removed += await self.absorb(entries[loser], entries[survivor])
-        return removed
+        return self._reported("merged", removed)
 
     async def decay(self) -> int:
         """Remove the entries whose `relevance * 0.95 ^ days_since_last_access` is below the threshold.
@@ -217,7 +243,12 @@ class LongTermMemory:
             for entry in await self.listed()
             if relevance.decayed(entry.relevance_at(now), entry.last_accessed, now) < self.relevance_threshold
         ]
-        return sum([await self.discard(entry) for entry in faded])
+        return self._reported("pruned", sum([await self.discard(entry) for entry in faded]))
+
+    def _reported(self, event: MemoryEvent, count: int) -> int:
+        if count:
+            self._observer.memories(event, MemoryTier.LONG_TERM.value, count)
+        return count
 
     async def listed(self) -> list[MemoryEntry]:
         """Return all entries. This does not count as an access."""
@@ -351,19 +382,26 @@ class LongTermMemory:
 
     async def reconcile(self) -> None:
         """Store the held entries. Raises what the graph raises; what could not be stored stays held."""
-        for key, entry in list(self._held.items()):
-            await self._graph.change_vertex(vertex_id(key), LABEL, await self._promotion_of(entry))
-            self._known.add(key)
-            if self._held.get(key) is entry:
-                del self._held[key]
-                logger.warning("an entry of long-term memory that was held in an outage is stored")
+        if not self._held:
+            return
+        async with self._reconciling:
+            for key, entry in list(self._held.items()):
+                promotion = await self._promotion_of(entry)
+                if self._held.get(key) is not entry:
+                    continue
+                await self._graph.change_vertex(vertex_id(key), LABEL, promotion)
+                self._known.add(key)
+                if self._held.get(key) is entry:
+                    del self._held[key]
+                    logger.warning("an entry of long-term memory that was held in an outage is stored")
 
-    async def _store(self, entry: MemoryEntry, change: Change) -> None:
+    async def _store(self, entry: MemoryEntry, change: Change) -> bool:
+        """Change the vertex of an entry; `False` if the entry is held instead."""
         try:
             await self.reconcile()
             await self._graph.change_vertex(vertex_id(entry.key), LABEL, change)
         except Exception as error:
-            if not self._hold_on_outage or isinstance(error, ConfigurationError):
+            if not self._hold_on_outage or isinstance(error, _NO_OUTAGE):
                 raise
             self._held[entry.key] = entry
             logger.warning(
@@ -371,8 +409,9 @@ class LongTermMemory:
                 len(self._held),
                 type(error).__name__,
             )
-        else:
-            self._known.add(entry.key)
+            return False
+        self._known.add(entry.key)
+        return True
 
     async def _fields_of(self, entry: MemoryEntry) -> dict[str, Any]:
         fields = {**entry.to_dict(), "run_id": entry.source_run_id or None, "vector": None}

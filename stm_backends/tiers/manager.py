@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
+from stm_backends.telemetry.guarded import guarded
+from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.backend_graph import BackendGraph
 from stm_backends.tiers.embedding import Embedder
@@ -31,9 +33,13 @@ class MemoryManager:
     this process without a graph. Give a `graph_backend`, or a `backend` and its `owner` (tenant and user), to
     share long-term memory. `llm_provider` has `generate(messages=...)` or is a function of the messages.
     `embedder` is an async function from texts to vectors. `hold_on_outage` is described at `LongTermMemory`.
+
+    `session_id` names the summary in long-term memory. Give a `SharedShortTermMemory` as `short_term` to
+    share the session, too. `observer` receives what is promoted, pruned and merged; by default, that of
+    `backend` does. Raises `ConfigurationError` if the session and the graph belong to different users.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- one for each part; none is needed
         self,
         graph_backend: GraphBackend | None = None,
         llm_provider: Any = None,
@@ -42,6 +48,8 @@ class MemoryManager:
         embedder: Embedder | None = None,
         *,
         session_id: str | None = None,
+        short_term: ShortTermMemory | None = None,
+        observer: Observer | None = None,
         hold_on_outage: bool = False,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -51,12 +59,20 @@ class MemoryManager:
             raise ConfigurationError("backend and owner are given together")
         if backend is not None and owner is not None:
             graph_backend = BackendGraph(backend, owner, clock=clock)
+        if short_term is not None and session_id is not None:
+            raise ConfigurationError("give session_id to the short-term memory that you made")
+        if observer is None:
+            observer = SILENT if backend is None else backend.observer
         self.now = clock
+        self.observer = observer = guarded(observer)
         self.fleeting = FleetingMemory(clock=clock)
-        self.short_term = ShortTermMemory(session_id=session_id, embedder=embedder, clock=clock)
-        self.long_term = LongTermMemory(
-            graph_backend, embedder=embedder, hold_on_outage=hold_on_outage, clock=clock
+        self.short_term = short_term or ShortTermMemory(
+            session_id=session_id, embedder=embedder, observer=observer, clock=clock
         )
+        self.long_term = LongTermMemory(
+            graph_backend, embedder=embedder, hold_on_outage=hold_on_outage, observer=observer, clock=clock
+        )
+        self.owner = _owner_of(graph_backend, self.short_term)
         self.gc = MemoryGarbageCollector(self, llm_provider=llm_provider)
 
     async def remember(
@@ -122,13 +138,18 @@ class MemoryManager:
     async def get_context_window(self, max_tokens: int) -> list[MemoryEntry]:
         """Return the most relevant entries of short-term and long-term memory that fit into the budget.
 
-        A token is four characters of a key and its content. Each key occurs once; short-term memory comes
-        first, because it is newer. Only the entries returned count as accessed.
+        A token is four characters of a key and its content. Each key occurs once: the entry that was created
+        later, or that of short-term memory. A summary of this session in long-term memory is left out. Only
+        the entries returned count as accessed.
         """
         require_count("max_tokens", max_tokens)
-        short = {one.key: one for one in await self.short_term.listed()}
-        long = [one for one in await self.long_term.listed() if one.key not in short]
-        ranked = self._ranked([*short.values(), *long])
+        entries = {one.key: one for one in await self.short_term.listed()}
+        for one in await self.long_term.listed():
+            known = entries.get(one.key)
+            newer = known is None or one.created_at > known.created_at
+            if newer and one.key != self.short_term.summary_key:
+                entries[one.key] = one
+        ranked = self._ranked(entries.values())
         sizes = [len(one.key) + len(str(one.content)) for one in ranked]
         chosen = [ranked[position] for position in relevance.within_budget(sizes, max_tokens)]
         # What another task or process removed or replaced by now is left out.
@@ -150,3 +171,11 @@ class MemoryManager:
     def _ranked(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
         now = self.now()
         return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)
+
+
+def _owner_of(graph: GraphBackend | None, short_term: ShortTermMemory) -> tuple[str, str] | None:
+    """Return the tenant and user whose memories these are, as far as that is known."""
+    of_graph = graph.owner if isinstance(graph, BackendGraph) else None
+    if of_graph is not None and short_term.owner not in (None, of_graph):
+        raise ConfigurationError("the graph and the short-term memory belong to different users")
+    return of_graph or short_term.owner

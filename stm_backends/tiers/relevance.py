@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from stm_backends.records.steps import Steps
 
@@ -86,11 +86,18 @@ class Candidate(NamedTuple):
 
 
 def can_be_duplicate(content: object) -> bool:
-    """Say whether equal contents under different keys say the same.
+    """Say whether equal contents under different keys say the same: whether any of its texts has two words.
 
-    A single word, a number, a truth value or `None` only means something together with its key.
+    A single word, a number, a truth value or `None` only means something together with its key, and so does
+    an object of these.
     """
-    return len(tokens_of(content)) > 1
+    if isinstance(content, str):
+        return len(tokens_of(content)) > 1
+    if isinstance(content, dict):
+        return any(map(can_be_duplicate, cast("dict[object, object]", content).values()))
+    if isinstance(content, (list, tuple)):
+        return any(map(can_be_duplicate, cast("Iterable[object]", content)))
+    return False
 
 
 def duplicates(candidates: Iterable[Candidate], threshold: float) -> Steps[list[tuple[str, str]]]:
@@ -176,15 +183,18 @@ def absorbed(survivor: Mapping[str, Any], loser: Mapping[str, Any]) -> Fields:
     }
 
 
-def promoted(known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str) -> Fields:
+def promoted(
+    known: Mapping[str, Any] | None, entry: Mapping[str, Any], origin: str, *, again: bool = False
+) -> Fields | None:
     """Return the fields of long-term memory after an entry was promoted to it; repeating changes nothing.
 
-    `origin` identifies the content that is promoted. If that very content was promoted before, or the known
-    entry was created later, its content stays: it may have been improved since.
+    `origin` identifies the content that is promoted. If that very content was promoted before, as `again`
+    says, too, or the known entry was created later, its content stays: it may have been improved since. With
+    `again`, an entry that is no longer known stays away, as it was merged, pruned or forgotten since.
     """
     if known is None:
-        return {**entry, "origin": origin}
-    stays = known.get("origin") == origin or known["created_at"] > entry["created_at"]
+        return None if again else {**entry, "origin": origin}
+    stays = again or known.get("origin") == origin or known["created_at"] > entry["created_at"]
     base: Fields = {**known} if stays else {**known, **entry, "origin": origin}
     return {
         **base,

@@ -1,22 +1,25 @@
-"""Short-term memory: what one session keeps, in this process."""
+"""Short-term memory: what one session keeps, in this process or in a conversation of a backend."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
+from stm_backends.telemetry.guarded import guarded
+from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder, embed
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
 from stm_backends.tiers.model import ask, summary_prompt
+from stm_backends.tiers.session import SUMMARY_KEY, Held, Operation, Promotion, Session
 
-SUMMARY_KEY: Final = "__summary__"
 SUMMARY_IMPORTANCE: Final = 0.8
 
 KEPT: Final = 10
@@ -31,15 +34,49 @@ _ATTEMPTS: Final = 3
 """How often a summary is requested if what it contains was forgotten while the model wrote it."""
 
 
+class Journal(Protocol):
+    """Where the operations of a session are carried out."""
+
+    @property
+    def known(self) -> Session:
+        """The session as this process knows it."""
+        ...
+
+    async def read(self) -> Session:
+        """Return the session as it is now."""
+        ...
+
+    async def write(self, operation: Operation) -> None:
+        """Carry out an operation."""
+        ...
+
+
+class LocalJournal:
+    """A session in this process."""
+
+    def __init__(self, observer: Observer = SILENT) -> None:
+        self.known = Session()
+        self._observer = observer
+
+    async def read(self) -> Session:
+        return self.known
+
+    async def write(self, operation: Operation) -> None:
+        before = self.known.pruned
+        self.known.apply(operation)
+        report_pruned(self._observer, self.known.pruned - before)
+
+
 class ShortTermMemory:
-    """The entries of one session, at most `max_entries`.
+    """The entries of one session, at most `max_entries`, in this process.
 
     Every `refresh_interval` calls of `remember`, and whenever there are too many entries, those with a
     relevance below `relevance_threshold` are removed, then the least relevant ones until the size fits. An
-    entry that is due for long-term memory and is removed by that or by a summary is set aside until the
-    session ends.
+    entry that is due for long-term memory, and is removed by that, by the garbage collector or by a summary,
+    is set aside until the session ends.
 
-    Entries are copied on the way in and out. `session_id` names the summary in long-term memory.
+    Entries are copied on the way in and out. `session_id` names the summary in long-term memory; give each
+    session another. `SharedShortTermMemory` is the same for several processes.
     """
 
     def __init__(
@@ -50,7 +87,9 @@ class ShortTermMemory:
         *,
         session_id: str | None = None,
         embedder: Embedder | None = None,
+        observer: Observer = SILENT,
         clock: Callable[[], datetime] = utc_now,
+        journal: Journal | None = None,
     ) -> None:
         require_count("max_entries", max_entries)
         require_count("refresh_interval", refresh_interval)
@@ -59,61 +98,64 @@ class ShortTermMemory:
         self.max_entries = max_entries
         self.relevance_threshold = relevance_threshold
         self.refresh_interval = refresh_interval
+        self.owner: tuple[str, str] | None = None
+        self._session_id = session_id or uuid.uuid4().hex
         self._embedder = embedder
         self._clock = clock
-        self._entries: dict[str, MemoryEntry] = {}
-        self._set_aside: dict[str, MemoryEntry] = {}
+        self.journal = journal or LocalJournal(guarded(observer))
         self._vectors: dict[str, tuple[str, list[float]]] = {}
-        self._operations = 0
-        self._session_id = session_id or uuid.uuid4().hex
-        self._summary_session = self._session_id
-        self._ended = False
         self._summarizing = asyncio.Lock()
 
     async def remember(self, entry: MemoryEntry) -> None:
         """Store an entry; it replaces one with the same key and becomes the most recent."""
-        stored = entry.copied(tier=MemoryTier.SHORT_TERM)
-        if self._ended:
-            self._ended, self._session_id = False, uuid.uuid4().hex
-        self._remove(entry.key)
-        self._entries[entry.key] = stored
-        self._operations += 1
-        if self._operations % self.refresh_interval == 0 or len(self._entries) > self.max_entries:
-            self._refresh()
+        await self._write(
+            "remember",
+            entry=entry.copied(tier=MemoryTier.SHORT_TERM),
+            at=self._clock(),
+            every=self.refresh_interval,
+            most=self.max_entries,
+            below=self.relevance_threshold,
+        )
 
     async def recall(self, query: str) -> list[MemoryEntry]:
         """Return the entries whose key, tags or content contain the query, the most relevant first.
 
         With an embedder, entries of a similar meaning are found too. Each result counts as an access.
         """
-        near = await self._near(query)
-        now = self._clock()
-        found = [
-            key
-            for key, one in self._entries.items()
-            if key in near or relevance.matches(query, key, one.tags, one.content)
-        ]
-        return self._accessed(found, now)
+        session = await self.journal.read()
+        near = await self._near(query, session)
+        return await self._accessed(
+            session,
+            [
+                one
+                for key, one in session.entries.items()
+                if key in near or relevance.matches(query, key, one.entry.tags, one.entry.content)
+            ],
+        )
 
     async def touch(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
         """Count an access to entries; returns those that still exist."""
-        return self._accessed([one.key for one in entries if one.key in self._entries], self._clock())
+        session = await self.journal.read()
+        held = session.entries
+        return await self._accessed(session, [held[one.key] for one in entries if one.key in held])
 
     async def get_recent(self, n: int) -> list[MemoryEntry]:
         """Return the `n` most recently stored entries, oldest first. This does not count as an access."""
         if n < 0:
             raise ConfigurationError("n must be at least 0")
-        return [one.copied() for one in list(self._entries.values())[-n or len(self._entries) :]]
+        entries = await self.listed()
+        return entries[-n or len(entries) :]
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one; it will not be promoted."""
-        self._remove(key)
+        session = await self.journal.read()
+        if key in session.entries or any(one.entry.key == key for one in session.aside):
+            await self._write("forget", key=key)
 
     async def clear(self) -> None:
         """Remove all entries, including those set aside for long-term memory."""
-        self._entries.clear()
-        self._set_aside.clear()
-        self._vectors.clear()
+        if (await self.journal.read()).operations:
+            await self._write("clear")
 
     async def summarize(self, llm_provider: Any = None) -> str:
         """Replace all but the 10 most recent entries by one with the key `__summary__`; return its text.
@@ -124,38 +166,30 @@ class ShortTermMemory:
         requested again. Raises what the provider raises; then nothing has changed.
         """
         async with self._summarizing:
+            session = await self.journal.read()
             for _ in range(_ATTEMPTS):
-                batch = self._to_summarize()
-                previous = self._entries.get(SUMMARY_KEY)
+                batch = [one for key, one in session.entries.items() if key != SUMMARY_KEY][:-KEPT]
                 if not batch:
                     break
+                previous = session.entries.get(SUMMARY_KEY)
                 text = await self._summary_of(previous, batch, llm_provider)
-                if not text:
+                if not text or await self._replaced_by_summary(session.id, text, previous, batch):
                     break
-                current = self._entries.get(SUMMARY_KEY)
-                if _same(previous, current) and all(one.key in self._entries for one in batch):
-                    self._put_summary(text, batch)
-                    break
-            summary = self._entries.get(SUMMARY_KEY)
-            return "" if summary is None else str(summary.content)
+                session = await self.journal.read()
+            summary = (await self.journal.read()).entries.get(SUMMARY_KEY)
+            return "" if summary is None else str(summary.entry.content)
 
-    def _to_summarize(self) -> list[MemoryEntry]:
-        return [one for key, one in self._entries.items() if key != SUMMARY_KEY][:-KEPT]
-
-    async def _summary_of(
-        self, previous: MemoryEntry | None, batch: list[MemoryEntry], llm_provider: Any
-    ) -> str:
+    async def _summary_of(self, previous: Held | None, batch: list[Held], llm_provider: Any) -> str:
         if llm_provider is not None:
-            entries = [*([previous] if previous else []), *batch]
+            entries = [one.entry for one in ([previous] if previous else []) + batch]
             described = [(one.key, one.importance, one.content) for one in entries]
             return await ask(llm_provider, summary_prompt(described, SUMMARY_TOKENS))
-        newer = [f"[{one.key}] {one.content}" for one in batch]
-        return relevance.truncated(str(previous.content) if previous else "", newer, MOST_CHARACTERS)
+        newer = [f"[{one.entry.key}] {one.entry.content}" for one in batch]
+        return relevance.truncated(str(previous.entry.content) if previous else "", newer, MOST_CHARACTERS)
 
-    def _put_summary(self, text: str, batch: Iterable[MemoryEntry]) -> None:
-        for one in batch:
-            if _same(one, self._entries[one.key]):
-                self._set_aside_if_due(one.key)
+    async def _replaced_by_summary(
+        self, of: str, text: str, previous: Held | None, batch: list[Held]
+    ) -> bool:
         now = self._clock()
         summary = MemoryEntry(
             SUMMARY_KEY,
@@ -165,111 +199,111 @@ class ShortTermMemory:
             last_accessed=now,
             importance=SUMMARY_IMPORTANCE,
         )
-        # The oldest entry, because it covers what was before all others.
-        self._entries.pop(SUMMARY_KEY, None)
-        self._entries = {SUMMARY_KEY: summary, **self._entries}
-        self._summary_session = self._session_id
+        return await self._written_if_unchanged(
+            of,
+            "summarize",
+            entry=summary,
+            previous=previous.content_at if previous else 0,
+            covered=[[one.entry.key, one.content_at] for one in batch],
+        )
 
-    def promotable(self) -> list[tuple[str, MemoryEntry]]:
-        """Return the entries due for long-term memory, each with its key there.
+    async def promotable(self) -> list[Promotion]:
+        """Return the entries due for long-term memory, each with its key there."""
+        return (await self.journal.read()).promotions(self._session_id)
 
-        The key of a summary there contains the session, so that the summaries of two sessions do not replace
-        each other.
-        """
-        entries = [*self._set_aside.values(), *self._entries.values()]
-        return [
-            (self._summary_key() if one.key == SUMMARY_KEY else one.key, one.copied())
-            for one in entries
-            if relevance.is_promoted(one.importance, one.access_count)
-        ]
+    async def was_promoted(self, done: Iterable[Promotion]) -> None:
+        """Note what long-term memory has, so that it is not promoted again while it is unchanged."""
+        for of, some in itertools.groupby(done, key=lambda one: one.of):
+            await self._write("promoted", of=of, entries=[[one.key, one.changed_at] for one in some])
 
-    def _summary_key(self) -> str:
-        return f"{SUMMARY_KEY}:{self._summary_session}"
+    async def end_session(self) -> None:
+        """Begin another session with the next entry."""
+        session = await self.journal.read()
+        if session.operations and not session.ended:
+            await self._write("end", of=session.id, number=session.number)
 
-    def was_promoted(self, entry: MemoryEntry) -> None:
-        """Drop an entry that was set aside, now that long-term memory has it."""
-        if _same(self._set_aside.get(entry.key), entry):
-            del self._set_aside[entry.key]
-
-    def end_session(self) -> None:
-        """Give the next entry a new session."""
-        self._ended = True
+    @property
+    def summary_key(self) -> str | None:
+        """The key that the summary has in long-term memory, if this process knows of a summary."""
+        summary = self.journal.known.entries.get(SUMMARY_KEY)
+        return None if summary is None else summary.long_term_key(self._session_id)
 
     async def listed(self) -> list[MemoryEntry]:
-        """Return copies of all entries."""
-        return self.entries
+        """Return copies of all entries, in the order in which they were stored."""
+        return _copies(await self.journal.read())
 
     async def vectors(self) -> dict[str, list[float]]:
         """Return the vectors of the entries by key; none without an embedder."""
-        return {} if self._embedder is None else await self._all_vectors(self._embedder)
+        session = await self.journal.read()
+        return {} if self._embedder is None else await self._all_vectors(self._embedder, session)
 
     async def discard(self, entry: MemoryEntry) -> bool:
         """Remove an entry unless it was changed or accessed since; say whether it was removed."""
-        if not _same(self._entries.get(entry.key), entry, exactly=True):
+        session = await self.journal.read()
+        one = session.entries.get(entry.key)
+        if one is None or one.entry != entry:
             return False
-        self._remove(entry.key)
-        return True
+        return await self._written_if_unchanged(
+            session.id, "discard", key=entry.key, changed_at=one.changed_at
+        )
 
     async def absorb(self, loser: MemoryEntry, survivor: MemoryEntry) -> bool:
         """Merge an entry into one that it duplicates, unless either was changed since."""
-        kept, merged = self._entries.get(survivor.key), self._entries.get(loser.key)
-        if kept is None or merged is None or not _same(kept, survivor) or not _same(merged, loser):
+        session = await self.journal.read()
+        merged, kept = _judged(session, loser), _judged(session, survivor)
+        if merged is None or kept is None:
             return False
-        self._entries[survivor.key] = replace(kept, **relevance.absorbed(vars(kept), vars(merged)))
-        self._remove(loser.key)
-        return True
+        return await self._written_if_unchanged(
+            session.id,
+            "absorb",
+            loser=[loser.key, merged.content_at],
+            survivor=[survivor.key, kept.content_at],
+        )
 
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool:
         """Replace the content of an entry unless it was changed since; say whether it was replaced."""
-        current = self._entries.get(entry.key)
-        if current is None or not _same(current, entry):
+        session = await self.journal.read()
+        one = _judged(session, entry)
+        if one is None:
             return False
-        self._entries[entry.key] = current.copied(content=content)
-        return True
+        return await self._written_if_unchanged(
+            session.id, "rewrite", key=entry.key, content_at=one.content_at, content=content
+        )
 
     @property
     def entries(self) -> list[MemoryEntry]:
-        """Copies of all entries, in the order in which they were stored."""
-        return [one.copied() for one in self._entries.values()]
+        """Copies of all entries that this process knows of, in the order in which they were stored."""
+        return _copies(self.journal.known)
 
     @property
     def size(self) -> int:
-        """The number of entries."""
-        return len(self._entries)
+        """The number of entries that this process knows of."""
+        return len(self.journal.known.entries)
 
-    def _accessed(self, keys: Iterable[str], now: datetime) -> list[MemoryEntry]:
-        found: list[MemoryEntry] = []
-        for key in keys:
-            self._entries[key] = self._entries[key].accessed(now)
-            found.append(self._entries[key].copied())
-        return sorted(found, key=lambda one: one.relevance_at(now), reverse=True)
+    async def _write(self, name: str, **fields: Any) -> str:
+        """Carry out an operation; returns its id."""
+        identity = secrets.token_hex(8)
+        await self.journal.write({"op": name, "id": identity, **fields})
+        return identity
 
-    def _refresh(self) -> None:
+    async def _written_if_unchanged(self, of: str, name: str, **fields: Any) -> bool:
+        """Carry out an operation on the session of this id; say whether it had an effect."""
+        identity = await self._write(name, of=of, **fields)
+        return identity in (await self.journal.read()).done
+
+    async def _accessed(self, session: Session, found: list[Held]) -> list[MemoryEntry]:
         now = self._clock()
-        scores = {key: one.relevance_at(now) for key, one in self._entries.items()}
-        # The order is stable: of equally relevant entries the oldest is removed first.
-        ranked = sorted(scores, key=lambda key: scores[key])
-        surplus = len(ranked) - self.max_entries
-        for position, key in enumerate(ranked):
-            if position < surplus or scores[key] < self.relevance_threshold:
-                self._set_aside_if_due(key)
+        if found:
+            entries = [[one.entry.key, one.content_at] for one in found]
+            await self._write("access", of=session.id, entries=entries, at=now)
+        return sorted(
+            (one.entry.accessed(now) for one in found), key=lambda one: one.relevance_at(now), reverse=True
+        )
 
-    def _set_aside_if_due(self, key: str) -> None:
-        """Remove an entry, and keep it for long-term memory if it is due."""
-        entry = self._entries[key]
-        self._remove(key)
-        if key != SUMMARY_KEY and relevance.is_promoted(entry.importance, entry.access_count):
-            self._set_aside[key] = entry
-
-    def _remove(self, key: str) -> None:
-        self._entries.pop(key, None)
-        self._set_aside.pop(key, None)
-        self._vectors.pop(key, None)
-
-    async def _near(self, query: str) -> set[str]:
-        if self._embedder is None or not self._entries or not query.strip():
+    async def _near(self, query: str, session: Session) -> set[str]:
+        if self._embedder is None or not session.entries or not query.strip():
             return set()
-        vectors = await self._all_vectors(self._embedder)
+        vectors = await self._all_vectors(self._embedder, session)
         [wanted] = await embed(self._embedder, [query])
         return {
             key
@@ -277,19 +311,29 @@ class ShortTermMemory:
             if relevance.cosine(wanted, vector) >= relevance.SAME_MEANING
         }
 
-    async def _all_vectors(self, embedder: Embedder) -> dict[str, list[float]]:
-        texts = {key: str(one.content) for key, one in self._entries.items()}
-        new = [key for key, text in texts.items() if self._vectors.get(key, ("", []))[0] != text]
+    async def _all_vectors(self, embedder: Embedder, session: Session) -> dict[str, list[float]]:
+        texts = {key: str(one.entry.content) for key, one in session.entries.items()}
+        known = {key: one for key, one in self._vectors.items() if one[0] == texts.get(key)}
+        new = [key for key in texts if key not in known]
         for key, vector in zip(new, await embed(embedder, [texts[key] for key in new]), strict=True):
-            if key in self._entries:
-                self._vectors[key] = (texts[key], vector)
-        return {key: self._vectors[key][1] for key in texts if key in self._vectors}
+            known[key] = (texts[key], vector)
+        self._vectors = known
+        return {key: vector for key, (_, vector) in known.items()}
 
 
-def _same(one: MemoryEntry | None, other: MemoryEntry | None, *, exactly: bool = False) -> bool:
-    """Say whether two states of an entry have the same content; `exactly` compares accesses and tags too."""
-    if one is None or other is None:
-        return one is other
-    if exactly:
-        return one == other
-    return one.content == other.content and one.created_at == other.created_at
+def report_pruned(observer: Observer, count: int) -> None:
+    """Report entries that were removed from short-term memory because of their relevance or for room."""
+    if count:
+        observer.memories("pruned", "short_term", count)
+
+
+def _copies(session: Session) -> list[MemoryEntry]:
+    return [one.entry.copied() for one in session.entries.values()]
+
+
+def _judged(session: Session, entry: MemoryEntry) -> Held | None:
+    """Return an entry of the session if it still has the content that a caller has read."""
+    one = session.entries.get(entry.key)
+    if one is None or (one.entry.content, one.entry.created_at) != (entry.content, entry.created_at):
+        return None
+    return one

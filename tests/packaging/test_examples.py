@@ -19,7 +19,14 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def test_the_examples_were_found() -> None:
     names = {path.stem for path in EXAMPLES}
     embedded = {"basic", "truncation", "persistence", "callbacks", "custom_memory", "planner"}
-    assert names >= embedded | {"on_redis", "openai_agents", "synchronous", "telemetry", "audit"}
+    assert names >= embedded | {
+        "on_redis",
+        "openai_agents",
+        "synchronous",
+        "telemetry",
+        "audit",
+        "two_agents",
+    }
 
 
 def run(example: Path, folder: Path, **environment: str) -> list[str]:

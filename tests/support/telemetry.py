@@ -63,6 +63,8 @@ def use_every_instrument(telemetry: Telemetry) -> None:
         raise LookupError
     for event in ("appended", "folded", "dropped"):
         telemetry.turns(event, 1)
+    for event in ("promoted", "pruned", "merged"):
+        telemetry.memories(event, "long_term", 1)
     telemetry.race_lost()
     telemetry.clear_text_met()
     telemetry.summarizer_failed(LookupError())

@@ -27,7 +27,8 @@ PUBLIC = {
     """,
         "stm_backends.tiers": """
         BackendGraph Embedder FleetingMemory GraphBackend InProcessGraph LongTermMemory MemoryEntry
-        MemoryGarbageCollector MemoryManager MemoryTier SearchableGraph SharedGraph ShortTermMemory
+        MemoryGarbageCollector MemoryManager MemoryTier SearchableGraph SharedGraph SharedShortTermMemory
+        ShortTermMemory
         VertexExists VertexNotFound
     """,
     }.items()

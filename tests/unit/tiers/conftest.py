@@ -1,17 +1,26 @@
-"""A clock, a model and graphs that tests of the tiers control."""
+"""A clock, a model, graphs and sessions that tests of the tiers control."""
 
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from stm_backends import MemoryKey
 from stm_backends.backend import Backend
 from stm_backends.drivers.in_memory import MemoryDriver
-from stm_backends.tiers import BackendGraph, InProcessGraph, MemoryManager, SharedGraph
+from stm_backends.tiers import (
+    BackendGraph,
+    InProcessGraph,
+    MemoryManager,
+    SharedGraph,
+    SharedShortTermMemory,
+    ShortTermMemory,
+)
 
 
 class Clock:
@@ -59,12 +68,33 @@ async def new_graph(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[]
         yield make
 
 
-@pytest.fixture
-def manager(new_graph: Callable[[], SharedGraph]) -> Callable[..., MemoryManager]:
-    """What returns a manager, on a graph of its own unless one is given."""
+@pytest.fixture(params=["in this process", "in a conversation"])
+async def short_term(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., ShortTermMemory]]:
+    """What returns a short-term memory; in a conversation, those of one `session_id` are shared."""
+    async with Backend(MemoryDriver()) as backend:
 
-    def make(graph_backend: Any = None, **settings: Any) -> MemoryManager:
-        return MemoryManager(new_graph() if graph_backend is None else graph_backend, **settings)
+        def make(*, session_id: str | None = None, **settings: Any) -> ShortTermMemory:
+            if request.param == "in this process":
+                return ShortTermMemory(session_id=session_id, **settings)
+            key = MemoryKey("acme", "u0", session_id or uuid.uuid4().hex)
+            return SharedShortTermMemory(backend, key, **settings)
+
+        yield make
+
+
+@pytest.fixture
+def manager(
+    new_graph: Callable[[], SharedGraph], short_term: Callable[..., ShortTermMemory]
+) -> Callable[..., MemoryManager]:
+    """What returns a manager, on a graph of its own unless one is given, with a session of its own."""
+
+    def make(graph_backend: Any = None, session_id: str | None = None, **settings: Any) -> MemoryManager:
+        graph = new_graph() if graph_backend is None else graph_backend
+        own = {name: settings[name] for name in ("embedder", "clock") if name in settings}
+        session = short_term(session_id=session_id, **own)
+        # The tests give each graph and each session a user of its own.
+        session.owner = None
+        return MemoryManager(graph, short_term=session, **settings)
 
     return make
 

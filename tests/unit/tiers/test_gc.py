@@ -144,7 +144,7 @@ async def test_on_turn_end_clears_fleeting_memory_only(manager: Any) -> None:
     for tier in MemoryTier:
         await memory.remember("k", "v", tier=tier)
     await memory.gc.on_turn_end()
-    assert (memory.fleeting.size, memory.short_term.size, memory.long_term.size) == (0, 1, 1)
+    assert (memory.fleeting.size, len(await memory.short_term.listed()), memory.long_term.size) == (0, 1, 1)
 
 
 async def test_on_session_end_promotes_what_is_important(clock: Any, manager: Any) -> None:
@@ -158,7 +158,7 @@ async def test_on_session_end_promotes_what_is_important(clock: Any, manager: An
     await memory.gc.on_session_end()
     assert await keys(memory, MemoryTier.LONG_TERM) == {"half", "used"}
     assert memory.fleeting.size == 0
-    before = {one.key: one for one in memory.short_term.entries}
+    before = {one.key: one for one in await memory.short_term.listed()}
     for one in await memory.long_term.listed():
         assert one == before[one.key].copied(tier=MemoryTier.LONG_TERM)
 

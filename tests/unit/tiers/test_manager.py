@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from stm_backends import open_backend
 from stm_backends.errors import ConfigurationError
+from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import (
     FleetingMemory,
     LongTermMemory,
@@ -47,7 +50,7 @@ async def test_the_basic_usage_example(manager: Any) -> None:
     assert found.relevance_score == pytest.approx(0.3 + 0.02 + 0.32 + 0.1, abs=1e-3)
     await memory.forget("scratch_calc")
     await memory.run_gc()
-    assert (memory.fleeting.size, memory.short_term.size, memory.long_term.size) == (0, 1, 1)
+    assert (memory.fleeting.size, len(await memory.short_term.listed()), memory.long_term.size) == (0, 1, 1)
 
 
 async def test_the_example_with_a_provider_and_a_graph(model: Any, manager: Any, new_graph: Any) -> None:
@@ -141,6 +144,28 @@ async def test_a_context_window_has_each_key_once(manager: Any) -> None:
     assert [one.content for one in await memory.get_context_window(max_tokens=100)] == ["new"]
 
 
+async def test_a_context_window_has_an_update_by_another_process(
+    clock: Any, manager: Any, new_graph: Any
+) -> None:
+    graph = new_graph()
+    one, other = manager(graph, clock=clock), manager(graph, clock=clock)
+    await one.remember("k", "old", importance=0.9)
+    clock.pass_days(1)
+    await other.remember("k", "new", tier=LONG)
+    assert [entry.content for entry in await one.get_context_window(max_tokens=100)] == ["new"]
+
+
+async def test_a_context_window_has_a_promoted_summary_once(manager: Any, model: Any) -> None:
+    memory: MemoryManager = manager(llm_provider=model, session_id="s")
+    for number in range(12):
+        await memory.remember(f"k{number}", f"fact {number}", importance=0.1)
+    await memory.gc.on_session_end()
+    assert [one.key for one in await memory.long_term.listed()] == ["__summary__:s"]
+    window = await memory.get_context_window(max_tokens=1000)
+    assert [one.content for one in window].count("a summary") == 1
+    assert len(window) == 11
+
+
 async def test_only_entries_in_the_context_window_count_as_accessed(manager: Any) -> None:
     memory = manager()
     await memory.remember("in", "x", tier=LONG, importance=1.0)
@@ -164,11 +189,11 @@ async def test_the_timeline_of_a_session_of_the_document(
         if turn == 20:
             clock.pass_days(60)
         if turn == 29:
-            assert memory.short_term.size == 29
-    assert {one.key for one in memory.short_term.entries} == {f"turn{turn}" for turn in range(21, 51)}
+            assert len(await memory.short_term.listed()) == 29
+    assert {one.key for one in await memory.short_term.listed()} == {f"turn{turn}" for turn in range(21, 51)}
     assert memory.long_term.size == 0
     await memory.gc.on_session_end()
-    assert memory.short_term.size == 11
+    assert len(await memory.short_term.listed()) == 11
     assert memory.long_term.size == 31
     later = manager(graph_backend=graph, clock=clock)
     assert (later.fleeting.size, later.short_term.size) == (0, 0)
@@ -221,3 +246,55 @@ def test_a_graph_and_a_backend_together_are_refused(manager: Any, new_graph: Any
         manager(backend=backend)
     with pytest.raises(ConfigurationError):
         manager(owner=("acme", "u1"))
+
+
+class Counting(Observer):
+    """Adds up the events of the tiers."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[tuple[str, str]]()
+
+    def memories(self, event: str, tier: str, count: int) -> None:
+        self.counts[event, tier] += count
+
+
+async def test_promotions_prunes_and_merges_are_reported(clock: Any) -> None:
+    observer = Counting()
+    memory = MemoryManager(observer=observer, clock=clock)
+    await memory.remember("important", "the key fact", importance=0.9)
+    for _ in range(2):
+        await memory.gc.on_session_end()
+    assert observer.counts == {("promoted", "long_term"): 1}
+    for key, text in [("a", "one two three"), ("b", "three two one"), ("c", "six seven"), ("d", "seven six")]:
+        tier = LONG if key in "ab" else MemoryTier.SHORT_TERM
+        await memory.remember(key, text, tier=tier, importance=0.1)
+    await memory.gc.prune_duplicates(MemoryTier.SHORT_TERM)
+    await memory.long_term.consolidate()
+    assert observer.counts["merged", "long_term"] == 1
+    assert observer.counts["merged", "short_term"] == 1
+    clock.pass_days(60)
+    memory.short_term.max_entries = 1
+    await memory.remember("one", "more")
+    assert observer.counts["pruned", "short_term"] == 2
+    assert await memory.gc.auto_forget(LONG) + await memory.long_term.decay() == 2
+    assert observer.counts["pruned", "long_term"] == 2
+
+
+async def test_a_manager_reports_to_the_observer_of_its_backend() -> None:
+    observer = Counting()
+    async with open_backend("memory://", observer=observer) as backend:
+        memory = MemoryManager(backend=backend, owner=("acme", "u1"))
+        await memory.remember("important", "the key fact", importance=0.9)
+        await memory.gc.on_session_end()
+    assert observer.counts == {("promoted", "long_term"): 1}
+
+
+async def test_an_observer_that_fails_does_not_affect_the_tiers() -> None:
+    class Failing(Observer):
+        def memories(self, event: str, tier: str, count: int) -> None:
+            raise RuntimeError(event)
+
+    memory = MemoryManager(observer=Failing())
+    await memory.remember("important", "the key fact", importance=0.9)
+    await memory.gc.on_session_end()
+    assert memory.long_term.size == 1

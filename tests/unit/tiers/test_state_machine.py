@@ -8,14 +8,22 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stm_backends.backend import Backend
-from stm_backends.drivers.in_memory import MemoryDriver
-from stm_backends.tiers import BackendGraph, InProcessGraph, MemoryManager, MemoryTier, SharedGraph
+from stm_backends import MemoryKey, open_backend
+from stm_backends.tiers import (
+    BackendGraph,
+    InProcessGraph,
+    MemoryManager,
+    MemoryTier,
+    SharedGraph,
+    SharedShortTermMemory,
+    shared_session,
+)
 
 T = TypeVar("T")
 
@@ -32,6 +40,13 @@ class Expected:
     created: datetime
     accessed: datetime
     accesses: int = 0
+    promoted: bool = False
+    """Whether its content was promoted."""
+    changed: bool = True
+    """Whether it was changed since it was promoted."""
+
+    def access(self, now: datetime) -> None:
+        self.accesses, self.accessed, self.changed = self.accesses + 1, now, True
 
     def score(self, now: datetime) -> float:
         def days(since: datetime) -> float:
@@ -53,24 +68,43 @@ def found_by(query: str, tier: MemoryTier, key: str, content: Any) -> bool:
     return query.lower() in re.findall("[a-z0-9]+", text)
 
 
+def is_due(one: Expected) -> bool:
+    return one.changed and (one.importance >= 0.5 or one.accesses >= 3)
+
+
 class Tiers(RuleBasedStateMachine):
+    shared = False
+
     @initialize()
     def start(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.backend = open_backend("memory://")
+        self.run(self.backend.open())
         self.graph = self.new_graph()
+        # Folds so often that any operation may be the first after one.
+        self.often = patch.object(shared_session, "FOLD_AT", 3)
+        self.often.start()
         self.memory = self.manager()
         self.expected: dict[MemoryTier, dict[str, Expected]] = {tier: {} for tier in MemoryTier}
+        self.aside: dict[str, Expected] = {}
 
     def new_graph(self) -> SharedGraph:
         return InProcessGraph()
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
+            self.often.stop()
+            self.run(self.backend.close())
             self.loop.close()
 
     def manager(self) -> MemoryManager:
-        memory = MemoryManager(self.graph, clock=lambda: self.now)
+        session = None
+        if self.shared:
+            session = SharedShortTermMemory(
+                self.backend, MemoryKey("acme", "u1", "chat"), clock=lambda: self.now
+            )
+        memory = MemoryManager(self.graph, short_term=session, clock=lambda: self.now)
         # The refresh after every tenth call has a test of its own.
         memory.short_term.refresh_interval = 10**9
         return memory
@@ -83,6 +117,8 @@ class Tiers(RuleBasedStateMachine):
         self.run(self.memory.remember(key, content, tier=tier, importance=importance))
         weight = 0.0 if tier is MemoryTier.FLEETING else importance
         self.expected[tier][key] = Expected(content, weight, self.now, self.now)
+        if tier is MemoryTier.SHORT_TERM:
+            self.aside.pop(key, None)
 
     @rule(query=st.sampled_from(["", "words", "ONE", "a", "five"]), tiers=st.sets(TIERS))
     def recall(self, query: str, tiers: set[MemoryTier]) -> None:
@@ -91,7 +127,7 @@ class Tiers(RuleBasedStateMachine):
         for tier in tiers:
             for key, one in self.expected[tier].items():
                 if found_by(query, tier, key, one.content):
-                    one.accesses, one.accessed = one.accesses + 1, self.now
+                    one.access(self.now)
                     expected.add((tier, key))
         assert {(one.tier, one.key) for one in found} == expected
         assert len(found) == len(expected)
@@ -103,6 +139,8 @@ class Tiers(RuleBasedStateMachine):
         self.run(self.memory.forget(key, tier))
         for one in MemoryTier if tier is None else (tier,):
             self.expected[one].pop(key, None)
+        if tier in (None, MemoryTier.SHORT_TERM):
+            self.aside.pop(key, None)
 
     @rule(days=st.sampled_from([0.5, 20, 60]))
     def pass_days(self, days: float) -> None:
@@ -118,10 +156,11 @@ class Tiers(RuleBasedStateMachine):
         self.run(self.memory.gc.on_session_end())
         self.expected[MemoryTier.FLEETING].clear()
         long = self.expected[MemoryTier.LONG_TERM]
-        for key, one in self.expected[MemoryTier.SHORT_TERM].items():
-            if one.importance >= 0.5 or one.accesses >= 3:
+        for key, one in (*self.aside.items(), *self.expected[MemoryTier.SHORT_TERM].items()):
+            if is_due(one) and (key in long or not one.promoted):
                 known = long.get(key)
-                content = known if known is not None and known.created > one.created else one
+                stays = known is not None and (one.promoted or known.created > one.created)
+                content = known if known is not None and stays else one
                 known = known or one
                 long[key] = Expected(
                     content.content,
@@ -130,19 +169,26 @@ class Tiers(RuleBasedStateMachine):
                     max(known.accessed, one.accessed),
                     max(known.accesses, one.accesses),
                 )
+            if is_due(one):
+                one.promoted, one.changed = True, False
+        self.aside.clear()
 
     @rule(tier=st.sampled_from([MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM]))
     def auto_forget(self, tier: MemoryTier) -> None:
         weak = [key for key, one in self.expected[tier].items() if one.score(self.now) < 0.15]
         assert self.run(self.memory.gc.auto_forget(tier)) == len(weak)
         for key in weak:
-            del self.expected[tier][key]
+            one = self.expected[tier].pop(key)
+            if tier is MemoryTier.SHORT_TERM and is_due(one):
+                self.aside[key] = one
 
     @rule()
     def next_process(self) -> None:
         self.memory = self.manager()
         self.expected[MemoryTier.FLEETING].clear()
-        self.expected[MemoryTier.SHORT_TERM].clear()
+        if not self.shared:
+            self.expected[MemoryTier.SHORT_TERM].clear()
+            self.aside.clear()
 
     @rule(tokens=st.integers(1, 12))
     def context_window(self, tokens: int) -> None:
@@ -150,8 +196,7 @@ class Tiers(RuleBasedStateMachine):
         assert sum(len(one.key) + len(str(one.content)) for one in window) <= tokens * 4
         assert len({one.key for one in window}) == len(window)
         for one in window:
-            expected = self.expected[one.tier][one.key]
-            expected.accesses, expected.accessed = expected.accesses + 1, self.now
+            self.expected[one.tier][one.key].access(self.now)
 
     @invariant()
     def each_tier_is_what_the_model_says(self) -> None:
@@ -159,7 +204,7 @@ class Tiers(RuleBasedStateMachine):
             return
         found = {
             MemoryTier.FLEETING: self.memory.fleeting.entries,
-            MemoryTier.SHORT_TERM: self.memory.short_term.entries,
+            MemoryTier.SHORT_TERM: self.run(self.memory.short_term.listed()),
             MemoryTier.LONG_TERM: self.run(self.memory.long_term.listed()),
         }
         for tier, entries in found.items():
@@ -172,16 +217,24 @@ class Tiers(RuleBasedStateMachine):
             }
 
 
+class SharedTiers(Tiers):
+    """The same with the session in a conversation, which the next process continues."""
+
+    shared = True
+
+
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestSharedTiers = SharedTiers.TestCase
 
 
 class TiersOnABackend(Tiers):
+    """The same with the long-term memory on a backend."""
+
     def new_graph(self) -> SharedGraph:
-        backend = Backend(MemoryDriver())
-        self.run(backend.open())
-        return BackendGraph(backend, ("acme", "u1"))
+        return BackendGraph(self.backend, ("acme", "u1"))
 
 
 TestTiersOnABackend = TiersOnABackend.TestCase
-TestTiersOnABackend.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestTiers.settings = TestSharedTiers.settings = TestTiersOnABackend.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None
+)

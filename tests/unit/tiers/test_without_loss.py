@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.errors import Unavailable
+from stm_backends.errors import Corrupt, Denied, TooLarge, Unavailable
 from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
 from stm_backends.tiers.graph import Change
 from tests.support.graphs import GraphAround
@@ -44,7 +44,7 @@ async def test_an_important_entry_that_is_summarized_is_promoted(
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.gc.on_session_end()
-    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert "important" not in {one.key for one in await memory.short_term.listed()}
     assert (await stored(memory)).keys() == {"important", "__summary__:s"}
     assert (await stored(memory))["important"] == "the key fact"
 
@@ -54,7 +54,7 @@ async def test_an_entry_summarized_before_the_end_is_promoted_then(model: Any, m
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
     await memory.short_term.summarize(model)
-    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert "important" not in {one.key for one in await memory.short_term.listed()}
     await memory.gc.on_session_end()
     assert (await stored(memory))["important"] == "the key fact"
 
@@ -64,9 +64,40 @@ async def test_an_entry_dropped_for_room_is_promoted_at_the_end(manager: Any) ->
     memory.short_term.max_entries = 5
     await memory.remember("important", "the key fact", importance=0.5)
     await fill(memory, importance=0.9)
-    assert "important" not in {one.key for one in memory.short_term.entries}
+    assert "important" not in {one.key for one in await memory.short_term.listed()}
     await memory.gc.on_session_end()
     assert (await stored(memory))["important"] == "the key fact"
+
+
+@pytest.mark.parametrize("prune", ["auto_forget", "prune_by_relevance", "prune_by_staleness"])
+async def test_an_entry_pruned_from_the_session_is_promoted_if_due(
+    manager: Any, clock: Any, prune: str
+) -> None:
+    memory = manager(clock=clock)
+    await memory.remember("used", "the key fact", importance=0.0)
+    for _ in range(3):
+        await memory.recall("key fact")
+    await memory.remember("unused", "something else", importance=0.0)
+    clock.pass_days(60)
+    arguments = {"prune_by_relevance": {"keep_ratio": 0}}.get(prune, {})
+    assert await getattr(memory.gc, prune)(MemoryTier.SHORT_TERM, **arguments) == 2
+    assert await memory.recall("") == []
+    await memory.gc.on_session_end()
+    assert await stored(memory) == {"used": "the key fact"}
+
+
+async def test_a_summary_dropped_for_room_survives_beside_the_next_one(manager: Any, model: Any) -> None:
+    memory = manager(llm_provider=model, session_id="s")
+    await fill(memory)
+    model.answer = "of the first entries"
+    await memory.short_term.summarize(model)
+    memory.short_term.max_entries = 20
+    await fill(memory, 20, start=100, importance=0.9)
+    assert "__summary__" not in {one.key for one in await memory.short_term.listed()}
+    model.answer = "of the others"
+    await memory.gc.on_session_end()
+    found = await stored(memory)
+    assert {found["__summary__:s"], found["__summary__:s:1"]} == {"of the first entries", "of the others"}
 
 
 async def test_a_forgotten_entry_that_was_set_aside_is_not_promoted(model: Any, manager: Any) -> None:
@@ -84,7 +115,7 @@ async def test_an_entry_updated_while_the_model_summarizes_keeps_it(model: Any, 
     await fill(memory)
     model.during = lambda: memory.remember("k0", "updated", importance=0.1)
     await memory.short_term.summarize(model)
-    found = {one.key: one.content for one in memory.short_term.entries}
+    found = {one.key: one.content for one in await memory.short_term.listed()}
     assert found["k0"] == "updated"
     assert "k1" not in found
 
@@ -94,7 +125,7 @@ async def test_an_entry_added_while_the_model_summarizes_is_kept(model: Any, man
     await fill(memory)
     model.during = lambda: memory.remember("added", "new", importance=0.1)
     await memory.short_term.summarize(model)
-    assert "added" in {one.key for one in memory.short_term.entries}
+    assert "added" in {one.key for one in await memory.short_term.listed()}
 
 
 async def test_accesses_while_the_model_summarizes_count_for_promotion(model: Any, manager: Any) -> None:
@@ -125,13 +156,30 @@ async def test_an_entry_forgotten_while_the_model_summarizes_is_gone(model: Any,
     assert "fact 0" not in model.prompts[1]
 
 
+async def test_a_summary_forgotten_while_the_next_is_written_is_gone(model: Any, manager: Any) -> None:
+    memory = manager(llm_provider=model)
+    await fill(memory)
+    model.answer = "the secret"
+    await memory.short_term.summarize(model)
+    await fill(memory, start=100)
+
+    async def forget() -> None:
+        model.answer = "without it"
+        await memory.forget("__summary__")
+
+    model.answer, model.during = "with the secret", forget
+    assert await memory.short_term.summarize(model) == "without it"
+    assert "the secret" in model.prompts[1]
+    assert "the secret" not in model.prompts[2]
+
+
 async def test_two_summaries_at_once_lose_no_entry(model: Any, manager: Any) -> None:
     memory = manager(llm_provider=model)
     await fill(memory)
     model.during = lambda: asyncio.sleep(0)
     await asyncio.gather(memory.short_term.summarize(model), memory.short_term.summarize(model))
     assert len(model.prompts) == 1
-    assert memory.short_term.size == 11
+    assert len(await memory.short_term.listed()) == 11
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
@@ -174,9 +222,9 @@ async def test_an_empty_answer_of_the_model_changes_nothing(model: Any, answer: 
     await fill(memory)
     await memory.remember("k", "v", tier=LONG)
     model.answer = answer
-    before = memory.short_term.entries
+    before = await memory.short_term.listed()
     assert await memory.short_term.summarize(model) == ""
-    assert memory.short_term.entries == before
+    assert await memory.short_term.listed() == before
     assert await memory.gc.improve_memory(LONG) == 0
     assert await stored(memory) == {"k": "v"}
 
@@ -187,10 +235,10 @@ async def test_a_failing_model_changes_nothing_and_is_an_error(model: Any, manag
     await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
     await fill(memory)
     model.answer = RuntimeError("no model")
-    before = memory.short_term.entries
+    before = await memory.short_term.listed()
     with pytest.raises(RuntimeError, match="no model"):
         await memory.gc.on_session_end()
-    assert memory.short_term.entries == before
+    assert await memory.short_term.listed() == before
     assert await stored(memory) == {"important": "the key fact"}
     assert memory.fleeting.size == 0
 
@@ -238,6 +286,8 @@ async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier, man
     memory = manager()
     for key, value in [("a", 1), ("b", 1), ("c", "Alice"), ("d", "Alice"), ("e", True), ("f", None)]:
         await memory.remember(key, value, tier=tier)
+    for key in ("apples", "pears"):
+        await memory.remember(key, {"count": 3, "state": ["ripe"]}, tier=tier)
     assert await memory.gc.prune_duplicates(tier) == 0
     assert await memory.long_term.consolidate() == 0
 
@@ -279,11 +329,11 @@ async def test_a_session_end_in_an_outage_can_be_repeated(model: Any, manager: A
     memory = manager(graph_backend=graph, llm_provider=model, session_id="s")
     await memory.remember("important", "the key fact", importance=0.9)
     await fill(memory)
-    before = memory.short_term.entries
+    before = await memory.short_term.listed()
     graph.down = True
     with pytest.raises(Unavailable):
         await memory.gc.on_session_end()
-    assert memory.short_term.entries == before
+    assert await memory.short_term.listed() == before
     graph.down = False
     await memory.gc.on_session_end()
     assert (await stored(memory)).keys() == {"important", "__summary__:s"}
@@ -326,6 +376,67 @@ async def test_a_fallback_that_was_asked_for_is_announced(
     assert await stored(memory) == {"k": "secret text"}
     assert memory.long_term.held == 0
     assert await stored(manager(graph_backend=graph)) == {"k": "secret text"}
+
+
+async def test_a_promotion_that_is_only_held_is_repeated_by_the_next_end(
+    manager: Any, new_graph: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = Outage(new_graph())
+    memory = manager(graph, session_id="s", hold_on_outage=True)
+    await memory.remember("important", "the key fact", importance=0.9)
+    graph.down = True
+    await memory.gc.on_session_end()
+    assert memory.long_term.held == 1
+    assert "graph failed" in caplog.text
+    graph.down = False
+    # This process dies with what it holds, and the session is ended by another one.
+    after = MemoryManager(graph, short_term=memory.short_term)
+    await after.gc.on_session_end()
+    assert await stored(after) == {"important": "the key fact"}
+
+
+@pytest.mark.parametrize("error", [TooLarge("entry", size=2, limit=1), Denied("no"), Corrupt("damaged")])
+async def test_a_refusal_is_raised_and_never_held(error: Exception, manager: Any, new_graph: Any) -> None:
+    class Refusing(GraphAround):
+        refuses = True
+
+        async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+            if self.refuses:
+                raise error
+            return await self.inner.change_vertex(vertex_id, label, change)
+
+    graph = Refusing(new_graph())
+    memory = manager(graph, hold_on_outage=True)
+    with pytest.raises(type(error)):
+        await memory.remember("refused", "x", tier=LONG)
+    graph.refuses = False
+    await memory.remember("k", "v", tier=LONG)
+    assert (await stored(memory), memory.long_term.held) == ({"k": "v"}, 0)
+
+
+async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone(manager: Any, new_graph: Any) -> None:
+    class Slow(Outage):
+        async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+            if slow:
+                started.set()
+                slow.pop()
+                await go.wait()
+            return await super().change_vertex(vertex_id, label, change)
+
+    started, go, slow = asyncio.Event(), asyncio.Event(), list[int]()
+    graph = Slow(new_graph())
+    memory = manager(graph, hold_on_outage=True)
+    graph.down = True
+    await memory.remember("k", "v", tier=LONG)
+    graph.down = False
+    slow.append(1)
+    reconciling = asyncio.ensure_future(memory.long_term.reconcile())
+    await started.wait()
+    forgetting = asyncio.ensure_future(memory.forget("k"))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(reconciling, forgetting)
+    assert await stored(memory) == {}
 
 
 async def test_a_held_entry_does_not_replace_a_newer_one(clock: Any, manager: Any, new_graph: Any) -> None:

@@ -1,0 +1,292 @@
+"""What the operations of a session do to its short-term memory: pure functions, no clock, no I/O.
+
+A session is the result of its operations in their order, so every process that applies the same operations
+has the same session. An operation is a dict with its name under `op` and an `id`. One that depends on what
+its process has read names that by number: `content_at` is the number of the operation that set the content of
+an entry, `changed_at` that of its last change of any kind. If the entry has another number by then, the
+operation has no effect. Numbers start again after a session has expired or was erased, so such an operation
+also names the session, under `of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from stm_backends.errors import Corrupt
+from stm_backends.tiers import relevance
+from stm_backends.tiers.entry import MemoryEntry
+
+Operation: TypeAlias = dict[str, Any]
+
+SUMMARY_KEY: Final = "__summary__"
+
+_REMEMBERED: Final = 256
+"""How many ids are kept in `Session.done`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An entry in a session.
+
+    `session` is the number of the session in which its content was set, and `promoted_at` its `changed_at`
+    when long-term memory received it last.
+    """
+
+    entry: MemoryEntry
+    content_at: int
+    changed_at: int
+    session: int = 0
+    promoted_at: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether long-term memory is to receive the present state of the entry."""
+        due = relevance.is_promoted(self.entry.importance, self.entry.access_count)
+        return due and self.promoted_at != self.changed_at
+
+    def long_term_key(self, name: str) -> str:
+        """Return the key in long-term memory; that of a summary contains the name of its session.
+
+        So the summaries of two sessions do not replace each other.
+        """
+        if self.entry.key != SUMMARY_KEY:
+            return self.entry.key
+        return f"{SUMMARY_KEY}:{name}:{self.session}" if self.session else f"{SUMMARY_KEY}:{name}"
+
+
+class Promotion(NamedTuple):
+    """A state of an entry that is due for long-term memory.
+
+    `entry` has its key there. `again` says that its content was promoted before, so only its accesses, its
+    importance and its tags are new. `of` is the id of the session.
+    """
+
+    entry: MemoryEntry
+    again: bool
+    of: str
+    key: str
+    changed_at: int
+
+
+@dataclass(slots=True)
+class Session:
+    """The entries of a session in the order in which they were stored.
+
+    `aside` has entries that were removed and are still to be promoted. `number` counts the sessions that one
+    memory has had; after `ended`, the next entry begins another. `pruned` counts the entries that were
+    removed because of their relevance or for room. `id` is that of the first operation. `done` has the ids
+    of operations with a condition that had an effect.
+    """
+
+    entries: dict[str, Held] = field(default_factory=dict[str, Held])
+    aside: list[Held] = field(default_factory=list[Held])
+    id: str = ""
+    operations: int = 0
+    remembered: int = 0
+    number: int = 0
+    ended: bool = False
+    pruned: int = 0
+    done: list[str] = field(default_factory=list[str])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the session as a JSON object. Raises `InvalidState` if a content is not JSON."""
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "entries": [_to_dict(one) for one in self.entries.values()],
+            "aside": [_to_dict(one) for one in self.aside],
+            "done": [*self.done],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Session:
+        """Return the session of a result of `to_dict`."""
+        return cls(
+            entries={one.entry.key: one for one in map(_of_dict, data["entries"])},
+            aside=[*map(_of_dict, data["aside"])],
+            done=[*data["done"]],
+            **{name: data[name] for name in _PLAIN},
+        )
+
+    def apply(self, operation: Operation) -> None:
+        """Carry out an operation. Raises `Corrupt` for one that this version does not know."""
+        effect = EFFECTS.get(operation["op"])
+        if effect is None:
+            raise Corrupt("a session has an operation that this version of the library does not know")
+        self.id = self.id or operation["id"]
+        self.operations += 1
+        if operation.get("of", self.id) == self.id and effect(self, operation):
+            self.done = [*self.done, operation["id"]][-_REMEMBERED:]
+
+    def promotions(self, name: str) -> list[Promotion]:
+        """Return what is due for long-term memory, for the session of this name."""
+        return [
+            Promotion(
+                one.entry.copied(key=one.long_term_key(name)),
+                one.promoted_at >= one.content_at,
+                self.id,
+                one.entry.key,
+                one.changed_at,
+            )
+            for one in (*self.aside, *self.entries.values())
+            if one.is_due
+        ]
+
+    def has(self, key: str, content_at: int) -> bool:
+        """Say whether an entry still has the content that this operation set."""
+        return key in self.entries and self.entries[key].content_at == content_at
+
+    def put(self, entry: MemoryEntry) -> Held:
+        """Return an entry whose content is set now, no older than the one that it replaces."""
+        replaced = self.entries.get(entry.key)
+        if replaced is not None and replaced.entry.created_at > entry.created_at:
+            # Another process, whose clock is ahead, stored the one that is replaced.
+            entry = entry.copied(created_at=replaced.entry.created_at)
+        return Held(entry, self.operations, self.operations, self.number)
+
+    def change(self, key: str, entry: MemoryEntry) -> None:
+        """Replace the fields of an entry other than its content."""
+        self.entries[key] = replace(self.entries[key], entry=entry, changed_at=self.operations)
+
+    def remove(self, key: str) -> None:
+        """Remove an entry; it will not be promoted."""
+        self.entries.pop(key, None)
+        self.aside = [one for one in self.aside if one.entry.key != key]
+
+    def set_aside(self, key: str) -> None:
+        """Remove an entry, and keep it for long-term memory if it is due."""
+        one = self.entries.pop(key)
+        if one.is_due:
+            self.aside.append(one)
+            if key == SUMMARY_KEY:
+                # The next summary will not cover this one, so it must not replace it.
+                self.number += 1
+
+    def refresh(self, at: datetime, below: float, most: int) -> None:
+        """Remove entries of a relevance below a threshold, and the least relevant ones beyond `most`."""
+        scores = {key: one.entry.relevance_at(at) for key, one in self.entries.items()}
+        # The order is stable: of equally relevant entries the oldest is removed first.
+        ranked = sorted(scores, key=lambda key: scores[key])
+        for position, key in enumerate(ranked):
+            if position < len(ranked) - most or scores[key] < below:
+                self.set_aside(key)
+                self.pruned += 1
+
+
+_PLAIN: Final = ("id", "operations", "remembered", "number", "ended", "pruned")
+
+
+def _to_dict(one: Held) -> dict[str, Any]:
+    return {
+        "entry": one.entry.to_dict(),
+        "content_at": one.content_at,
+        "changed_at": one.changed_at,
+        "session": one.session,
+        "promoted_at": one.promoted_at,
+    }
+
+
+def _of_dict(data: dict[str, Any]) -> Held:
+    fields: dict[str, Any] = {**data, "entry": MemoryEntry.from_dict(data["entry"])}
+    return Held(**fields)
+
+
+def _remember(session: Session, do: Operation) -> None:
+    if session.ended:
+        session.number, session.ended = session.number + 1, False
+    entry: MemoryEntry = do["entry"]
+    held = session.put(entry)
+    # Popped, so that it becomes the most recent. What was set aside of it would be promoted over it.
+    session.entries.pop(entry.key, None)
+    session.aside = [one for one in session.aside if one.long_term_key("") != held.long_term_key("")]
+    session.entries[entry.key] = held
+    session.remembered += 1
+    if session.remembered % do["every"] == 0 or len(session.entries) > do["most"]:
+        session.refresh(do["at"], do["below"], do["most"])
+
+
+def _access(session: Session, do: Operation) -> None:
+    for key, content_at in do["entries"]:
+        if session.has(key, content_at):
+            session.change(key, session.entries[key].entry.accessed(do["at"]))
+
+
+def _forget(session: Session, do: Operation) -> None:
+    session.remove(do["key"])
+
+
+def _clear(session: Session, do: Operation) -> None:
+    del do
+    session.entries, session.aside = {}, []
+
+
+def _summarize(session: Session, do: Operation) -> bool:
+    previous = session.entries.get(SUMMARY_KEY)
+    if (previous.content_at if previous else 0) != do["previous"]:
+        return False
+    if not all(key in session.entries for key, _ in do["covered"]):
+        return False
+    summary = session.put(do["entry"])
+    for key, content_at in do["covered"]:
+        if session.has(key, content_at):
+            session.set_aside(key)
+    # The oldest entry, because it covers what was before all others.
+    session.entries.pop(SUMMARY_KEY, None)
+    session.entries = {SUMMARY_KEY: summary, **session.entries}
+    return True
+
+
+def _discard(session: Session, do: Operation) -> bool:
+    one = session.entries.get(do["key"])
+    if one is None or one.changed_at != do["changed_at"]:
+        return False
+    session.set_aside(do["key"])
+    return True
+
+
+def _absorb(session: Session, do: Operation) -> bool:
+    (loser, loser_at), (survivor, survivor_at) = do["loser"], do["survivor"]
+    if not session.has(loser, loser_at) or not session.has(survivor, survivor_at):
+        return False
+    kept, merged = session.entries[survivor].entry, session.entries[loser].entry
+    session.change(survivor, replace(kept, **relevance.absorbed(vars(kept), vars(merged))))
+    del session.entries[loser]
+    return True
+
+
+def _rewrite(session: Session, do: Operation) -> bool:
+    key: str = do["key"]
+    if not session.has(key, do["content_at"]):
+        return False
+    session.change(key, session.entries[key].entry.copied(content=do["content"]))
+    session.entries[key] = replace(session.entries[key], content_at=session.operations)
+    return True
+
+
+def _promoted(session: Session, do: Operation) -> None:
+    for key, changed_at in do["entries"]:
+        session.aside = [one for one in session.aside if (one.entry.key, one.changed_at) != (key, changed_at)]
+        one = session.entries.get(key)
+        if one is not None and one.changed_at >= changed_at >= one.content_at:
+            session.entries[key] = replace(one, promoted_at=max(one.promoted_at, changed_at))
+
+
+def _end(session: Session, do: Operation) -> None:
+    # Another process may have begun the next one.
+    session.ended = session.ended or do["number"] == session.number
+
+
+EFFECTS: Final[dict[str, Callable[[Session, Operation], bool | None]]] = {
+    "remember": _remember,
+    "access": _access,
+    "forget": _forget,
+    "clear": _clear,
+    "summarize": _summarize,
+    "discard": _discard,
+    "absorb": _absorb,
+    "rewrite": _rewrite,
+    "promoted": _promoted,
+    "end": _end,
+}
