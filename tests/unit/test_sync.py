@@ -118,7 +118,7 @@ def run_program(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 INNER = {
     *("touch", "promotable", "promote", "was_promoted", "end_session", "vectors", "discard", "absorb"),
-    *("rewrite", "entries"),
+    *("rewrite", "entries", "summary_key"),
 }
 
 
@@ -130,7 +130,11 @@ INNER = {
         (sync.StateStore, state_store.StateStore, set[str]()),
         # A router and an item log are for frameworks: a router has a loop around it, and the module of a
         # framework has a facade of its own. The others are for what is built on a backend.
-        (sync.Backend, asynchronous.Backend, {"router", "item_log", "codec", "directory", "guard"}),
+        (
+            sync.Backend,
+            asynchronous.Backend,
+            {"router", "item_log", "codec", "directory", "guard", "observer"},
+        ),
         (tiers.MemoryManager, asynchronous_tiers.MemoryManager, set[str]()),
         (tiers.FleetingMemory, asynchronous_tiers.FleetingMemory, set[str]()),
         # What the hooks and the collector use.
