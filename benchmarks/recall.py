@@ -157,7 +157,7 @@ The goal is at most {GOAL_MS:.0f} ms on Redis for a recall among 10,000 memories
 
 def main() -> None:
     """Measure, and print or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     parser.add_argument("--datastores", default=",".join(_DATASTORES), help="some of sqlite,redis")
     parser.add_argument("--write", nargs="?", const=PAGE, type=Path, metavar="PAGE", help="write the page")

@@ -316,13 +316,13 @@ def export_(
 
     With --user, the vertices of the user's graph, which is its long-term memory, follow, one per line.
 
-    An unreadable conversation is reported and skipped, and the exit status is 1. The file is replaced in one
-    step at the end; if nothing could be exported, an existing file is kept.
+    An unreadable conversation or vertex is reported and skipped, and the exit status is 1. The file is
+    replaced in one step at the end; if nothing could be exported, an existing file is kept.
 
     Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are not exported; `copy` copies
     them.
     """
-    unread = logs = count = vertices = 0
+    unread = unread_vertices = logs = count = vertices = 0
     told = set[str]()
 
     def failed(key: MemoryKey, error: StmError) -> None:
@@ -333,6 +333,11 @@ def export_(
     def wrote() -> None:
         nonlocal count
         count += 1
+
+    def failed_vertex(error: StmError) -> None:
+        nonlocal unread_vertices
+        unread_vertices += 1
+        fail(error, what=f"a vertex of the graph of {user}", told=told)
 
     def wrote_vertex() -> None:
         nonlocal vertices
@@ -350,7 +355,9 @@ def export_(
                 opened, _selected(opened, wanted, whose), out, failed=failed, on_written=wrote
             )
             if whose and whose[1]:
-                await graphs.write(opened, (whose[0], whose[1]), out, wrote_vertex)
+                await graphs.write(
+                    opened, (whose[0], whose[1]), out, failed=failed_vertex, on_written=wrote_vertex
+                )
 
     def so_far() -> str:
         if is_standard(output):
@@ -370,7 +377,7 @@ def export_(
             run(work(out))
             transfer.mention(logs, "written")
             if not (count or vertices):
-                if not unread:
+                if not (unread or unread_vertices):
                     say_wrong(
                         "there is no conversation to export; list them with: stm-backends ls TENANT:USER"
                     )
@@ -379,6 +386,9 @@ def export_(
         typer.echo(f"{done()} written to {output}", err=True)
     if unread:
         say_wrong(f"{counted(unread, 'conversation')} could not be exported")
+    if unread_vertices:
+        say_wrong(f"{graphs.counted(unread_vertices)} could not be exported")
+    if unread or unread_vertices:
         raise typer.Exit(FAILED)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO, cast
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend
-from stm_backends.errors import InvalidState
+from stm_backends.errors import Corrupt, InvalidState
 from stm_backends.tiers import exports
 from stm_backends.tiers.backend_graph import BackendGraph
 
@@ -21,10 +21,18 @@ def counted(count: int) -> str:
 
 
 async def write(
-    backend: Backend, owner: tuple[str, str], out: TextIO, on_written: Callable[[], None]
+    backend: Backend,
+    owner: tuple[str, str],
+    out: TextIO,
+    *,
+    failed: Callable[[Corrupt], None],
+    on_written: Callable[[], None],
 ) -> None:
-    """Write the vertices of a user's graph; `on_written` is called after each of them."""
-    async for document in BackendGraph(backend, owner).export():
+    """Write the vertices of a user's graph; `on_written` is called after each of them.
+
+    `failed` is called for each one that cannot be read.
+    """
+    async for document in BackendGraph(backend, owner).export(failed=failed):
         # ASCII, so that lone surrogates survive any encoding of the file.
         out.write(f"{json.dumps(document, separators=(',', ':'))}\n")
         on_written()

@@ -254,5 +254,9 @@ def _in_threads(provider: Any) -> Any:
     """Return a provider that makes each call of another one in a new thread, so that none blocks the loop."""
     generate = getattr(provider, "generate", None)
     if generate is not None:
-        return in_threads(lambda messages: generate(messages=messages), _given_up)
+
+        def ask(messages: list[dict[str, str]]) -> object:
+            return generate(messages=messages)
+
+        return in_threads(ask, _given_up)
     return in_threads(provider, _given_up) if callable(provider) else provider

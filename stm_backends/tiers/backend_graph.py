@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
-from stm_backends.errors import ConfigurationError, OutcomeUnknown, StorageError, Unavailable, located
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    OutcomeUnknown,
+    StorageError,
+    Unavailable,
+    located,
+)
 from stm_backends.records import keys, operations
 from stm_backends.records.large.driver import ORPHANED_S
 from stm_backends.records.limits import Whose, characters_in
@@ -168,14 +175,19 @@ class BackendGraph:
 
     # Exports
 
-    async def export(self) -> AsyncIterator[dict[str, Any]]:
+    async def export(
+        self, *, failed: Callable[[Corrupt], None] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield each vertex, with the edges that lead from it, as a JSON object; see `exports`.
 
-        What other processes change in the meantime may be included or not.
+        What other processes change in the meantime may be included or not. Raises `Corrupt` for a vertex that
+        cannot be read. With `failed`, that is called with the error, and the vertex and the edges to it are
+        left out.
         """
-        async for page in self._pages():
+        async for page in self._pages(failed):
             found = [stored for stored in page if stored.label is not None]
-            others = await self._by_id(target for stored in found for target, _ in stored.out)
+            targets = (target for stored in found for target, _ in stored.out)
+            others = await self._by_id(targets, None if failed is None else lambda error: None)
             for stored in found:
                 yield exports.dump(self._owner, stored, vertices.edges_from(stored.id, stored, others))
 
@@ -280,26 +292,40 @@ class BackendGraph:
         with located(self._driver.name, "load"):
             return vertices.read(record, self._codec)
 
-    async def _each(self, places: list[Key]) -> list[Stored]:
+    async def _each(self, places: list[Key], failed: Callable[[Corrupt], None] | None = None) -> list[Stored]:
+        """Load records; one that cannot be read counts as missing if `failed` is given the error."""
+
+        async def read(where: Key) -> Stored:
+            try:
+                return await self._read(where)
+            except Corrupt as error:
+                if failed is None:
+                    raise
+                failed(error)
+                return Stored()
+
         found: list[Stored] = []
         for start in range(0, len(places), AT_ONCE):
-            found += await operations.together(places[start : start + AT_ONCE], self._read)
+            found += await operations.together(places[start : start + AT_ONCE], read)
         return found
 
-    async def _pages(self) -> AsyncIterator[list[Stored]]:
+    async def _pages(self, failed: Callable[[Corrupt], None] | None = None) -> AsyncIterator[list[Stored]]:
         """Yield all records of vertices, in pages of at most `PAGE`."""
         places: list[Key] = []
         async for name in operations.names_of(self._driver, self._scope, keys.VERTICES):
             places.append(Key(self._scope, name))
             if len(places) == PAGE:
-                yield await self._each(places)
+                yield await self._each(places, failed)
                 places = []
         if places:
-            yield await self._each(places)
+            yield await self._each(places, failed)
 
-    async def _by_id(self, ids: Iterable[str]) -> dict[str, Stored]:
+    async def _by_id(
+        self, ids: Iterable[str], failed: Callable[[Corrupt], None] | None = None
+    ) -> dict[str, Stored]:
         wanted = list(dict.fromkeys(ids))
-        return dict(zip(wanted, await self._each([self._at(one) for one in wanted]), strict=True))
+        found = await self._each([self._at(one) for one in wanted], failed)
+        return dict(zip(wanted, found, strict=True))
 
     async def _change(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool = False

@@ -10,7 +10,7 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, InvalidState, LimitReached, TooLarge
 from stm_backends.records.steps import run_in_slices
@@ -149,8 +149,8 @@ class LongTermMemory:
         contain it as text; an empty one finds all. With an embedder, entries of a similar meaning are found
         too. Each result counts as an access.
 
-        A `SearchableGraph` returns at most `INDEXED` entries or `limit`, if larger. With an embedder, and for
-        a query without a word, all entries are read.
+        A `SearchableGraph` returns at most `INDEXED` entries or `limit`, if larger, those whose words were
+        written last. With an embedder, and for a query without a word, all entries are read.
         """
         words = postings.words_of(query)
         wanted = None
@@ -463,9 +463,15 @@ class LongTermMemory:
         return await self.touch(entries[:limit])
 
 
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def require_entry(properties: Mapping[str, Any]) -> None:
     """Raise `InvalidState` unless these are properties of an entry, as long-term memory stores them."""
-    merge, merges, vector = (properties.get(name) for name in ("merge", "merges", "vector"))
+    merge: Any = properties.get("merge")
+    merges: Any = properties.get("merges")
+    vector: Any = properties.get("vector")
     try:
         entry = MemoryEntry.from_dict(properties).to_dict()
         for name in ("created_at", "last_accessed", "merged_at"):
@@ -476,13 +482,13 @@ def require_entry(properties: Mapping[str, Any]) -> None:
             complete &= isinstance(vector["text"], str) and all(math.isfinite(x) for x in vector["of"])
     except (KeyError, TypeError, ValueError):
         complete = False
-    texts = [*(merge.values() if isinstance(merge, dict) else ()), *(merges or ())]
     if not (
         complete
         and isinstance(properties["superseded_by"], str | None)
-        and isinstance(merge, dict | None)
-        and isinstance(merges, list | None)
-        and all(isinstance(text, str) for text in texts)
+        and (
+            merge is None or (isinstance(merge, dict) and _are_texts(cast("dict[str, Any]", merge).values()))
+        )
+        and (merges is None or (isinstance(merges, list) and _are_texts(cast("list[Any]", merges))))
     ):
         raise InvalidState("properties is not an entry of the long-term memory")
 

@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 
 from stm_backends import open_backend
 from stm_backends.cli.app import app
+from stm_backends.drivers.contract import ANY
+from stm_backends.records.keys import vertex_key
 from stm_backends.tiers import MemoryManager, MemoryTier
 
 MIB = 1024 * 1024
@@ -262,3 +264,22 @@ def test_copying_a_user_carries_the_long_term_memory(url: str, tmp_path: Path) -
     differs = cli("copy", url, target, "--user", "acme:u1")
     assert differs.exit_code == 1
     assert "a record of acme:u1 (graph)" in differs.stderr
+
+
+async def damage(url: str, vertex_id: str) -> None:
+    async with open_backend(url) as backend:
+        where = vertex_key("acme", "u1", vertex_id)
+        await backend.driver.replace(where, b"stm/9 vertex", version="v", expect=ANY, ttl=None)
+
+
+def test_a_damaged_vertex_is_named_and_everything_else_is_exported(url: str, tmp_path: Path) -> None:
+    asyncio.run(remembered(url, "finding", "Quantum uses qubits"))
+    asyncio.run(remembered(url, "damaged", "gone"))
+    asyncio.run(damage(url, "memory:damaged"))
+    file = tmp_path / "out.jsonl"
+    done = cli("export", "--user", "acme:u1", "-o", file, "--url", url)
+    assert done.exit_code == 1
+    assert "a vertex of the graph of acme:u1: " in done.stderr
+    assert "1 graph vertex could not be exported" in done.stderr
+    [line] = file.read_text().splitlines()
+    assert json.loads(line)["properties"]["key"] == "finding"

@@ -24,7 +24,7 @@ def facts(entries: list[MemoryEntry]) -> dict[str, tuple[Any, ...]]:
     return {one.key: (one.content, one.access_count, one.importance, sorted(one.tags)) for one in entries}
 
 
-EXPECTED = {
+EXPECTED: dict[str, tuple[Any, ...]] = {
     "strong": ("the customer wants a red bike", 1, 0.9, ["bike", "soon"]),
     "used": ("often asked", 3, 0.1, []),
     "__summary__:s": ("the gist of it", 0, 0.8, []),

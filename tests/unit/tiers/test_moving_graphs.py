@@ -14,9 +14,9 @@ from stm_backends import Sealing, StaticKeys
 from stm_backends.admin.copying import Copy, Owner
 from stm_backends.backend import Backend
 from stm_backends.cli import graphs
-from stm_backends.drivers.contract import KEEP
+from stm_backends.drivers.contract import ANY, KEEP
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
-from stm_backends.errors import ConfigurationError, InvalidState, Unavailable
+from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, Unavailable
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.testing import FakeClock
@@ -205,9 +205,24 @@ async def test_an_exported_line_is_ascii_and_keeps_every_character(backend: Back
     text = "\ud800 \u65e5\u672c\u8a9e \U0001f600"
     await BackendGraph(backend, OWNER).add_vertex("a", "note", {"content": text})
     out, written = io.StringIO(), list[None]()
-    await graphs.write(backend, OWNER, out, lambda: written.append(None))
+    errors: list[Corrupt] = []
+    await graphs.write(backend, OWNER, out, failed=errors.append, on_written=lambda: written.append(None))
+    assert errors == []
     assert out.getvalue().isascii()
     assert (len(written), json.loads(out.getvalue())["properties"]) == (1, {"content": text})
+
+
+async def test_a_vertex_that_cannot_be_read_is_left_out_and_named(backend: Backend) -> None:
+    graph = await filled(backend)
+    where = keys.vertex_key(*OWNER, "b")
+    await backend.driver.replace(where, b"stm/9 vertex", version="v", expect=ANY, ttl=None)
+    with pytest.raises(Corrupt):
+        await exported(graph)
+    errors: list[Corrupt] = []
+    found = [document async for document in graph.export(failed=errors.append)]
+    assert {one["key"]["vertex_id"] for one in found} == {"a", "c"}
+    assert [edge["target_id"] for one in found for edge in one["edges"]] == ["missing"]
+    assert len(errors) == 1
 
 
 async def test_memories_of_a_manager_move_with_an_export(backend: Backend, target: Backend) -> None:
