@@ -286,6 +286,7 @@ def test_a_program_that_fails_to_import_is_named_with_the_cause(
             f'{{"primary": "k2", "keys": {{"k1": "{SECRET}"}}}}',
             "primary is not the id of one of the keys",
         ),
+        (f'{{"primary": "k1", "keys": {{"{SECRET}": "k1"}}}}', "a key's id has 1 to 32 ASCII letters"),
         ('{"primary": "k1", "keys": [1]}', 'must be {"primary": ID, "keys": {ID: BASE64}}'),
     ],
 )
