@@ -510,6 +510,8 @@ def erase(
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
         transfer.check(what)
+        if keep_keys and sealing:
+            raise ConfigurationError("give --sealing or --keep-keys, not both: with --sealing, data keys go")
     if not yes:
         typer.confirm(
             f"Erase {kinds.get(what.count(':'), 'the conversation')} {render.plain(what)} permanently?",
