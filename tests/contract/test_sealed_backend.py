@@ -22,6 +22,7 @@ from stm_backends import (
     open_backend,
 )
 from stm_backends.admin.copying import Copy, Owner
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import SealMismatch
 from stm_backends.records.keys import directory_key, memory_key
 from stm_backends.sealing.wrapping import LocalWrapping
@@ -141,6 +142,25 @@ async def test_clear_text_is_not_written_beside_sealed_data_of_a_user(
         assert [key async for key in backend.sessions.list("acme", "ada")] == [ADA]
         assert await backend.driver.inner.load(directory_key("acme", "ada")) == entry
         await converse(backend, new, turns=1)
+
+
+async def test_a_purge_without_sealing_continues_behind_a_sealed_user(tmp_path: Path) -> None:
+    """While a datastore is migrated, a user's entry may be sealed beside conversations in clear text."""
+    url, old = (
+        f"sqlite:///{tmp_path}/data.db",
+        ConversationTurn("To Zanzibar!", "Booked.", ts=1_700_000_000.0),
+    )
+    async with open_backend(url, sealing=SEALING) as backend:
+        await backend.memory(ADA, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
+    async with open_backend(url) as backend:
+        await backend.memory(BOB, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
+        record = await backend.driver.load(memory_key(BOB))
+        assert record is not None
+        clear = Key(memory_key(ADA).scope, "clear")
+        await backend.driver.append(clear, record.tail[0], initial_version="v", ttl=None)
+        purged = await backend.sessions.purge("acme", older_than=86_400.0)
+        assert (purged.conversations, purged.unreadable) == (1, 2)
+        assert (await backend.driver.load(clear)) is not None
 
 
 async def test_sealed_data_without_sealing_is_erased_and_the_keys_reported(
