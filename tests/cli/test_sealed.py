@@ -232,6 +232,9 @@ def test_commands_take_data_keys_from_their_store_and_erase_them(
     assert result.exit_code == 0, result.output
     assert "Zanzibar" in cli("show", "acme:ada:trip", *at).stdout
     assert cli("reseal", "--tenant", "acme", *at).exit_code == 0
+    refused = cli("erase", "acme:ada", *at, "-y", "--keep-keys")
+    assert refused.exit_code == 2
+    assert "give --sealing or --keep-keys, not both" in refused.stderr
     receipt = tmp_path / "receipt.json"
     assert cli("erase", "acme:ada", *at, "-y", "--receipt", str(receipt)).exit_code == 0
     assert json.loads(receipt.read_text())["erased"]["data_keys"] == 1
@@ -286,6 +289,7 @@ def test_a_program_that_fails_to_import_is_named_with_the_cause(
             f'{{"primary": "k2", "keys": {{"k1": "{SECRET}"}}}}',
             "primary is not the id of one of the keys",
         ),
+        (f'{{"primary": "k1", "keys": {{"{SECRET}": "k1"}}}}', "a key's id has 1 to 32 ASCII letters"),
         ('{"primary": "k1", "keys": [1]}', 'must be {"primary": ID, "keys": {ID: BASE64}}'),
     ],
 )
