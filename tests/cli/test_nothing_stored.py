@@ -56,11 +56,14 @@ def test_a_name_without_data_is_named_and_exit_status_1(
     if command == ("reseal",):
         (tmp_path / "keys.json").write_text(json.dumps({"primary": "k", "keys": {"k": "A" * 43 + "="}}))
         monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "keys.json"))
-    if command in OPTIONS:
+        command = (*command, "--json", str(tmp_path / "numbers.json"))
+    if command[0] in {"purge", "expire", "reseal"}:
         command = (*command, "--user" if ":" in typo else "--tenant", typo)
     result = cli(*(one.format(typo) for one in command), "--url", url)
     assert result.exit_code == 1, result.output
     assert f"nothing is stored for {typo}" in result.stderr
+    if command[0] == "reseal":
+        assert json.loads((tmp_path / "numbers.json").read_text())["ok"] is False
 
 
 def test_a_missing_conversation_has_the_same_exit_status(url: str) -> None:
@@ -70,8 +73,10 @@ def test_a_missing_conversation_has_the_same_exit_status(url: str) -> None:
 
 def test_a_copy_does_not_claim_data_of_a_name_that_has_none(url: str, tmp_path: Path) -> None:
     target = f"sqlite:///{tmp_path}/copy.db"
-    result = cli("copy", url, target, "--tenant", "acme", "--tenant", "typo")
+    numbers = tmp_path / "numbers.json"
+    result = cli("copy", url, target, "--tenant", "acme", "--tenant", "typo", "--json", str(numbers))
     assert result.exit_code == 1
+    assert json.loads(numbers.read_text())["ok"] is False
     assert "typo: not found at the source" in result.stderr
     assert "All data of acme is at the target" in result.stdout
 
