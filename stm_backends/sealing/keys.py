@@ -63,8 +63,8 @@ class KeySource(Protocol):
         """
         ...
 
-    async def erase(self, owner: Owner) -> bool:
-        """Delete the keys of `owner` if they are its own; returns whether there were any.
+    async def erase(self, owner: Owner) -> int:
+        """Delete the keys that are only of `owner`, and of the users of a tenant; returns how many had keys.
 
         Nothing sealed with them can be opened afterwards.
         """
@@ -150,10 +150,10 @@ class StaticKeys:
         del owner
         return 0
 
-    async def erase(self, owner: Owner) -> bool:
+    async def erase(self, owner: Owner) -> int:
         """Delete nothing: no key belongs to one owner."""
         del owner
-        return False
+        return 0
 
 
 def is_shared(path: Path) -> bool:
