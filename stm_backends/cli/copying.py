@@ -228,7 +228,8 @@ def whose(owner: Owner) -> str:
 def _together(owners: Collection[Owner]) -> str:
     """Return the owners in one line: all of them, or how many there are."""
     if len(owners) <= _LISTED:
-        return ", ".join(map(whose, owners))
+        *others, last = map(whose, owners)
+        return f"{', '.join(others)} and {last}" if others else last
     return counted(len(owners), "owner")
 
 

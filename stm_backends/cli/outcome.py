@@ -38,6 +38,9 @@ _NAMED: Final = 20
 
 _KEPT: Final = "Nothing was overwritten."
 
+GIVE_KEYS: Final = f"Give the keys: --sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names."
+"""The remedy if data is sealed and a command has no keys."""
+
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
@@ -55,9 +58,8 @@ _OPENING: Final[dict[type[StmError], str]] = {
 
 _CORRUPT: Final = {
     "by another version": f"{_KEPT} Upgrade stm-backends to the version that wrote it.",
-    "bytes are sealed": (
-        f"{_KEPT} Give the keys: --sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names."
-    ),
+    "bytes are sealed": f"{_KEPT} {GIVE_KEYS}",
+    "sealed with the key": f"{_KEPT} Add the key of that id to the keys of this command.",
     "is not sealed": (
         f"{_KEPT} To migrate clear text: --sealing MODULE:OBJECT of a Sealing(keys, accept_clear=True)."
     ),

@@ -120,7 +120,7 @@ def test_sealed_data_is_not_erased_without_its_keys_unless_asked(
     for what in ("acme:ada", "acme"):
         result = cli("erase", what, "--url", url, "-y", "--receipt", str(receipt))
         assert result.exit_code == 2
-        assert "nothing was erased. Give --sealing" in " ".join(result.stderr.split())
+        assert "nothing was erased; give --sealing" in " ".join(result.stderr.split())
         assert "Some records may be erased" not in result.stderr
         assert not receipt.exists()
     result = cli("erase", "acme:ada", "--url", url, "-y", "--keep-keys", "--receipt", str(receipt))
@@ -240,15 +240,18 @@ def test_commands_take_data_keys_from_their_store_and_erase_them(
     assert json.loads(receipt.read_text())["erased"]["data_keys"] == 1
 
 
-def test_expire_without_the_keys_leaves_sealed_data_readable(
-    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", [("expire", "--ttl", "90d"), ("purge", "--older-than", "1s")])
+def test_retention_without_the_keys_leaves_sealed_data_and_says_why(
+    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     monkeypatch.delenv(KEYS_VARIABLE)
-    result = cli("expire", "--tenant", "acme", "--ttl", "90d", "--url", url)
+    result = cli(*command, "--tenant", "acme", "--url", url)
     monkeypatch.setenv(KEYS_VARIABLE, str(keys))
     assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
     assert result.exit_code == 1
-    assert "could not be read" in result.stderr
+    said = " ".join(result.stderr.split())
+    assert "could not be read" in said
+    assert "the data is sealed, and no keys were given Give the keys: --sealing MODULE:OBJECT" in said
 
 
 @pytest.mark.parametrize("option", ["--sealing", "STM_BACKENDS_OBSERVER"])
