@@ -280,7 +280,7 @@ def _limit_reached(observer: Observer, whose: Whose, limit: str) -> None:
     observer.limit_reached(Subject(*whose), limit)
 
 
-async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> bool:
+async def _erase_keys(sealing: Sealing, tenant: str, user: str) -> int:
     return await sealing.keys.erase(Owner(tenant, user))
 
 

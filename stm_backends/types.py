@@ -51,8 +51,8 @@ class TrajectoryDigest:
 class ConversationTurn:
     """One exchange: the user's message, the assistant's response, and the tool use in between.
 
-    `ts` is the time of completion in seconds since the epoch. A shared memory stores the current time for
-    0. `artifacts_shown` is JSON.
+    `ts` is the time of completion in seconds since the epoch; if it is 0, a shared memory stores the current
+    time. `artifacts_shown` is JSON.
     """
 
     user_message: str

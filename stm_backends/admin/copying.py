@@ -28,7 +28,6 @@ from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.records.large.pointers import SEALED
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 
@@ -238,7 +237,7 @@ class Copy:
 
     async def _bring_parts(self, key: Key, record: Record) -> None:
         """Copy the parts of a sealed record's large values: without its keys, its pointers cannot be seen."""
-        if not any(value.startswith(SEALED) for value in (record.body or b"", *record.tail)):
+        if not operations.is_sealed(record):
             return
         scope, prefix = keys.parts_of(key)
         async for name in operations.names_of(self._source, scope, prefix):

@@ -16,8 +16,8 @@ from stm_backends.records.directory import Directory
 from stm_backends.telemetry.observer import SILENT, Observer, Subject
 from stm_backends.types import MemoryKey
 
-EraseKeys = Callable[[str, str], Awaitable[bool]]
-"""Erases the data keys of a tenant and a user (`""`: of the tenant); returns whether there were any."""
+EraseKeys = Callable[[str, str], Awaitable[int]]
+"""Erases the data keys of a user or, with `""`, of a tenant and its users; returns how many had keys."""
 
 
 class Erasure:

@@ -19,7 +19,6 @@ from stm_backends.records import keys, operations
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
-from stm_backends.records.large.pointers import SEALED
 
 Kind: TypeAlias = Literal["memory", "blob"] | keys.LogKind
 """What gets a time to live. Paused runs expire by themselves, and parts follow their record. The vertices of
@@ -102,7 +101,7 @@ class Expire:
                 record = await self._driver.load(key)
                 if record is None:
                     return None
-                if any(value.startswith(SEALED) for value in (record.body or b"", *record.tail)):
+                if operations.is_sealed(record):
                     # Without the keys: a sealed body cannot be opened under another version.
                     return "failed"
                 body = self._body(kind) if record.body is None else record.body

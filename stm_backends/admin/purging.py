@@ -178,16 +178,17 @@ class Purge:
                 return None
             now = self._clock()
             added, is_empty = self._look(kind, record, now)
+            if is_empty:
+                return "empty"
+            if added is None:
+                return "undated"
+            if added > now - older_than:
+                return "kept"
+            if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
+                return "changed"
         except Corrupt:
+            # The record itself, or the entry of its user, which is sealed.
             return "unreadable"
-        if is_empty:
-            return "empty"
-        if added is None:
-            return "undated"
-        if added > now - older_than:
-            return "kept"
-        if not self._dry_run and not await self._empty(kind, key, record, older_than, now):
-            return "changed"
         return "conversations" if kind == "memory" else "logs"
 
     def _look(self, kind: Kind, record: Record, now: float) -> tuple[float | None, bool]:

@@ -21,7 +21,6 @@ from stm_backends.drivers.erasing import finish_erasure
 from stm_backends.errors import Corrupt, StorageError, TooLarge
 from stm_backends.records import keys, operations
 from stm_backends.records.large.parts import run_concurrently
-from stm_backends.records.large.pointers import SEALED
 
 if TYPE_CHECKING:
     from stm_backends.sealing.driver import SealedDriver
@@ -157,7 +156,7 @@ class Reseal:
         if not tenant or user:
             return False
         record = await self._driver.inner.load(key)
-        return record is not None and not (record.body or b"").startswith(SEALED)
+        return record is not None and not (record.body or b"").startswith(operations.SEALED)
 
     async def _users(self, owner: Owner) -> AsyncIterator[str]:
         if owner.user is not None:

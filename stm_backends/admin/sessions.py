@@ -385,10 +385,10 @@ class Sessions:
         return expire.expiring
 
 
-async def _no_keys(tenant: str, user: str) -> bool:
+async def _no_keys(tenant: str, user: str) -> int:
     """Erase no data keys: nothing is sealed."""
     del tenant, user
-    return False
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from stm_backends.cli.completion import conversations
 from stm_backends.cli.conformance import conformance
 from stm_backends.cli.copying import copy
 from stm_backends.cli.exports import MIB, ExportFile, FileLimits, export_file
-from stm_backends.cli.files import creating, is_standard, writing
+from stm_backends.cli.files import NotWritten, creating, is_standard, writing
 from stm_backends.cli.listing import list_
 from stm_backends.cli.observing import begin, observer, require_complete
 from stm_backends.cli.options import URL_VARIABLE, BackendName, Create, SealingName, Url, UrlOfName
@@ -152,7 +152,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
         again = "run the command again" if replace else "run the command again with --replace"
         return f"{done} and are kept; {again} to start over."
 
-    with contextlib.ExitStack() as cleanup, reported(), interruptible(so_far):
+    with reported(), interruptible(so_far), contextlib.ExitStack() as cleanup:
         conversations = read_conversations(file, limit=limit)
         origin = " (from STM_BACKENDS_URL)" if url and url == os.environ.get(URL_VARIABLE) else ""
         if backend is None and url is None:
@@ -530,6 +530,8 @@ def erase(
     kinds = {0: "everything of the tenant", 1: "everything of the user"}
     with reported():
         transfer.check(what)
+        if keep_keys and sealing:
+            raise ConfigurationError("give --sealing or --keep-keys, not both: with --sealing, data keys go")
     if not yes:
         typer.confirm(
             f"Erase {kinds.get(what.count(':'), 'the conversation')} {render.plain(what)} permanently?",
@@ -544,20 +546,26 @@ def erase(
             return await transfer.erase(opened, what)
 
     so_far = "Some records may be erased; run the command again to erase the rest."
-    with contextlib.ExitStack() as cleanup, reported(), interruptible(lambda: so_far):
-        # Opened first, so that an unwritable path is reported before anything is erased.
-        out = cleanup.enter_context(creating(receipt_file)) if receipt_file else None
+    receipt, written = None, True
+    with reported(), interruptible(lambda: so_far):
         try:
-            receipt = run(work())
-        except typer.Exit as end:
-            if end.exit_code == FAILED:  # an outage
-                typer.echo(so_far, err=True)
-            raise
-        # Printed first: it stays if the file cannot be written.
-        complete = erasing.show(receipt, what, keep_keys=keep_keys)
-        if out is not None:
-            erasing.write(receipt, out, datastore=datastores.shown(backend or datastores.given(url), url))
-    if not complete:
+            # Opened first, so that an unwritable path is reported before anything is erased.
+            with creating(receipt_file) if receipt_file else contextlib.nullcontext() as out:
+                try:
+                    receipt = run(work())
+                except typer.Exit as end:
+                    if end.exit_code == FAILED:  # an outage
+                        typer.echo(so_far, err=True)
+                    raise
+                if out is not None:
+                    datastore = datastores.shown(backend or datastores.given(url), url)
+                    erasing.write(receipt, out, datastore=datastore)
+        except NotWritten as error:
+            # The records are erased all the same.
+            fail(error)
+            written = False
+    # Last: the file stays if standard output is closed.
+    if not (receipt and erasing.show(receipt, what, keep_keys=keep_keys) and written):
         raise typer.Exit(FAILED)
 
 

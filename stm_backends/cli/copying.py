@@ -109,7 +109,7 @@ def copy(  # noqa: PLR0913, PLR0917 -- one per option
                 typer.echo(so_far(), err=True)
             raise
         if numbers is not None:
-            facts = {"ok": done.ok, "records": dict(done.tally), "other_states_left_out": left}
+            facts = {"ok": not named.count, "records": dict(done.tally), "other_states_left_out": left}
             json.dump(facts, numbers, indent=2)
     named.print()
     console.print(_report(done, owners, forever=ttl is None))
@@ -228,7 +228,8 @@ def whose(owner: Owner) -> str:
 def _together(owners: Collection[Owner]) -> str:
     """Return the owners in one line: all of them, or how many there are."""
     if len(owners) <= _LISTED:
-        return ", ".join(map(whose, owners))
+        *others, last = map(whose, owners)
+        return f"{', '.join(others)} and {last}" if others else last
     return counted(len(owners), "owner")
 
 

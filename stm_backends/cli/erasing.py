@@ -58,7 +58,7 @@ def show(receipt: Receipt, what: str, *, keep_keys: bool = False) -> bool:
         what = f": {_listed(records)}" if records else ""
         beside = f"; also {_listed(others)}" if others else ""
         typer.echo(f"{counted(receipt.records, 'record')} erased{what}{beside}")
-    typer.echo(plain(receipt.remains))
+        typer.echo(plain(receipt.remains))
     if receipt.undecided is None:
         typer.echo(
             "Not checked, for lack of permission: saved states under keys that may belong to another owner, "

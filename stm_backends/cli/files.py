@@ -1,6 +1,7 @@
 """Files that commands read and write; `-` is standard input or output.
 
-A file that cannot be read or written raises `ConfigurationError`, which names it.
+A file that cannot be read or opened for writing raises `ConfigurationError`, one that cannot be written
+afterwards raises `NotWritten`. Both name it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final, TextIO
 
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, StmError
 
 _TEMPORARY: Final = ".stm-"
 """How the names of temporary files begin."""
+
+
+class NotWritten(StmError):
+    """A file could not be written after it was opened, for example because the disk is full."""
 
 
 def is_standard(path: Path | None) -> bool:
@@ -50,26 +55,29 @@ def writing(path: Path | None) -> Generator[TextIO]:
         return
     with _named(path):
         target = path.resolve()
+        beside: Path | None = None
         if path.is_symlink() and (target.is_file() or not target.exists()):
             raise ConfigurationError(f"{path} is a symbolic link; name the file that it leads to")
         if target.exists() and not target.is_file():
             # Devices and pipes are written directly; a directory raises an error that says so.
-            with target.open("w", encoding="utf-8") as out:
+            out = target.open("w", encoding="utf-8")
+        else:
+            if target.exists() and not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            beside = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
+            out = open(beside, "x", encoding="utf-8", opener=_private)  # noqa: SIM115 -- closed below
+    with _named(path, NotWritten):
+        try:
+            with out:
                 yield out
-            return
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        beside = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
-        with open(beside, "x", encoding="utf-8", opener=_private) as out:
-            try:
-                yield out
-                out.close()
+            if beside is not None:
                 if target.exists():
                     shutil.copymode(target, beside)
                 beside.replace(target)
-            except BaseException:
+        except BaseException:
+            if beside is not None:
                 beside.unlink(missing_ok=True)
-                raise
+            raise
 
 
 @contextlib.contextmanager
@@ -83,16 +91,17 @@ def creating(path: Path) -> Generator[TextIO]:
         with writing(path) as out:
             yield out
         return
-    with _named(path), contextlib.ExitStack() as cleanup:
+    with _named(path):
         try:
-            out = cleanup.enter_context(open(path, "x", encoding="utf-8", opener=_private))
+            out = open(path, "x", encoding="utf-8", opener=_private)  # noqa: SIM115 -- closed below
         except FileExistsError:
             raise ConfigurationError(
                 f"{path} exists already, and is not overwritten; name a new file"
             ) from None
+    with _named(path, NotWritten):
         try:
-            yield out
-            out.flush()
+            with out:
+                yield out
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -108,13 +117,16 @@ def _is_another(name: str, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _named(what: object) -> Generator[None]:
+def _named(what: object, kind: type[StmError] = ConfigurationError) -> Generator[None]:
     try:
         yield
+    except BrokenPipeError:
+        # Of standard output: nothing reads it any more. The caller ends the command.
+        raise
     except OSError as error:
         if isinstance(what, Path) and isinstance(error.filename, str) and _is_another(error.filename, what):
             # The block used another file.
             what = error.filename
-        raise ConfigurationError(f"{what}: {error.strerror or type(error).__name__}") from error
+        raise kind(f"{what}: {error.strerror or type(error).__name__}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{what}: not UTF-8") from error

@@ -38,6 +38,9 @@ _NAMED: Final = 20
 
 _KEPT: Final = "Nothing was overwritten."
 
+GIVE_KEYS: Final = f"Give the keys: --sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names."
+"""The remedy if data is sealed and a command has no keys."""
+
 _REMEDIES: Final[dict[type[StmError], str]] = {
     SessionExists: "Use --merge to add missing turns, or --replace to erase what exists.",
     SessionNotFound: "List a user's conversations with: stm-backends ls TENANT:USER",
@@ -53,20 +56,15 @@ _OPENING: Final[dict[type[StmError], str]] = {
 }
 """Remedies for errors that occur while opening."""
 
-_MESSAGES: Final[tuple[tuple[type[StmError], str, str], ...]] = (
-    (Corrupt, "by another version", f"{_KEPT} Upgrade stm-backends to the version that wrote it."),
-    (
-        Corrupt,
-        "bytes are sealed",
-        f"{_KEPT} Give the keys: --sealing MODULE:OBJECT, or a file of keys that {KEYS_VARIABLE} names.",
+_CORRUPT: Final = {
+    "by another version": f"{_KEPT} Upgrade stm-backends to the version that wrote it.",
+    "bytes are sealed": f"{_KEPT} {GIVE_KEYS}",
+    "sealed with the key": f"{_KEPT} Add the key of that id to the keys of this command.",
+    "is not sealed": (
+        f"{_KEPT} To migrate clear text: --sealing MODULE:OBJECT of a Sealing(keys, accept_clear=True)."
     ),
-    (
-        Corrupt,
-        "is not sealed",
-        f"{_KEPT} To migrate clear text: --sealing MODULE:OBJECT of a Sealing(keys, accept_clear=True).",
-    ),
-)
-"""Remedies for errors by a part of their message."""
+}
+"""Remedies for `Corrupt` by a part of its message."""
 
 _UNREACHED: Final = re.compile(
     "no connection|cannot be reached|no answer|refused|host name|no reachable|closed the connection|no node"
@@ -181,9 +179,10 @@ def counted(count: int, what: str) -> str:
 
 def _remedy(error: StmError, *, creates: bool) -> str:
     message = str(error)
-    for kind, part, remedy in _MESSAGES:
-        if isinstance(error, kind) and part in message:
-            return remedy
+    if isinstance(error, Corrupt):
+        for part, remedy in _CORRUPT.items():
+            if part in message:
+                return remedy
     if isinstance(error, StorageError) and error.operation == "open":
         if _SET_UP in message:
             return "Or run this command again with --create." if creates else ""

@@ -18,6 +18,7 @@ from stm_backends.cli.files import writing
 from stm_backends.cli.options import BackendName, SealingName, Url
 from stm_backends.cli.outcome import (
     FAILED,
+    GIVE_KEYS,
     counted,
     interruptible,
     reported,
@@ -27,6 +28,7 @@ from stm_backends.cli.outcome import (
 )
 from stm_backends.cli.progress import Progress
 from stm_backends.cli.render import plain
+from stm_backends.cli.seals import lacks_keys
 from stm_backends.errors import ConfigurationError
 from stm_backends.types import MemoryKey
 
@@ -101,7 +103,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
     The command works in short steps, beside running services. Run it again after an interruption. The exit
     status is 1 if a record could not be read, or if nothing is stored for the tenant or user.
     """
-    purged, found, exists = Purged(), list[Found](), True
+    purged, found, exists, keyless = Purged(), list[Found](), True, False
 
     def note(one: Found) -> None:
         if json_file:
@@ -114,9 +116,9 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
         return f"At least {counted(gone, 'record')} {_done(dry_run)}; run the command again for the rest."
 
     async def work(owner: tuple[str | None, str | None], seconds: float | None) -> None:
-        nonlocal purged, exists
+        nonlocal purged, exists, keyless
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
-            exists = await _exists(opened, *owner)
+            exists, keyless = await _found(opened, *owner)
             with Progress(0, "purging", "records") as progress:
 
                 def step(counts: Purged) -> None:
@@ -148,7 +150,7 @@ def purge(  # noqa: PLR0913, PLR0917 -- one per option
         if not dry_run and purged.conversations + purged.logs:
             typer.echo(f"Their empty records stay listed until they expire in {(older_than or '').strip()}.")
     if purged.unreadable:
-        say_wrong(f"{counted(purged.unreadable, 'record')} could not be read")
+        _say_left(f"{counted(purged.unreadable, 'record')} could not be read", keyless=keyless)
     if not exists:
         say_nothing_stored(tenant or user or "")
     if purged.unreadable or not exists:
@@ -174,16 +176,16 @@ def expire(
     again starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
     The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.
     """
-    expiring, exists = Expiring(), True
+    expiring, exists, keyless = Expiring(), True, False
 
     def so_far() -> str:
         done = sum(getattr(expiring, name) for name in _EXPIRING)
         return f"At least {counted(done, 'record')} got the time to live; run the command again for all."
 
     async def work(tenant: str, user: str | None, seconds: float) -> None:
-        nonlocal expiring, exists
+        nonlocal expiring, exists, keyless
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
-            exists = await _exists(opened, tenant, user)
+            exists, keyless = await _found(opened, tenant, user)
             with Progress(0, "expiring", "records") as progress:
 
                 def step(counts: Expiring) -> None:
@@ -208,7 +210,7 @@ def expire(
     _print_counts(expiring, _EXPIRING, f"expire in {ttl.strip()}")
     left = [f"{getattr(expiring, name):,} {what}" for name, what in _LEFT.items() if getattr(expiring, name)]
     if left:
-        say_wrong(f"not changed: {'; '.join(left)}")
+        _say_left(f"not changed: {'; '.join(left)}", keyless=keyless)
     if not exists:
         say_nothing_stored(tenant or user or "")
     if left or not exists:
@@ -234,9 +236,17 @@ def _owner(tenant: str | None, user: str | None) -> tuple[str, str | None] | Non
     return None
 
 
-async def _exists(backend: Backend, tenant: str | None, user: str | None) -> bool:
-    """Say whether anything is stored for the owner that a command names, or that it names none."""
-    return tenant is None or await backend.sessions.has(tenant, user)
+async def _found(backend: Backend, tenant: str | None, user: str | None) -> tuple[bool, bool]:
+    """Say whether anything is stored for the owner, if any, and whether it is sealed and the keys lack."""
+    if tenant is None:
+        return True, False
+    return await backend.sessions.has(tenant, user), await lacks_keys(backend, tenant, user)
+
+
+def _say_left(what: str, *, keyless: bool) -> None:
+    say_wrong(f"{what}: the data is sealed, and no keys were given" if keyless else what)
+    if keyless:
+        typer.echo(GIVE_KEYS, err=True)
 
 
 def _done(dry_run: bool) -> str:

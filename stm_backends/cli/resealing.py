@@ -120,8 +120,9 @@ def reseal(
             if reports:
                 typer.echo(so_far(), err=True)
             raise
+        ok = report.ok and not missing and report.cleaned is not False
         if numbers is not None:
-            json.dump({"ok": report.ok, **dataclasses.asdict(report)}, numbers, indent=2)
+            json.dump({"ok": ok, **dataclasses.asdict(report)}, numbers, indent=2)
     problems.print()
     console.print(_table(report))
     if report.remains:
@@ -136,7 +137,7 @@ def reseal(
         )
     if not report.ok:
         typer.echo("Keep the older keys, and run the command again once the cause is resolved.", err=True)
-    if missing or not report.ok or report.cleaned is False:
+    if not ok:
         raise typer.Exit(FAILED)
 
 

@@ -20,7 +20,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -166,31 +165,29 @@ class Directory:
         """
         try:
             entry = await self._driver.load(keys.directory_key(tenant, user))
+            if entry is None or operations.is_sealed(entry):
+                return "sealed" if entry else None
         except SealMismatch:
-            # A copy that is made without keys leaves the entry in clear text beside sealed records.
-            return "clear" if await self._has_clear_record(tenant, user) else None
+            pass
         except Corrupt:
             return None
-        with suppress(Corrupt):
-            try:
-                self._codec.open("user", (entry and entry.body) or b"")
-            except SealMismatch:
-                return "sealed"
-        return None
+        # The entry is in clear text. A copy that is made without keys leaves such beside sealed records.
+        return await self._other_seal_of_records(tenant, user)
 
-    async def _has_clear_record(self, tenant: str, user: str) -> bool:
-        """Say whether a user's first readable record is in clear text."""
+    async def _other_seal_of_records(self, tenant: str, user: str) -> Seal | None:
+        """Return the same for a user's first readable record."""
         for kind in keys.KINDS:
             scope = keys.scope(tenant, user, kind)
             async for name in operations.names(self._driver, scope):
                 try:
-                    await self._driver.load(Key(scope, name))
+                    record = await self._driver.load(Key(scope, name))
                 except SealMismatch:
-                    return True
+                    return "clear"
                 except Corrupt:
                     continue
-                return False
-        return False
+                if record is not None:
+                    return "sealed" if operations.is_sealed(record) else None
+        return None
 
     def knows(self, owner: tuple[str, str], ttl: float | None = None) -> bool:
         """Say whether this process listed a user within the last minute, for records that live as long."""

@@ -103,8 +103,12 @@ def directory_scope(tenant_id: str) -> str:
 
 def data_keys_key(tenant_id: str, user_id: str) -> Key:
     """Return the key of the record with the data keys of a user or, with `""`, of a tenant as a whole."""
-    tenant, user = (_escape(part, _UNSAFE_IN_PART) if part else "" for part in (tenant_id, user_id))
-    return Key(_bounded(f"{tenant}:{user}:key"), "data")
+    return Key(data_keys_scope(tenant_id), name(user_id))
+
+
+def data_keys_scope(tenant_id: str) -> str:
+    """Return the scope of all data keys of a tenant and its users, or with `""` of what names no tenant."""
+    return _bounded(f"{_escape(tenant_id, _UNSAFE_IN_PART) if tenant_id else ''}::keys")
 
 
 def scope(tenant_id: str, user_id: str, kind: Kind) -> str:

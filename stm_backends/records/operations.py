@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
-from stm_backends.drivers.contract import Driver, Key, new_version
+from stm_backends.drivers.contract import Driver, Key, Record, new_version
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
 from stm_backends.records import keys
 
@@ -20,8 +20,16 @@ AT_ONCE: Final = 8
 ATTEMPTS: Final = 3
 """How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
 
+SEALED: Final = (b"stm/2 sealed ", b"stm/2 absent ")
+"""The prefixes of values that `sealing` has encrypted. Only a backend without it meets them."""
+
 _T = TypeVar("_T")
 _U = TypeVar("_U")
+
+
+def is_sealed(record: Record) -> bool:
+    """Say whether a record that was loaded without its keys has a sealed value."""
+    return any(value.startswith(SEALED) for value in (record.body or b"", *record.tail))
 
 
 async def names(driver: Driver, scope: str, *, after: str = "") -> AsyncIterator[str]:

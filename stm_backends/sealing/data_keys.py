@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from stm_backends.drivers.checks import require_seconds
-from stm_backends.drivers.contract import ABSENT, Driver, new_version
+from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
 from stm_backends.errors import ConfigurationError, Corrupt, Denied, StorageError, Unavailable
 from stm_backends.records import operations
 from stm_backends.records.codec import Codec
-from stm_backends.records.keys import data_keys_key
+from stm_backends.records.keys import data_keys_key, data_keys_scope
 from stm_backends.sealing.keys import KEY_BYTES, DataKey, Owner
 
 if TYPE_CHECKING:
@@ -134,19 +134,29 @@ class EnvelopeKeys:
                 self._known.pop(owner, None)
                 return len(old)
 
-    async def erase(self, owner: Owner) -> bool:
-        """Delete the keys of a user or, with `Owner(tenant, "")`, of the tenant itself.
+    async def erase(self, owner: Owner) -> int:
+        """Delete the keys of a user or, with `Owner(tenant, "")`, of a tenant and all its users.
 
-        Returns whether there were any. Keys per tenant are not touched by the erasure of a user.
+        Returns how many of them had keys. Keys per tenant are not touched by the erasure of a user.
         """
         if self._holder(owner) != owner:
-            return False
+            return 0
         try:
-            return await operations.retried(lambda: self._store.delete(data_keys_key(*owner)))
+            if owner.user:
+                return await self._delete(data_keys_key(*owner))
+            # Also those of users whom the directory no longer lists, because nothing of them is stored.
+            scope = data_keys_scope(owner.tenant)
+            return sum(
+                [await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)]
+            )
         finally:
             # Last, so that what is read meanwhile is not remembered either.
             self._erasures += 1
-            self._known.pop(owner, None)
+            for one in [one for one in self._known if owner in (one, Owner(one.tenant, ""))]:
+                del self._known[one]
+
+    async def _delete(self, key: Key) -> bool:
+        return await operations.retried(lambda: self._store.delete(key))
 
     def _holder(self, owner: Owner) -> Owner:
         return owner if self._per_user else Owner(owner.tenant, "")

@@ -63,8 +63,8 @@ class KeySource(Protocol):
         """
         ...
 
-    async def erase(self, owner: Owner) -> bool:
-        """Delete the keys of `owner` if they are its own; returns whether there were any.
+    async def erase(self, owner: Owner) -> int:
+        """Delete the keys that are only of `owner`, and of the users of a tenant; returns how many had keys.
 
         Nothing sealed with them can be opened afterwards.
         """
@@ -150,10 +150,10 @@ class StaticKeys:
         del owner
         return 0
 
-    async def erase(self, owner: Owner) -> bool:
+    async def erase(self, owner: Owner) -> int:
         """Delete nothing: no key belongs to one owner."""
         del owner
-        return False
+        return 0
 
 
 def is_shared(path: Path) -> bool:
@@ -166,6 +166,8 @@ def is_shared(path: Path) -> bool:
 
 def _decoded(key_id: str, text: object) -> bytes:
     """Return a key of a file."""
+    # Checked first, because the messages below name the id: a file may have a key in its place.
+    _require_key_id(key_id)
     try:
         key = base64.b64decode(cast("str", text), validate=True)
     except (ValueError, TypeError):
@@ -180,11 +182,15 @@ def _data_keys(keys: object) -> Iterator[DataKey]:
     if not isinstance(keys, Mapping):
         raise ConfigurationError(f"keys must map ids to {KEY_BYTES} bytes each; not {type(keys).__name__}")
     for key_id, key in cast("Mapping[object, object]", keys).items():
-        if not isinstance(key_id, str) or not is_key_id(key_id):
-            raise ConfigurationError("a key's id has 1 to 32 ASCII letters, digits, '-', '_' or '.'")
+        _require_key_id(key_id)
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
             raise ConfigurationError(f"each key must be {KEY_BYTES} bytes")
-        yield DataKey(key_id, bytes(key))
+        yield DataKey(cast("str", key_id), bytes(key))
+
+
+def _require_key_id(key_id: object) -> None:
+    if not isinstance(key_id, str) or not is_key_id(key_id):
+        raise ConfigurationError("a key's id has 1 to 32 ASCII letters, digits, '-', '_' or '.'")
 
 
 def is_key_id(text: str) -> bool:

@@ -116,7 +116,7 @@ class GuardedObserver(Observer):
 
 
 class _Around(AbstractContextManager[None]):
-    """Enters and leaves a context manager of the observer. Only the block raises, and its errors pass."""
+    """Enters and leaves a context manager of the observer, and reports its errors, not those of the block."""
 
     __slots__ = ("_failed", "_leave", "_make")
 

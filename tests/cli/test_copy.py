@@ -146,7 +146,7 @@ def test_users_tenants_and_other_states_may_be_given_together(source: str, tmp_p
     options = ("--user", "acme:u2", "--user", "acme:u1", "--other-states")
     done = copied(source, url_of(tmp_path, "to"), *options)
 
-    assert "Copying 6 records of acme:u2, acme:u1, other states from sqlite:///" in done.stdout
+    assert "Copying 6 records of acme:u2, acme:u1 and other states from sqlite:///" in done.stdout
     assert rows(done)["copied"] == 6
 
 
@@ -157,7 +157,7 @@ def test_a_copy_claims_no_more_than_it_was_told_to_bring(source: str, tmp_path: 
     assert "Not copied: states at the source whose keys name no tenant" in done.stdout
 
     done = copied(source, url_of(tmp_path, "to"), "--user", "acme:u1", "--other-states")
-    assert "All data of acme:u1, other states is at the target" in done.stdout
+    assert "All data of acme:u1 and other states is at the target" in done.stdout
     assert "Not copied" not in done.stdout
 
     done = copied(url_of(tmp_path, "to"), url_of(tmp_path, "third"), "--other-states")
@@ -275,7 +275,7 @@ def test_all_tenants_and_other_states_are_copied_together(source: str, tmp_path:
 
     done = copied(source, target, "--all")
 
-    assert "records of acme, bolt, other states from" in done.stdout
+    assert "records of acme, bolt and other states from" in done.stdout
     assert held(target) == held(source)
     listed = cli("ls", "--url", target).stdout, cli("ls", "bolt:u", "--url", target).stdout
     assert listed == ("acme\nbolt\n", "bolt:u:s\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,11 +56,14 @@ def test_a_name_without_data_is_named_and_exit_status_1(
     if command == ("reseal",):
         (tmp_path / "keys.json").write_text(json.dumps({"primary": "k", "keys": {"k": "A" * 43 + "="}}))
         monkeypatch.setenv(KEYS_VARIABLE, str(tmp_path / "keys.json"))
-    if command in OPTIONS:
+        command = (*command, "--json", str(tmp_path / "numbers.json"))
+    if command[0] in {"purge", "expire", "reseal"}:
         command = (*command, "--user" if ":" in typo else "--tenant", typo)
     result = cli(*(one.format(typo) for one in command), "--url", url)
     assert result.exit_code == 1, result.output
     assert f"nothing is stored for {typo}" in result.stderr
+    if command[0] == "reseal":
+        assert json.loads((tmp_path / "numbers.json").read_text())["ok"] is False
 
 
 def test_a_missing_conversation_has_the_same_exit_status(url: str) -> None:
@@ -68,8 +73,10 @@ def test_a_missing_conversation_has_the_same_exit_status(url: str) -> None:
 
 def test_a_copy_does_not_claim_data_of_a_name_that_has_none(url: str, tmp_path: Path) -> None:
     target = f"sqlite:///{tmp_path}/copy.db"
-    result = cli("copy", url, target, "--tenant", "acme", "--tenant", "typo")
+    numbers = tmp_path / "numbers.json"
+    result = cli("copy", url, target, "--tenant", "acme", "--tenant", "typo", "--json", str(numbers))
     assert result.exit_code == 1
+    assert json.loads(numbers.read_text())["ok"] is False
     assert "typo: not found at the source" in result.stderr
     assert "All data of acme is at the target" in result.stdout
 
@@ -94,6 +101,66 @@ def test_a_receipt_never_replaces_another(url: str, tmp_path: Path) -> None:
     assert cli("erase", "acme", "-y", "--receipt", str(receipt), "--url", url).exit_code == 0
     assert json.loads(receipt.read_text())["erased"]["conversations"] == 1
     assert receipt.stat().st_mode & 0o777 == 0o600
+
+
+full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+
+
+@full_disk
+def test_an_erasure_whose_receipt_cannot_be_written_is_printed_and_fails(url: str) -> None:
+    result = cli("erase", "acme", "-y", "--receipt", "/dev/full", "--url", url)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "Error: /dev/full: No space left on device" in result.stderr
+    assert "1 record erased: 1 conversation" in result.stdout
+
+
+def test_a_receipt_is_written_although_nothing_reads_the_output(url: str, tmp_path: Path) -> None:
+    receipt = tmp_path / "receipt.json"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "stm_backends.cli",
+                "erase",
+                "acme",
+                "-y",
+                "--receipt",
+                receipt,
+                "--url",
+                url,
+            ],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(receipt.read_text())["erased"]["conversations"] == 1
+
+
+@full_disk
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("purge", "--tenant", "acme", "--json"),
+        ("export", "acme:u1:chat", "-o"),
+        ("replay", "{}", "--pods", "1", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_a_report_that_cannot_be_written_is_no_wrong_use(
+    url: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"session": "trip", "turns": [{"user": "To Zanzibar!", "assistant": "Booked."}]}\n')
+    result = cli(*(word.format(chat) for word in command), "/dev/full", "--url", url)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "Error: /dev/full: No space left on device" in result.stderr
 
 
 FAILING = """

@@ -120,7 +120,7 @@ def test_sealed_data_is_not_erased_without_its_keys_unless_asked(
     for what in ("acme:ada", "acme"):
         result = cli("erase", what, "--url", url, "-y", "--receipt", str(receipt))
         assert result.exit_code == 2
-        assert "nothing was erased. Give --sealing" in " ".join(result.stderr.split())
+        assert "nothing was erased; give --sealing" in " ".join(result.stderr.split())
         assert "Some records may be erased" not in result.stderr
         assert not receipt.exists()
     result = cli("erase", "acme:ada", "--url", url, "-y", "--keep-keys", "--receipt", str(receipt))
@@ -232,20 +232,26 @@ def test_commands_take_data_keys_from_their_store_and_erase_them(
     assert result.exit_code == 0, result.output
     assert "Zanzibar" in cli("show", "acme:ada:trip", *at).stdout
     assert cli("reseal", "--tenant", "acme", *at).exit_code == 0
+    refused = cli("erase", "acme:ada", *at, "-y", "--keep-keys")
+    assert refused.exit_code == 2
+    assert "give --sealing or --keep-keys, not both" in refused.stderr
     receipt = tmp_path / "receipt.json"
     assert cli("erase", "acme:ada", *at, "-y", "--receipt", str(receipt)).exit_code == 0
     assert json.loads(receipt.read_text())["erased"]["data_keys"] == 1
 
 
-def test_expire_without_the_keys_leaves_sealed_data_readable(
-    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", [("expire", "--ttl", "90d"), ("purge", "--older-than", "1s")])
+def test_retention_without_the_keys_leaves_sealed_data_and_says_why(
+    url: str, keys: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     monkeypatch.delenv(KEYS_VARIABLE)
-    result = cli("expire", "--tenant", "acme", "--ttl", "90d", "--url", url)
+    result = cli(*command, "--tenant", "acme", "--url", url)
     monkeypatch.setenv(KEYS_VARIABLE, str(keys))
     assert "Zanzibar" in cli("show", "acme:ada:trip", "--url", url).stdout
     assert result.exit_code == 1
-    assert "could not be read" in result.stderr
+    said = " ".join(result.stderr.split())
+    assert "could not be read" in said
+    assert "the data is sealed, and no keys were given Give the keys: --sealing MODULE:OBJECT" in said
 
 
 @pytest.mark.parametrize("option", ["--sealing", "STM_BACKENDS_OBSERVER"])
@@ -286,6 +292,7 @@ def test_a_program_that_fails_to_import_is_named_with_the_cause(
             f'{{"primary": "k2", "keys": {{"k1": "{SECRET}"}}}}',
             "primary is not the id of one of the keys",
         ),
+        (f'{{"primary": "k1", "keys": {{"{SECRET}": "k1"}}}}', "a key's id has 1 to 32 ASCII letters"),
         ('{"primary": "k1", "keys": [1]}', 'must be {"primary": ID, "keys": {ID: BASE64}}'),
     ],
 )

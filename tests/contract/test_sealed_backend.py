@@ -21,6 +21,8 @@ from stm_backends import (
     StaticKeys,
     open_backend,
 )
+from stm_backends.admin.copying import Copy, Owner
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import SealMismatch
 from stm_backends.records.keys import directory_key, memory_key
 from stm_backends.sealing.wrapping import LocalWrapping
@@ -142,6 +144,25 @@ async def test_clear_text_is_not_written_beside_sealed_data_of_a_user(
         await converse(backend, new, turns=1)
 
 
+async def test_a_purge_without_sealing_continues_behind_a_sealed_user(tmp_path: Path) -> None:
+    """While a datastore is migrated, a user's entry may be sealed beside conversations in clear text."""
+    url, old = (
+        f"sqlite:///{tmp_path}/data.db",
+        ConversationTurn("To Zanzibar!", "Booked.", ts=1_700_000_000.0),
+    )
+    async with open_backend(url, sealing=SEALING) as backend:
+        await backend.memory(ADA, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
+    async with open_backend(url) as backend:
+        await backend.memory(BOB, CONFIG, summarizer=ExtractiveSummarizer()).add_turn(old)
+        record = await backend.driver.load(memory_key(BOB))
+        assert record is not None
+        clear = Key(memory_key(ADA).scope, "clear")
+        await backend.driver.append(clear, record.tail[0], initial_version="v", ttl=None)
+        purged = await backend.sessions.purge("acme", older_than=86_400.0)
+        assert (purged.conversations, purged.unreadable) == (1, 2)
+        assert (await backend.driver.load(clear)) is not None
+
+
 async def test_sealed_data_without_sealing_is_erased_and_the_keys_reported(
     tmp_path: Path, store: Backend
 ) -> None:
@@ -155,6 +176,26 @@ async def test_sealed_data_without_sealing_is_erased_and_the_keys_reported(
     async with open_backend(url, sealing=sealing) as backend:
         receipt = await backend.sessions.erase_with_receipt("acme", "ada")
         assert (receipt.erased, receipt.complete) == ({"data_keys": 1}, True)
+
+
+async def test_a_copy_made_without_keys_is_recognized_as_sealed(tmp_path: Path, store: Backend) -> None:
+    """The copy lists its users in clear text, because it has no keys."""
+    sealing = Sealing(EnvelopeKeys(store.driver, LocalWrapping({"w": bytes(32)}, primary="w")))
+    async with open_backend(f"sqlite:///{tmp_path}/from.db", sealing=sealing) as backend:
+        await converse(backend, ADA)
+    async with (
+        open_backend(f"sqlite:///{tmp_path}/from.db") as source,
+        open_backend(f"sqlite:///{tmp_path}/to.db") as target,
+        open_backend(f"sqlite:///{tmp_path}/to.db", sealing=sealing) as moved,
+    ):
+        copy = Copy(source.driver.inner, target.driver.inner, [Owner("acme")])
+        await copy.copy()
+        assert copy.tally == {"copied": 1}
+        assert await target.sessions.other_seal("acme") == "sealed"
+        assert await moved.sessions.other_seal("acme") is None
+        receipt = await target.sessions.erase_with_receipt("acme")
+        assert (receipt.records, receipt.keys_left, receipt.complete) == (1, True, False)
+        assert await target.sessions.other_seal("acme", "ada") is None
 
 
 def test_sealing_of_another_type_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from stm_backends import MemoryKey, open_backend
 from stm_backends.drivers import Record
 from stm_backends.records import keys
-from tests.support.places import EACH, Place
+from tests.support.places import EACH, Place, quick_on
 
 PODS, ITEMS = 4, 60
 
@@ -40,7 +40,7 @@ async def stored(url: str) -> tuple[list[str], Record | None]:
         return [item["text"] for item in found], await backend.driver.load(keys.log_key(key, "openai-agents"))
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+@pytest.mark.parametrize("datastore", quick_on("redis", ["sqlite", *EACH]))
 def test_processes_that_add_remove_and_fold_at_once_share_out_every_item(
     datastore: str, place_on: Callable[[str], Place]
 ) -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("build", reason="`nox -s packaging` brings what these tests 
 ROOT = Path(__file__).parents[2]
 DRIVERS = ("redis", "dynamo", "mongo", "postgres")
 FRAMEWORKS = ("openai", "openai-agents", "langchain")
-EXTRAS = (*DRIVERS, "mongo-motor", *FRAMEWORKS, "otel", "cli", "conformance", "all")
+EXTRAS = (*DRIVERS, "mongo-motor", *FRAMEWORKS, "otel", "encryption", "cli", "conformance", "all")
 UV = (sys.executable, "-m", "uv", "pip")
 INSTALL = (*UV, "install", "--quiet")
 PACKAGES = {"stm_backends", *(f"stm_backends_{driver}" for driver in DRIVERS)}
@@ -168,15 +168,27 @@ def test_installed_alone_it_brings_pluggy_and_nothing_else(python: Path, tmp_pat
 
 
 def test_installed_alone_every_module_imports(python: Path, tmp_path: Path) -> None:
-    """All but what extras are for: command line, telemetry, the suite, each framework's module."""
+    """All but what extras are for: command line, telemetry, the suite, frameworks, encryption."""
     program = """
 import importlib, pkgutil, stm_backends
-extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations."))
+sealing = tuple(f"sealing.{part}" for part in ("cipher", "driver", "wrapping"))
+extras = tuple(f"stm_backends.{part}" for part in ("cli", "testing", "telemetry", "integrations.", *sealing))
 for module in pkgutil.walk_packages(stm_backends.__path__, "stm_backends."):
     if not module.name.startswith(extras):
         importlib.import_module(module.name)
 """
     run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path)
+
+
+def test_installed_alone_sealing_names_its_extra(python: Path, tmp_path: Path) -> None:
+    program = """
+from stm_backends import Sealing, StaticKeys, open_backend
+open_backend("memory", sealing=Sealing(StaticKeys({"k1": bytes(32)}, primary="k1")))
+"""
+    done = run(python, "-I", "-W", "error", "-c", program, cwd=tmp_path, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("stm_backends.errors.MissingExtra")
+    assert "stm-backends[encryption]" in last
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from stm_backends.drivers.contract import Key, Record
 from stm_backends.records import keys
 from stm_backends.testing.workbench.drivers import names_in
 from tests.support.command_line import cli
-from tests.support.places import EACH, Place
+from tests.support.places import EACH, Place, quick_on
 
 PlaceOn = Callable[[str], Place]
 
 DAY = 86_400.0
 TTL_S = 3.0
 
-pytestmark = pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+pytestmark = pytest.mark.parametrize("datastore", quick_on("redis", ["sqlite", *EACH]))
 
 
 def config(ttl: float | None = None) -> ShortTermMemoryConfig:
@@ -97,6 +98,7 @@ async def test_an_emptied_record_expires_unless_a_turn_is_added(datastore: str, 
         until = time.monotonic() + 60
         while len(await questions(backend)) > 1:
             assert time.monotonic() < until, "the emptied record did not expire"
+            await asyncio.sleep(0.1)
         assert await questions(backend) == [1]
 
 
@@ -118,11 +120,13 @@ async def test_expire_and_import_set_a_time_to_live_and_keep_content(
         until = time.monotonic() + 60
         while await questions(backend):
             assert time.monotonic() < until, "the conversations did not expire"
+            await asyncio.sleep(0.1)
 
         file.write_text("".join(json.dumps(document) + "\n" for document in exported))
         assert cli("import", file, "--ttl", f"{TTL_S}s", "--url", place.url).returncode == 0
         while await questions(backend):
             assert time.monotonic() < until, "the imported conversations did not expire"
+            await asyncio.sleep(0.1)
 
 
 async def test_expired_records_that_the_datastore_keeps_are_purged(datastore: str, place_on: PlaceOn) -> None:
@@ -132,6 +136,7 @@ async def test_expired_records_that_the_datastore_keeps_are_purged(datastore: st
         until = time.monotonic() + 60
         while await questions(backend):
             assert time.monotonic() < until, "the conversations did not expire"
+            await asyncio.sleep(0.1)
         done = cli("purge", "--url", place.url)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("Removed: ")

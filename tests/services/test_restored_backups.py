@@ -191,3 +191,24 @@ async def test_the_same_backup_is_readable_while_the_keys_exist(
         await restore()
         async with opened(place, keys.driver, "user") as backend:
             assert "Zanzibar" in await shown(backend, ADA)
+
+
+async def test_erasing_a_tenant_erases_the_keys_of_users_who_are_not_listed(
+    datastore: str, place_on: Callable[[str], Place], tmp_path: Path
+) -> None:
+    place = place_on(datastore)
+    async with open_backend(f"sqlite:///{tmp_path}/keys.db") as keys:
+        async with opened(place, keys.driver, "user") as backend:
+            for key in (ADA, EVE):
+                memory = backend.memory(key, CONFIG, summarizer=ExtractiveSummarizer())
+                await memory.add_turn(ConversationTurn("rooms in Zanzibar", "Noted."))
+        restore = await BACKED_UP[datastore](place)
+        async with opened(place, keys.driver, "user") as backend:
+            await backend.sessions.erase(ADA)
+            receipt = await backend.sessions.erase_with_receipt("acme")
+            assert receipt.erased == {"data_keys": 2}, "of the user, and of the tenant"
+        await restore()
+        async with opened(place, keys.driver, "user") as backend:
+            with pytest.raises(Corrupt, match="a data key that was erased"):
+                await shown(backend, ADA)
+            assert "Zanzibar" in await shown(backend, EVE)

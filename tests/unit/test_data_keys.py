@@ -253,6 +253,21 @@ async def test_an_outage_of_the_store_is_unavailable(error: Exception) -> None:
         await keys.primary(ADA)
 
 
+async def test_erasing_a_tenant_erases_the_keys_of_all_its_users() -> None:
+    world = World()
+    keys, other = await world.process(), await world.process()
+    others = (Owner("acme:", "ada"), Owner("acm", "ada"), Owner("acme2", ""), Owner("", ""))
+    ids = {owner: (await keys.primary(owner)).id for owner in (ADA, BOB, ACME, *others)}
+    assert await keys.erase(ACME) == 3
+    for process in (keys, other):
+        for owner in (ADA, BOB, ACME):
+            with pytest.raises(Corrupt, match="erased"):
+                await process.key(owner, ids[owner])
+        for owner in others:
+            assert (await process.key(owner, ids[owner])).id == ids[owner]
+    assert await keys.erase(ACME) == 0
+
+
 async def test_a_user_whose_keys_are_erased_cannot_be_read_from_a_restored_backup() -> None:
     world, data = World(), MemoryStore()
     keys = await world.process()

@@ -833,3 +833,34 @@ async def test_a_turn_without_a_time_is_stored_with_the_current_one() -> None:
     await until(lambda: len(told) == 2)
     assert [turn.ts for turn in told] == [clock(), 12.5]
     assert given.ts == 0.0, "the turn of the caller is not changed"
+
+
+async def test_a_repeat_reports_the_time_that_was_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(1, 100))
+    driver = MemoryDriver()
+    await driver.open()
+    told: list[ConversationTurn] = []
+
+    async def note(turn: ConversationTurn) -> None:
+        told.append(turn)
+
+    memory = DistributedShortTermMemory(
+        driver,
+        MemoryKey("acme", "u1", "trip"),
+        config("truncation", on_turn_added=note),
+        backgrounds=Backgrounds(driver, Codec(), clock=lambda: 1_900_000_000.0 + next(ticks)),
+    )
+    append = driver.append
+
+    async def unanswered(*given: Any, **options: Any) -> int:
+        await append(*given, **options)
+        raise OutcomeUnknown("the connection was cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "append", unanswered)
+        with pytest.raises(OutcomeUnknown):
+            await memory.add_turn(ConversationTurn("first", "answer"), turn_id="one")
+    await memory.add_turn(ConversationTurn("first", "answer"), turn_id="one")
+    await until(lambda: len(told) == 1)
+    (stored,) = await memory.turns()
+    assert told[0].ts == stored.ts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import subprocess
@@ -68,9 +69,15 @@ def test_an_unacknowledged_turn_that_is_stored_is_not_lost() -> None:
 
 
 async def test_the_proxy_counts_bytes_and_round_trips() -> None:
+    closed = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.readexactly(4):
-            writer.write(b"0123456789")
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readexactly(4):
+                writer.write(b"0123456789")
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     wire = Wire(server.sockets[0].getsockname()[1])
@@ -83,6 +90,7 @@ async def test_the_proxy_counts_bytes_and_round_trips() -> None:
     counted = wire.counted
     assert (counted.sent, counted.received, counted.round_trips) == (12, 30, 2)
     writer.close()
+    await closed.wait()
     await asyncio.to_thread(wire.stop)
     server.close()
 

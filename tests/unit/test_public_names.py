@@ -15,7 +15,8 @@ PUBLIC = {
         DistributedShortTermMemory EnvelopeKeys ExtractiveSummarizer InvalidKey InvalidState ItemLog
         LimitReached Limits MemoryBudget
         MemoryBudgetExceeded MemoryHealth MemoryIsolation MemoryKey MemoryRouter MissingExtra OnConflict
-        OutcomeUnknown OverflowPolicy Sealing SessionExists SessionNotFound Sessions ShortTermMemory
+        OutcomeUnknown OverflowPolicy SealMismatch Sealing SessionExists SessionNotFound Sessions
+        ShortTermMemory
         ShortTermMemoryArtifacts ShortTermMemoryConfig ShortTermMemoryPersistence ShortTermMemorySerializable
         StateStore StaticKeys StmError StorageError Strategy Summarizer SupportsMemoryState TokenEstimator
         TooLarge

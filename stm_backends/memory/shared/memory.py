@@ -125,7 +125,8 @@ class DistributedShortTermMemory:
             if snapshot.holds(stored.id):
                 self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:
-                    self._appended(turn, stored.turn.ts)
+                    found = (one.turn.ts for one in snapshot.turns if one.id == stored.id)
+                    self._appended(turn, next(found, stored.turn.ts))
                 return
             if refuses:
                 # By the stored health, so that every process decides the same.

@@ -40,13 +40,13 @@ from stm_backends.records.large.pointers import (
     FRESH,
     MARK,
     POINTER,
-    SEALED,
     Life,
     Pointer,
     id_in,
     open_pointer,
     time_of,
 )
+from stm_backends.records.operations import SEALED
 
 logger = logging.getLogger("stm_backends")
 
@@ -287,7 +287,11 @@ class LargeEntries:
         return done
 
     def _fits(self, value: bytes) -> bool:
-        """Say whether a value is stored in its record: it is sealed, or small and not like a pointer."""
+        """Say whether a value is stored in its record: it is sealed, or small and not like a pointer.
+
+        A sealed value, which only a copy without keys writes here, is stored as it is: a pointer in clear
+        text would make it unreadable, and its own pointers cannot be seen.
+        """
         if len(value) <= self._inline:
             return not value.startswith(MARK)
         return value.startswith(SEALED)

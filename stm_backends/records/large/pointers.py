@@ -24,10 +24,6 @@ from stm_backends.errors import Corrupt
 MARK: Final = b"stm/1 large\n"
 """The prefix of a pointer. A value with this prefix is stored in parts regardless of its size."""
 
-SEALED: Final = (b"stm/2 sealed ", b"stm/2 absent ")
-"""The prefixes of values that `sealing` has encrypted. Only a copy without keys meets one at this place. It
-is stored as it is: a pointer in clear text would make it unreadable, and its own pointers cannot be seen."""
-
 POINTER: Final = 256
 """The size of every pointer in bytes."""
 
