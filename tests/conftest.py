@@ -32,6 +32,14 @@ def _every_kind_of_message_is_new() -> Iterator[None]:
     logs.configure()
 
 
+@pytest.fixture
+def writes_purge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes to SQLite remove no expired records, which they otherwise do at random."""
+    from stm_backends.drivers.sqlite import purging  # noqa: PLC0415 -- as above
+
+    monkeypatch.setattr(purging, "steps_after", lambda size, writes: 0)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let one worker run all tests that share a server that is slow to start."""

@@ -21,7 +21,6 @@ from stm_backends.admin.purging import Purged
 from stm_backends.admin.resealing import ResealReport
 from stm_backends.cli.app import app
 from stm_backends.drivers.contract import Key
-from stm_backends.drivers.sqlite import purging as after_writes
 from stm_backends.records.keys import memory_key
 
 DAY = 86_400.0
@@ -35,9 +34,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(tmp_path: Path, writes_purge_nothing: None) -> str:
     """A database with two old conversations, a new one and one without a time, and ten expired records."""
-    monkeypatch.setattr(after_writes, "steps_after", lambda size, writes: 0)
+    del writes_purge_nothing
     now = time.time()
 
     async def fill(url: str) -> None:

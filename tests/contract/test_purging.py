@@ -28,7 +28,6 @@ from stm_backends.admin.purging import Purge, Purged
 from stm_backends.drivers.contract import ANY, Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.purges import purges_of
-from stm_backends.drivers.sqlite import purging as after_writes
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
@@ -58,7 +57,10 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def driver(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Driver]:
+async def driver(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock, writes_purge_nothing: None
+) -> AsyncIterator[Driver]:
+    del writes_purge_nothing
     driver: Driver = MemoryDriver(MemoryStore(), clock=clock)
     if request.param == "sqlite":
         driver = SqliteDriver(SqliteSettings(path=str(tmp_path / "stm.db")), clock=clock)
@@ -408,7 +410,6 @@ async def test_expired_records_are_removed_in_bounded_steps(
     driver: Driver, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purging, "STEP", 10)
-    monkeypatch.setattr(after_writes, "steps_after", lambda size, writes: 0)
     for number in range(35):
         await driver.append(Key("s", str(number)), b"e", initial_version="v", ttl=60.0)
     await driver.append(Key("s", "stays"), b"e", initial_version="v", ttl=600.0)

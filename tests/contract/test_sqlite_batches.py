@@ -8,7 +8,7 @@ import time
 import pytest
 
 from stm_backends.drivers import ABSENT, ANY, Key, Record
-from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, purging, statements
+from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, statements
 from stm_backends.drivers.sqlite import driver as driver_module
 from stm_backends.drivers.sqlite.jobs import MAX_JOBS, Kind
 from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_SECONDS
@@ -97,9 +97,7 @@ async def opened(path):
 
 
 @pytest.fixture
-async def driver(tmp_path, monkeypatch):
-    # Its statements are not those of a batch, and how often it runs is random.
-    monkeypatch.setattr(purging, "steps_after", lambda size, writes: 0)
+async def driver(tmp_path, writes_purge_nothing):
     driver = await opened(tmp_path / "stm.db")
     yield driver
     await driver.close()

@@ -95,6 +95,7 @@ async def test_nothing_of_an_erased_user_is_in_the_raw_files(path: Path, size: i
         assert copies(path) == 0
 
 
+@pytest.mark.usefixtures("writes_purge_nothing")
 async def test_an_expired_conversation_is_removed_with_its_user(path: Path) -> None:
     clock = FakeClock()
     driver = open_driver(f"sqlite:///{path}", clock=clock)

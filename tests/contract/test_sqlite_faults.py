@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from stm_backends.drivers.contract import ANY, DEFAULT_DEADLINE_S, Key, Record
-from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, purging
+from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings
 from stm_backends.drivers.sqlite.jobs import Kind
 from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StmError, Unavailable
 
@@ -588,8 +588,8 @@ async def test_no_error_names_a_conversation(path):
         assert "secret" not in str(caught.value.__cause__)
 
 
+@pytest.mark.usefixtures("writes_purge_nothing")
 async def test_a_statement_ends_each_transaction_that_it_began(path, monkeypatch):
-    monkeypatch.setattr(purging, "steps_after", lambda size, writes: 0)
     seen = []
     async with opened(path) as driver:
         await driver.run(lambda connection: connection.set_trace_callback(seen.append))

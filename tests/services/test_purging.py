@@ -129,6 +129,7 @@ async def test_expire_and_import_set_a_time_to_live_and_keep_content(
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.usefixtures("writes_purge_nothing")
 async def test_expired_records_that_the_datastore_keeps_are_purged(datastore: str, place_on: PlaceOn) -> None:
     place = place_on(datastore)
     async with open_backend(place.url, create=True) as backend:
