@@ -80,8 +80,8 @@ def full(session: nox.Session) -> None:
 
 
 # The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
-# clocks. One worker more than there are cores uses that time; many more would miss deadlines.
-ALL_IN_PARALLEL = ("--ignore=tests/packaging/test_wheel.py", "-n", str((os.cpu_count() or 1) + 1))
+# clocks. Two workers more than there are cores use that time; many more would miss deadlines.
+ALL_IN_PARALLEL = ("--ignore=tests/packaging/test_wheel.py", "-n", str((os.cpu_count() or 1) + 2))
 
 
 def run_tests(session: nox.Session) -> None:
