@@ -22,7 +22,7 @@ START_S = 60.0
 _PORTS = range(11_000, 21_000)
 """Below those that a system gives to connections, one of which may take a port before its server does.
 
-The second port of a Redis Cluster's node is 10,000 higher. It is below them too, and nobody's first port.
+The second port of a Redis Cluster's node is 10,000 higher. It is below them too, and no server's first port.
 """
 
 
