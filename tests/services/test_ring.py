@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -58,12 +59,16 @@ def kill_while_copying(source: str, target: Place, original: dict[Key, Record]) 
     command = ["copy", source, target.by_way_of(proxy.port).url, *WHOSE]
     copying = subprocess.Popen([sys.executable, "-m", "stm_backends.cli", *command])
     try:
-        proxy.slow_down(0.02)
+        # A record of several entries takes several round trips, and one without a tail only one.
+        proxy.slow_down(0.1)
         until = time.monotonic() + 60
         while not arrived():
+            # It is stopped while it is looked at: looking may take longer than the whole copy.
+            copying.send_signal(signal.SIGCONT)
             assert copying.poll() is None, "it had ended before it could be killed"
             assert time.monotonic() < until
             time.sleep(0.05)
+            copying.send_signal(signal.SIGSTOP)
     finally:
         copying.kill()
         copying.wait()
