@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, get_args
+from weakref import WeakValueDictionary
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
@@ -73,6 +74,7 @@ class BackendGraph:
         self._scope = keys.scope(*self._owner, "graph")
         self._guard = backend.guard
         self._clock = clock
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
         self._tails = Tails(self._driver, self._folded)
 
@@ -334,6 +336,13 @@ class BackendGraph:
 
     async def _change(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool = False
+    ) -> Properties | None:
+        # Calls of this process wait for each other instead of losing races against each other.
+        async with self._changing.setdefault(vertex_id, asyncio.Lock()):
+            return await self._change_alone(vertex_id, decide, again=again)
+
+    async def _change_alone(
+        self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool
     ) -> Properties | None:
         """Write what `decide` makes of the vertex as it is stored now; returns the properties then stored.
 
