@@ -15,7 +15,15 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import KEEP
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, StorageError, TooLarge, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidState,
+    OutcomeUnknown,
+    StorageError,
+    TooLarge,
+    Unavailable,
+)
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.telemetry.observer import Observer
@@ -232,6 +240,36 @@ async def test_an_end_that_dies_anywhere_is_completed_by_another_pod() -> None:
             with suppress(StorageError):
                 await one.gc.on_session_end()
             died = pods.drivers[0].done >= at
+            await other.gc.on_session_end()
+            pods.counting.counts["promoted", "long_term"] = 3
+            await require_ended_once(pods)
+        at += 1
+    assert at > 20
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("how", ["cancelled", "answer lost"])
+async def test_an_end_interrupted_anywhere_and_repeated_is_done_once(how: str, late: bool) -> None:
+    at, interrupted = 1, True
+    while interrupted:
+        async with Pods() as pods:
+            one, other = await pods.add(answering("of the first")), await pods.add(answering("of the second"))
+            await fill(one)
+            task = asyncio.create_task(one.gc.on_session_end())
+
+            async def interrupt(task: asyncio.Task[None] = task) -> None:
+                if how == "cancelled":
+                    task.cancel()
+                    await asyncio.sleep(0)
+                else:
+                    raise OutcomeUnknown("the answer was lost", backend="test", operation="append")
+
+            pods.drivers[0].arm(at, interrupt, late=late)
+            with suppress(asyncio.CancelledError, StorageError):
+                await task
+            interrupted = pods.drivers[0].done >= at
+            pods.drivers[0].arm(0)
+            await one.gc.on_session_end()
             await other.gc.on_session_end()
             pods.counting.counts["promoted", "long_term"] = 3
             await require_ended_once(pods)
