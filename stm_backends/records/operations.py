@@ -129,13 +129,24 @@ class Appended(NamedTuple):
 
 
 async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -> Appended:
-    """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once."""
+    """Add one entry at the end, retrying while the outcome is unknown: it may be stored more than once.
+
+    Readers recognize a repeat by its id. Ids of entries that have left the record are not remembered for
+    ever, so a process that was stopped between two attempts does not retry: it raises `OutcomeUnknown`.
+    """
+    now, longest = asyncio.get_running_loop().time, (ATTEMPTS + 1) * driver.traits.deadline
+    began = now()
     try:
         length = await driver.append(key, entry, initial_version=new_version(), ttl=ttl)
-    except OutcomeUnknown as unknown:
-        length = await retried(
-            lambda: driver.append(key, entry, initial_version=new_version(), ttl=ttl), after=unknown
-        )
+    except OutcomeUnknown as error:
+        unknown = error
+
+        async def again() -> int:
+            if now() - began > longest:
+                raise unknown
+            return await driver.append(key, entry, initial_version=new_version(), ttl=ttl)
+
+        length = await retried(again, after=unknown)
         # The first attempt may have created the record, and others may have appended since.
         return Appended(length, created=True)
     return Appended(length, length == 1)

@@ -37,7 +37,7 @@ class Memory:
     @property
     def stats(self) -> Stats:
         """What this object has done so far, as of now."""
-        return self._run(_called(lambda: replace(self._memory.stats)))
+        return self._run(called(lambda: replace(self._memory.stats)))
 
     @property
     def health(self) -> MemoryHealth:
@@ -47,11 +47,11 @@ class Memory:
     @property
     def busy(self) -> bool:
         """Whether this object has running or scheduled work."""
-        return self._run(_called(lambda: self._memory.busy))
+        return self._run(called(lambda: self._memory.busy))
 
     def estimate_tokens(self) -> int:
         """Estimate the tokens of `get_llm_context`, from the last load and the turns added here since."""
-        return self._run(_called(self._memory.estimate_tokens))
+        return self._run(called(self._memory.estimate_tokens))
 
     def add_turn(self, turn: ConversationTurn, *, turn_id: str | None = None) -> None:
         """Store a completed turn in one round trip, without waiting for a summary."""
@@ -74,6 +74,6 @@ class Memory:
         self._run(self._memory.close(timeout=timeout))
 
 
-async def _called(function: Callable[[], T]) -> T:
+async def called(function: Callable[[], T]) -> T:
     """Call a function on the loop's thread, the only one that changes what the function reads."""
     return function()

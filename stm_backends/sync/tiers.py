@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from stm_backends import tiers
 from stm_backends.sync.backend import Backend
-from stm_backends.sync.memory import Run
+from stm_backends.sync.memory import Run, called
 from stm_backends.sync.summarizers import in_threads
 from stm_backends.tiers import MemoryEntry, MemoryTier
 
@@ -98,12 +98,12 @@ class FleetingMemory:
     @property
     def entries(self) -> list[MemoryEntry]:
         """Copies of all entries."""
-        return self._memory.entries
+        return self._run(called(lambda: self._memory.entries))
 
     @property
     def size(self) -> int:
         """The number of entries."""
-        return self._memory.size
+        return self._run(called(lambda: self._memory.size))
 
 
 class ShortTermMemory:
@@ -145,7 +145,7 @@ class ShortTermMemory:
     @property
     def size(self) -> int:
         """The number of entries."""
-        return self._memory.size
+        return self._run(called(lambda: self._memory.size))
 
 
 class LongTermMemory:
@@ -194,12 +194,12 @@ class LongTermMemory:
     @property
     def size(self) -> int:
         """The number of entries that this process knows of; other processes may have changed it."""
-        return self._memory.size
+        return self._run(called(lambda: self._memory.size))
 
     @property
     def held(self) -> int:
         """The number of entries that wait for the graph."""
-        return self._memory.held
+        return self._run(called(lambda: self._memory.held))
 
 
 class MemoryGarbageCollector:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, get_args
+from weakref import WeakValueDictionary
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
@@ -66,10 +67,14 @@ class BackendGraph:
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory
+        if isinstance(owner, str) or len(owner) != 2:
+            # Two users must not share a graph because their ids were given as one text.
+            raise ConfigurationError("owner is a tuple of a tenant and a user")
         self.owner = self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
         self._guard = backend.guard
         self._clock = clock
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._index = Index(self._driver, self._codec, self._directory, self._owner)
         self._tails = Tails(self._driver, self._folded)
 
@@ -116,9 +121,11 @@ class BackendGraph:
 
     async def clear(self) -> None:
         """Remove all vertices and edges, and the index."""
-        async for name in operations.names(self._driver, self._scope):
-            where = Key(self._scope, name)
-            await operations.retried(lambda where=where: operations.erase(self._driver, where))
+        # The vertices first, so that none is without its words if this is interrupted.
+        for prefix in (keys.VERTICES, ""):
+            async for name in operations.names_of(self._driver, self._scope, prefix):
+                where = Key(self._scope, name)
+                await operations.retried(lambda where=where: operations.erase(self._driver, where))
         await self._directory.forget_if_unused(*self._owner)
 
     # Searching
@@ -330,6 +337,13 @@ class BackendGraph:
     async def _change(
         self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool = False
     ) -> Properties | None:
+        # Calls of this process wait for each other instead of losing races against each other.
+        async with self._changing.setdefault(vertex_id, asyncio.Lock()):
+            return await self._change_alone(vertex_id, decide, again=again)
+
+    async def _change_alone(
+        self, vertex_id: str, decide: Callable[[Stored], Stored | None], *, again: bool
+    ) -> Properties | None:
         """Write what `decide` makes of the vertex as it is stored now; returns the properties then stored.
 
         What was added to the index for an attempt that lost its race is removed again. With `again`, the
@@ -358,7 +372,7 @@ class BackendGraph:
                             await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
                         return new.properties
                     used = ""
-                await asyncio.sleep(random.uniform(0, 0.001 * min(attempt, 20)))
+                await asyncio.sleep(random.uniform(0, 0.001 * 2 ** min(attempt, 7)))
             raise Unavailable("a vertex kept changing", backend=self._driver.name, operation="replace")
         except OutcomeUnknown:
             # It may have been written, with what was added to the index last.
@@ -374,7 +388,8 @@ class BackendGraph:
         finally:
             added.pop(used, None)
             if added:
-                await self._index.drop(added)
+                # If nothing was stored, no word stays: the user may have been erased in between.
+                await self._index.drop(added, fold=not used)
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
         """Raise `LimitReached` for words that are too many, unless they are stored already."""
@@ -411,14 +426,24 @@ class BackendGraph:
         ttl = None if stored.version is None else KEEP
         async with self._directory.listed(self._owner) as listing:
             listing.created = expect is ABSENT
-            return await operations.retried(
-                lambda: self._driver.replace(where, body, version=version, expect=expect, drop=drop, ttl=ttl)
-            )
+
+            async def write() -> bool:
+                return await self._driver.replace(
+                    where, body, version=version, expect=expect, drop=drop, ttl=ttl
+                )
+
+            return await _settled(write, write)
 
     async def _deleted(self, where: Key, stored: Stored) -> bool:
-        """Delete the vertex that was read, and its halves of edges; `False` if it may still exist."""
-        version = stored.version or ""
-        if not await operations.retried(lambda: self._driver.delete(where, expect=version)):
+        """Delete the vertex that was read, and its halves of edges; `False` after a lost race."""
+
+        async def delete() -> bool:
+            return await self._driver.delete(where, expect=stored.version or "")
+
+        async def gone() -> bool:
+            return await delete() or await self._driver.load(where) is None
+
+        if not await _settled(delete, gone):
             return False
         if stored.stamp:
             await self._index.drop({stored.stamp: postings.terms_of(stored.properties)})
@@ -426,6 +451,20 @@ class BackendGraph:
 
     def _folded(self, record: Record) -> bytes:
         return vertices.seal(vertices.read(record, self._codec), self._codec)
+
+
+async def _settled(write: Callable[[], Awaitable[bool]], again: Callable[[], Awaitable[bool]]) -> bool:
+    """Carry out a conditional write; `False` if it was certainly not done.
+
+    While the outcome is unknown, `again` is called; it returns whether the write was done. Raises
+    `OutcomeUnknown` if that cannot be told: the write may have been done, and others may have followed it.
+    """
+    try:
+        return await write()
+    except OutcomeUnknown as unknown:
+        if await operations.retried(again, after=unknown):
+            return True
+        raise
 
 
 def _found(stored: Stored) -> Stored:

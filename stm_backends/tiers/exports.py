@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from stm_backends.errors import InvalidState
 from stm_backends.records.codec import require_json
 from stm_backends.tiers.graph import Properties
-from stm_backends.tiers.long_term import LABEL, require_entry
+from stm_backends.tiers.long_term import LABEL, require_entry, vertex_id
 from stm_backends.tiers.vertices import Stored, require_properties
 
 FORMAT: Final = "stm-vertex"
@@ -61,10 +61,13 @@ def parse(document: Mapping[str, Any]) -> Stored:
         ends = _text(fields, "target_id", path), _text(fields, "label", path)
         out[ends] = _properties(fields, path)
     label, properties = _text(document, "label"), _properties(document)
+    id_ = _text(_object(document.get("key"), "key"), "vertex_id", "key")
     if label == LABEL:
         require_entry(properties)
+        if id_ != vertex_id(properties["key"]):
+            raise InvalidState("key.vertex_id is not the id of the entry's vertex")
     return Stored(
-        id=_text(_object(document.get("key"), "key"), "vertex_id", "key"),
+        id=id_,
         label=label,
         properties=properties,
         created_at=_time(document),

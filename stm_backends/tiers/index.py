@@ -31,13 +31,16 @@ class Index:
         """Add the terms of a vertex under a stamp."""
         await self._append(terms, lambda some: postings.seal_added(stamp, vertex_id, some, self._codec))
 
-    async def drop(self, stamps: Mapping[str, frozenset[str]]) -> None:
-        """Remove the terms of stamps; only logs a failure, because a search ignores what is left."""
+    async def drop(self, stamps: Mapping[str, frozenset[str]], *, fold: bool = False) -> None:
+        """Remove the terms of stamps; only logs a failure, because a search ignores what is left.
+
+        With `fold`, also from the tails of their buckets.
+        """
         try:
             for stamp, terms in stamps.items():
-                await self._append(
-                    terms, lambda some, stamp=stamp: postings.seal_dropped(stamp, some, self._codec)
-                )
+                await self._append(terms, lambda _, stamp=stamp: postings.seal_dropped(stamp, self._codec))
+                if fold:
+                    await operations.together(list(postings.by_bucket(terms)), self._fold)
         except StorageError as error:
             logger.warning("could not remove words from the index of a graph: %s", error)
 
@@ -66,14 +69,18 @@ class Index:
     async def drop_unless(self, is_used: Callable[[str], bool]) -> None:
         """Remove the stamps for which `is_used` does not hold, and what is left of those removed before."""
         for number in range(postings.BUCKETS):
-            unused: dict[str, set[str]] = {}
-            for term, stamps in (await self._read(number)).terms.items():
-                for stamp in stamps:
-                    if not is_used(stamp):
-                        unused.setdefault(stamp, set()).add(term)
-            await self.drop({stamp: frozenset(terms) for stamp, terms in unused.items()})
+            unused = {
+                stamp: frozenset([term])
+                for term, stamps in (await self._read(number)).terms.items()
+                for stamp in stamps
+                if not is_used(stamp)
+            }
+            await self.drop(unused)
             # Until then, the words of what was removed are in the tail.
-            await self._tails.fold(keys.postings_key(*self._owner, number))
+            await self._fold(number)
+
+    async def _fold(self, number: int) -> None:
+        await self._tails.fold(keys.postings_key(*self._owner, number))
 
     async def _read(self, number: int) -> postings.Bucket:
         record = await self._driver.load(keys.postings_key(*self._owner, number))

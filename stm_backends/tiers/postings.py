@@ -6,13 +6,13 @@ one stamp, or removes them:
 ```
 body   {"terms": {term: {stamp: vertex id, ...}, ...}}
 entry  {"stamp": ..., "vertex": ..., "add": [term, ...]}
-entry  {"stamp": ..., "drop": [term, ...]}
+entry  {"stamp": ..., "drop": true}
 ```
 
 Each write of a vertex that changes its terms has a new stamp, which is added before the vertex is written and
-removed only after a later write has replaced that one. So the index has every stored vertex at any time. What
-a killed process leaves in it beyond that are stamps of no vertex; a search loads what it finds, and drops
-those.
+removed only after a later write has replaced that one. A removed stamp is never added again. So the index has
+every stored vertex at any time. What a killed process leaves in it beyond that are stamps of no vertex; a
+search loads what it finds, and drops those.
 """
 
 from __future__ import annotations
@@ -124,8 +124,11 @@ def read(record: Record | None, codec: Codec) -> Bucket:
         terms: dict[str, dict[str, str]] = content.get("terms", {})
         if not all(map(_is_object, terms.values())):
             raise TypeError
+        dropped: set[str] = set()
         for entry in record.tail:
-            _apply(terms, codec.open("postings", entry))
+            _apply(terms, dropped, codec.open("postings", entry))
+        if dropped:
+            terms = _without(terms, dropped)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Corrupt("the stored index of a graph has a field of another type") from None
     return Bucket(terms, {name: value for name, value in content.items() if name != "terms"})
@@ -135,15 +138,22 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _apply(terms: dict[str, dict[str, str]], entry: Mapping[str, Any]) -> None:
+def _apply(terms: dict[str, dict[str, str]], dropped: set[str], entry: Mapping[str, Any]) -> None:
     stamp = str(entry["stamp"])
+    if entry.get("drop"):
+        dropped.add(stamp)
     for term in entry.get("add", ()):
         terms.setdefault(term, {})[stamp] = str(entry["vertex"])
-    for term in entry.get("drop", ()):
-        found = terms.get(term, {})
-        found.pop(stamp, None)
-        if not found:
-            terms.pop(term, None)
+
+
+def _without(terms: Mapping[str, dict[str, str]], dropped: set[str]) -> dict[str, dict[str, str]]:
+    left = {
+        term: stamps
+        if dropped.isdisjoint(stamps)
+        else {stamp: one for stamp, one in stamps.items() if stamp not in dropped}
+        for term, stamps in terms.items()
+    }
+    return {term: stamps for term, stamps in left.items() if stamps}
 
 
 def seal(bucket: Bucket, codec: Codec) -> bytes:
@@ -156,18 +166,24 @@ def seal_added(stamp: str, vertex_id: str, terms: list[str], codec: Codec) -> by
     return codec.seal("postings", {"stamp": stamp, "vertex": vertex_id, "add": terms})
 
 
-def seal_dropped(stamp: str, terms: list[str], codec: Codec) -> bytes:
-    """Return the entry that removes terms of a stamp."""
-    return codec.seal("postings", {"stamp": stamp, "drop": terms})
+def seal_dropped(stamp: str, codec: Codec) -> bytes:
+    """Return the entry that removes the terms of a stamp.
+
+    It has no terms, because it may be stored after the user was erased.
+    """
+    return codec.seal("postings", {"stamp": stamp, "drop": True})
 
 
 def with_all(found: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the ids of the vertices that all of the terms have, the one indexed last first.
 
-    `found` has the vertex ids of each term by stamp. A stamp belongs to one write of one vertex.
+    `found` has the vertex ids of each term by stamp. The stamps of a vertex may differ: another process may
+    have changed it after one bucket was read and before another was.
     """
     if not found:
         return []
     fewest, *others = sorted(found, key=len)
-    stamps = sorted((stamp for stamp in fewest if all(stamp in other for other in others)), reverse=True)
-    return list(dict.fromkeys(fewest[stamp] for stamp in stamps))
+    ids = set(fewest.values()).intersection(*(other.values() for other in others))
+    return list(
+        dict.fromkeys(fewest[stamp] for stamp in sorted(fewest, reverse=True) if fewest[stamp] in ids)
+    )

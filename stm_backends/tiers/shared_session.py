@@ -71,6 +71,10 @@ class SharedShortTermMemory(ShortTermMemory):
         )
         self.owner = (key.tenant_id, key.user_id)
 
+    def _name_of(self, session: Session) -> str:
+        # After this session has expired, another one begins under the same key.
+        return f"{self._session_id}:{session.id}"
+
 
 class ConversationJournal:
     """A session whose operations are the turns of a conversation."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import uuid
 from collections.abc import Callable, Iterable
@@ -190,6 +189,9 @@ class ShortTermMemory:
     async def _replaced_by_summary(
         self, of: str, text: str, previous: Held | None, batch: list[Held]
     ) -> bool:
+        if (await self.journal.read()).id != of:
+            # Erased while the model wrote: nothing of it may be stored again.
+            return False
         now = self._clock()
         summary = MemoryEntry(
             SUMMARY_KEY,
@@ -209,12 +211,18 @@ class ShortTermMemory:
 
     async def promotable(self) -> list[Promotion]:
         """Return the entries due for long-term memory, each with its key there."""
-        return (await self.journal.read()).promotions(self._session_id)
+        session = await self.journal.read()
+        return session.promotions(self._name_of(session))
 
     async def was_promoted(self, done: Iterable[Promotion]) -> None:
         """Note what long-term memory has, so that it is not promoted again while it is unchanged."""
-        for of, some in itertools.groupby(done, key=lambda one: one.of):
-            await self._write("promoted", of=of, entries=[[one.key, one.changed_at] for one in some])
+        known = [*done]
+        if known:
+            # Of a session that was erased since, nothing may be stored again, not even its keys.
+            of = (await self.journal.read()).id
+            entries = [[one.key, one.changed_at] for one in known if one.of == of]
+            if entries:
+                await self._write("promoted", of=of, entries=entries)
 
     async def end_session(self) -> None:
         """Begin another session with the next entry."""
@@ -225,8 +233,14 @@ class ShortTermMemory:
     @property
     def summary_key(self) -> str | None:
         """The key that the summary has in long-term memory, if this process knows of a summary."""
-        summary = self.journal.known.entries.get(SUMMARY_KEY)
-        return None if summary is None else summary.long_term_key(self._session_id)
+        session = self.journal.known
+        summary = session.entries.get(SUMMARY_KEY)
+        return None if summary is None else summary.long_term_key(self._name_of(session))
+
+    def _name_of(self, session: Session) -> str:
+        """Return the name of a session in the key that its summary has in long-term memory."""
+        del session
+        return self._session_id
 
     async def listed(self) -> list[MemoryEntry]:
         """Return copies of all entries, in the order in which they were stored."""

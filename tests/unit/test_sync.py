@@ -656,6 +656,25 @@ def test_a_manager_has_blocking_tiers_and_hooks(url: str) -> None:
         assert [one.content for one in again.recall("summary", tiers=[long])] == ["the gist"]
 
 
+def test_the_loops_thread_reads_what_only_it_changes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    copied = asynchronous_tiers.MemoryEntry.copied
+
+    def noted(entry: Any, **changes: Any) -> Any:
+        threads.append(threading.get_ident())
+        return copied(entry, **changes)
+
+    with sync.open_backend(url) as backend:
+        memory = sync.MemoryManager(backend, ("acme", "u123"))
+        memory.fleeting.remember("k", "v")
+        monkeypatch.setattr(asynchronous_tiers.MemoryEntry, "copied", noted)
+        assert [one.content for one in memory.fleeting.entries] == ["v"]
+        assert (memory.fleeting.size, memory.short_term.size, memory.long_term.size) == (1, 0, 0)
+        assert memory.long_term.held == 0
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 def test_a_manager_before_its_backend_is_open_says_so(url: str) -> None:
     memory = sync.MemoryManager(sync.open_backend(url), ("acme", "u123"))
     with pytest.raises(Unavailable):

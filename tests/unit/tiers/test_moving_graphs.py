@@ -195,6 +195,18 @@ async def test_a_memory_that_could_not_be_recalled_is_refused(backend: Backend, 
     assert [one.key for one in await memory.long_term.listed()] == ["k"]
 
 
+async def test_a_memory_under_the_id_of_another_is_refused(backend: Backend) -> None:
+    memory = MemoryManager(backend=backend, owner=OWNER)
+    await memory.remember("k", "content", LONG)
+    graph = BackendGraph(backend, OWNER)
+    [document] = await exported(graph)
+    await graph.clear()
+    # It would be listed as `k`, and forgetting `k` would not remove it.
+    with pytest.raises(InvalidState, match="vertex_id"):
+        await graph.import_({**document, "key": {**document["key"], "vertex_id": "memory:other"}})
+    assert await memory.long_term.listed() == []
+
+
 @pytest.mark.parametrize("document", [{}, [], {"format": "stm-session"}])
 async def test_what_is_no_exported_vertex_is_refused(backend: Backend, document: Any) -> None:
     with pytest.raises(InvalidState):

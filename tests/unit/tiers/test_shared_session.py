@@ -15,10 +15,19 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import KEEP
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
-from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, StorageError, TooLarge, Unavailable
+from stm_backends.errors import (
+    ConfigurationError,
+    Corrupt,
+    InvalidState,
+    OutcomeUnknown,
+    StorageError,
+    TooLarge,
+    Unavailable,
+)
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.telemetry.observer import Observer
+from stm_backends.testing import FakeClock
 from stm_backends.tiers import (
     BackendGraph,
     MemoryEntry,
@@ -185,12 +194,13 @@ async def require_ended_once(pods: Pods) -> None:
     """Long-term memory has each entry that is due once, with its accesses, and one summary."""
     reader = await pods.add()
     found = {one.key: one for one in await reader.long_term.listed()}
-    assert "__summary__:chat" in found
-    summary = found.pop("__summary__:chat")
+    assert reader.short_term.summary_key is None
+    entries = [one.key for one in await reader.short_term.listed()]
+    assert reader.short_term.summary_key in found
+    summary = found.pop(reader.short_term.summary_key)
     assert summary.content in ("of the first", "of the second")
     assert {key: one.content for key, one in found.items()} == PROMOTED
     assert {key: one.access_count for key, one in found.items()} == {"important": 0, "k11": 3}
-    entries = [one.key for one in await reader.short_term.listed()]
     assert entries == ["__summary__", *(f"k{number}" for number in range(2, 12))]
     assert pods.counting.counts["promoted", "long_term"] == 3
 
@@ -230,6 +240,36 @@ async def test_an_end_that_dies_anywhere_is_completed_by_another_pod() -> None:
             with suppress(StorageError):
                 await one.gc.on_session_end()
             died = pods.drivers[0].done >= at
+            await other.gc.on_session_end()
+            pods.counting.counts["promoted", "long_term"] = 3
+            await require_ended_once(pods)
+        at += 1
+    assert at > 20
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("how", ["cancelled", "answer lost"])
+async def test_an_end_interrupted_anywhere_and_repeated_is_done_once(how: str, late: bool) -> None:
+    at, interrupted = 1, True
+    while interrupted:
+        async with Pods() as pods:
+            one, other = await pods.add(answering("of the first")), await pods.add(answering("of the second"))
+            await fill(one)
+            task = asyncio.create_task(one.gc.on_session_end())
+
+            async def interrupt(task: asyncio.Task[None] = task) -> None:
+                if how == "cancelled":
+                    task.cancel()
+                    await asyncio.sleep(0)
+                else:
+                    raise OutcomeUnknown("the answer was lost", backend="test", operation="append")
+
+            pods.drivers[0].arm(at, interrupt, late=late)
+            with suppress(asyncio.CancelledError, StorageError):
+                await task
+            interrupted = pods.drivers[0].done >= at
+            pods.drivers[0].arm(0)
+            await one.gc.on_session_end()
             await other.gc.on_session_end()
             pods.counting.counts["promoted", "long_term"] = 3
             await require_ended_once(pods)
@@ -321,8 +361,58 @@ async def test_a_late_end_does_not_end_the_session_after_it(pods: Pods) -> None:
     await other.remember("next", "session", importance=0.1)
     await other.gc.on_session_end()
     found = {entry.key: entry.content for entry in await one.long_term.listed()}
-    assert found["__summary__:chat"] == "of the first"
-    assert found["__summary__:chat:1"] == "of the second"
+    last = other.short_term.summary_key
+    assert last is not None
+    assert found[last.removesuffix(":1")] == "of the first"
+    assert found[last] == "of the second"
+
+
+async def test_summaries_before_and_after_the_session_expired_both_survive() -> None:
+    clock = FakeClock()
+    async with Backend(MemoryDriver(clock=clock)) as backend:
+        long_term = MemoryManager(backend=backend, owner=OWNER).long_term
+        for text in ("of the first", "of the second"):
+            session = SharedShortTermMemory(backend, KEY, session_ttl_s=60)
+            memory = MemoryManager(
+                llm_provider=answering(text), backend=backend, owner=OWNER, short_term=session
+            )
+            await fill(memory)
+            await memory.gc.on_session_end()
+            shown = [one.content for one in await memory.get_context_window(1000)]
+            assert len(shown) == len(set(map(str, shown)))
+            await clock.pass_time(120)
+        found = [entry for entry in await long_term.listed() if entry.key.startswith("__summary__")]
+        assert sorted(str(one.content) for one in found) == ["of the first", "of the second"]
+
+
+async def erase_user(pods: Pods) -> None:
+    async with Backend(MemoryDriver(pods.store)) as backend:
+        await backend.sessions.erase_user(*OWNER)
+
+
+async def conversations(pods: Pods) -> list[MemoryKey]:
+    async with Backend(MemoryDriver(pods.store)) as backend:
+        return [key async for key in backend.sessions.list(*OWNER)]
+
+
+async def test_a_summary_of_a_session_that_was_erased_is_not_stored(pods: Pods, model: Any) -> None:
+    memory = await pods.add(model)
+    await fill(memory)
+    model.during = lambda: erase_user(pods)
+    await memory.gc.on_session_end()
+    assert len(model.prompts) == 1
+    assert await conversations(pods) == []
+    assert await memory.long_term.listed() == []
+
+
+async def test_a_promotion_of_an_erased_session_is_not_noted_in_it(pods: Pods) -> None:
+    memory = await pods.add()
+    await fill(memory)
+    due = await memory.short_term.promotable()
+    assert due
+    await erase_user(pods)
+    await memory.short_term.was_promoted(due)
+    assert await conversations(pods) == []
 
 
 async def test_an_update_by_a_pod_whose_clock_is_behind_is_promoted(pods: Pods, clock: Any) -> None:
