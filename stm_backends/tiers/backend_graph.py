@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.drivers.contract import ABSENT, KEEP, Key, Record, new_version
@@ -63,6 +63,8 @@ class BackendGraph:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        if not isinstance(cast("object", owner), (tuple, list)) or len(owner) != 2:
+            raise ConfigurationError("owner must be a tuple of a tenant and a user")
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory

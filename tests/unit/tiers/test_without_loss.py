@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from stm_backends.errors import Corrupt, Denied, TooLarge, Unavailable
-from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
+from stm_backends import MemoryKey, open_backend
+from stm_backends.errors import Corrupt, Denied, InvalidState, TooLarge, Unavailable
+from stm_backends.tiers import (
+    InProcessGraph,
+    LongTermMemory,
+    MemoryEntry,
+    MemoryManager,
+    MemoryTier,
+    SharedShortTermMemory,
+)
 from stm_backends.tiers.graph import Change
 from tests.support.graphs import GraphAround
+from tests.support.summaries import without_id
 
 LONG = MemoryTier.LONG_TERM
+OWNER = ("acme", "u1")
 
 
 async def fill(memory: MemoryManager, count: int = 12, *, start: int = 0, importance: float = 0.1) -> None:
@@ -22,7 +32,7 @@ async def fill(memory: MemoryManager, count: int = 12, *, start: int = 0, import
 
 
 async def stored(memory: MemoryManager) -> dict[str, Any]:
-    return {one.key: one.content for one in await memory.long_term.listed()}
+    return {without_id(one.key): one.content for one in await memory.long_term.listed()}
 
 
 class Outage(GraphAround):
@@ -279,6 +289,58 @@ async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any, 
         await memory.gc.on_session_end()
         await memory.gc.on_session_end()
     assert sorted((await stored(memory)).values()) == ["of the first session", "of the second session"]
+
+
+async def test_the_summaries_of_a_session_that_expired_and_the_next_survive(model: Any) -> None:
+    key = MemoryKey("acme", "u1", "chat")
+    async with open_backend("memory://") as backend:
+        for answer in ("of the first session", "of the second session"):
+            model.answer = answer
+            session = SharedShortTermMemory(backend, key)
+            memory = MemoryManager(backend=backend, owner=OWNER, llm_provider=model, short_term=session)
+            await fill(memory)
+            await memory.gc.on_session_end()
+            assert len(await memory.get_context_window()) == 11 + ("second" in answer)
+            await backend.sessions.erase(key)
+        found = await memory.long_term.listed()
+        assert {one.content for one in found} == {"of the first session", "of the second session"}
+
+
+async def test_an_entry_that_cannot_be_stored_keeps_no_other_from_promotion(
+    model: Any, new_graph: Any
+) -> None:
+    memory = MemoryManager(new_graph(), llm_provider=model, session_id="s")
+    await memory.remember("first", {1, 2}, importance=0.9)
+    await memory.remember("important", "the key fact", importance=0.9)
+    await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
+    await fill(memory)
+    for _ in range(2):
+        with pytest.raises(InvalidState, match="content"):
+            await memory.gc.on_session_end()
+        assert await stored(memory) == {"important": "the key fact", "__summary__:s": "a summary"}
+        assert memory.fleeting.size == 0
+    await memory.forget("first")
+    await memory.gc.on_session_end()
+
+
+async def test_two_memories_on_a_graph_of_eight_methods_lose_no_access() -> None:
+    class Slow(GraphAround):
+        """A graph of eight methods that lets other tasks run before it answers."""
+
+        change_vertex = list_vertices = None
+
+        async def query_vertex(self, vertex_id: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride] -- a method in place of a copied one
+            found = await self.inner.query_vertex(vertex_id)
+            await asyncio.sleep(0)
+            return found
+
+    graph = Slow(InProcessGraph())
+    one, other = LongTermMemory(graph), LongTermMemory(graph)
+    entry = MemoryEntry("k", "v", LONG)
+    await one.remember(entry)
+    await asyncio.gather(*(memory.touch([entry]) for memory in (one, other) for _ in range(5)))
+    [found] = await other.listed()
+    assert found.access_count == 10
 
 
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
