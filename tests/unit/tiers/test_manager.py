@@ -226,6 +226,11 @@ async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str, mana
     assert [one.content for one in await memory.recall("k")] == ["fine"]
 
 
+def answering(answer: object) -> Callable[[object], object]:
+    """Return a provider that always gives this answer."""
+    return lambda _messages: answer
+
+
 class Answer:
     """An answer with some attributes."""
 
@@ -242,7 +247,7 @@ class Answer:
     ],
 )
 async def test_the_text_of_an_answer_is_found(answer: Answer, manager: Any) -> None:
-    memory = manager(llm_provider=lambda messages: answer)
+    memory = manager(llm_provider=answering(answer))
     await memory.remember("k", "v", tier=LONG)
     assert await memory.gc.improve_memory(LONG) == 1
     assert [one.content for one in await memory.long_term.listed()] == ["fine"]
@@ -250,14 +255,14 @@ async def test_the_text_of_an_answer_is_found(answer: Answer, manager: Any) -> N
 
 @pytest.mark.parametrize("answer", [None, Answer(content=None), Answer(content=[], text="")])
 async def test_an_answer_without_text_changes_nothing(answer: object, manager: Any) -> None:
-    memory = manager(llm_provider=lambda messages: answer)
+    memory = manager(llm_provider=answering(answer))
     await memory.remember("k", "v", tier=LONG)
     assert await memory.gc.improve_memory(LONG) == 0
 
 
 @pytest.mark.parametrize("answer", [42, {"content": "fine"}, Answer(choices=[]), Answer(content=42)])
 async def test_an_answer_of_another_form_is_an_error(answer: object, manager: Any) -> None:
-    memory = manager(llm_provider=lambda messages: answer)
+    memory = manager(llm_provider=answering(answer))
     await memory.remember("k", "v", tier=LONG)
     with pytest.raises(ConfigurationError, match="llm_provider answered"):
         await memory.gc.improve_memory(LONG)

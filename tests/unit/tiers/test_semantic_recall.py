@@ -100,14 +100,14 @@ async def test_an_embedder_of_another_form_is_refused(vectors: list[list[float]]
     assert await memory.long_term.listed() == []
 
 
-async def test_how_close_a_meaning_must_be_can_be_set(manager: Any) -> None:
+async def test_how_close_a_meaning_must_be_can_be_set() -> None:
     # The cosine similarity of both texts is 0.8.
     vectors = {"query": [1.0, 0.0], "one text": [1.0, 0.0], "the other": [0.8, 0.6]}
 
     async def embedder(texts: list[str]) -> list[list[float]]:
         return [vectors[text] for text in texts]
 
-    async def filled(**cosines: float) -> Any:
+    async def filled(**cosines: Any) -> MemoryManager:
         memory = MemoryManager(embedder=embedder, **cosines)
         for key, text in (("a", "one text"), ("b", "the other")):
             for tier in (MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM):
