@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
-from stm_backends.errors import ConfigurationError, LimitReached, TooLarge
+from stm_backends.errors import ConfigurationError
 from stm_backends.telemetry.observer import MemoryEvent
 from stm_backends.tiers import merging, relevance
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction
+from stm_backends.tiers.holding import REFUSALS
 from stm_backends.tiers.merging import WithVector
 from stm_backends.tiers.model import ask, improvement_prompt, require_provider, summary_prompt
 from stm_backends.tiers.session import Promotion
@@ -177,7 +178,7 @@ class MemoryGarbageCollector:
             for one in await short_term.promotable():
                 try:
                     promoted = await self._manager.long_term.promote(one.entry, again=one.again)
-                except (ConfigurationError, LimitReached, TooLarge) as error:
+                except REFUSALS as error:
                     refused = refused or error
                 else:
                     done += [one] if promoted else []

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from stm_backends.drivers.checks import require_count
-from stm_backends.errors import ConfigurationError, Corrupt, Denied, LimitReached, TooLarge
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, MemoryEvent, Observer
 from stm_backends.tiers import merging, postings, relevance, stored
@@ -23,6 +22,7 @@ from stm_backends.tiers.graph import (
     SharedGraph,
     Vertex,
 )
+from stm_backends.tiers.holding import HeldEntries, is_outage
 from stm_backends.tiers.merging import WithVector
 from stm_backends.tiers.plain import PlainGraph
 from stm_backends.tiers.stored import LABEL, Stored, vertex_id
@@ -37,9 +37,6 @@ INDEXED: Final = 100
 
 _AT_ONCE: Final = 16
 """How many vertices are changed at the same time."""
-
-_NO_OUTAGE: Final = (ConfigurationError, Corrupt, Denied, LimitReached, TooLarge)
-"""Errors that are raised even with `hold_on_outage`, because a retry would not help."""
 
 
 class LongTermMemory:
@@ -82,8 +79,7 @@ class LongTermMemory:
         self.duplicate_cosine = duplicate_cosine
         self._hold_on_outage = hold_on_outage
         self._observer = guarded(observer)
-        self._held: dict[str, MemoryEntry] = {}
-        self._reconciling = asyncio.Lock()
+        self._held = HeldEntries(self._store_held)
         self._clock = clock
         self._known: set[str] = set()
 
@@ -176,10 +172,8 @@ class LongTermMemory:
 
     async def forget(self, key: str) -> None:
         """Remove an entry, if there is one."""
-        self._held.pop(key, None)
-        # After a reconciliation that is storing the entry.
-        async with self._reconciling:
-            await self._graph.change_vertex(vertex_id(key), LABEL, lambda _: None)
+        graph = self._graph
+        await self._held.forget(key, lambda: graph.change_vertex(vertex_id(key), LABEL, lambda _: None))
         self._known.discard(key)
 
     async def consolidate(self) -> int:
@@ -284,43 +278,40 @@ class LongTermMemory:
     @property
     def size(self) -> int:
         """The number of entries that this process knows of; other processes may have changed it."""
-        return len(self._known | self._held.keys())
+        return len(self._known | self._held.entries.keys())
 
     @property
     def held(self) -> int:
         """The number of entries that wait for the graph."""
-        return len(self._held)
+        return len(self._held.entries)
 
     async def reconcile(self) -> None:
-        """Store the held entries. Raises what the graph raises; what could not be stored stays held."""
-        if not self._held:
-            return
-        async with self._reconciling:
-            for key, entry in list(self._held.items()):
-                promotion = await self._promotion_of(entry)
-                if self._held.get(key) is not entry:
-                    continue
-                await self._graph.change_vertex(vertex_id(key), LABEL, promotion)
-                self._known.add(key)
-                if self._held.get(key) is entry:
-                    del self._held[key]
-                    logger.warning("an entry of long-term memory that was held in an outage is stored")
+        """Store the held entries. Raises what the graph raises; what could not be stored stays held.
+
+        An entry that the graph refuses, for instance as too large, prevents no other from being stored. Only
+        this method tries to store it again.
+        """
+        refused = await self._held.reconcile(again=True)
+        if refused is not None:
+            raise refused
+
+    async def _store_held(self, entry: MemoryEntry) -> None:
+        promotion = await self._promotion_of(entry)
+        if self._held.entries.get(entry.key) is entry:
+            await self._graph.change_vertex(vertex_id(entry.key), LABEL, promotion)
+            self._known.add(entry.key)
 
     async def _store(self, entry: MemoryEntry, change: Change) -> bool:
         """Change the vertex of an entry; `False` if the entry is held instead."""
         try:
-            await self.reconcile()
+            await self._held.reconcile()
             await self._graph.change_vertex(vertex_id(entry.key), LABEL, change)
         except Exception as error:
-            if not self._hold_on_outage or isinstance(error, _NO_OUTAGE):
+            if not self._hold_on_outage or not is_outage(error):
                 raise
-            self._held[entry.key] = entry
-            logger.warning(
-                "long-term memory holds %d entries in this process: the graph failed (%s)",
-                len(self._held),
-                type(error).__name__,
-            )
+            self._held.hold(entry, error)
             return False
+        self._held.replaced_by(entry)
         self._known.add(entry.key)
         return True
 
@@ -335,7 +326,7 @@ class LongTermMemory:
         self, *, superseded: bool = False, search: Callable[[], Awaitable[list[Vertex]]] | None = None
     ) -> AsyncIterator[tuple[MemoryEntry, dict[str, Any]]]:
         """Yield each entry, or each that `search` returns, with the properties of its vertex."""
-        await self.reconcile()
+        await self._held.reconcile()
         pages = self._graph.list_vertices(LABEL) if search is None else _page(await search())
         async for page in pages:
             for vertex in page:
@@ -360,15 +351,16 @@ class LongTermMemory:
                 if found(entry, properties):
                     entries.append(entry)
         except Exception as error:
-            if not self._held:
+            held = self._held.entries.values()
+            if not held:
                 raise
             logger.warning(
                 "long-term memory recalls only the %d entries held in this process: the graph failed (%s)",
-                len(self._held),
+                len(held),
                 type(error).__name__,
             )
-            held = [one.copied() for one in self._held.values() if found(one, {})]
-            return sorted(held, key=lambda one: one.relevance_at(now), reverse=True)[:limit]
+            entries = [one.copied() for one in held if found(one, {})]
+            return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)[:limit]
         self._known = keys if search is None else self._known | keys
         entries.sort(key=lambda one: one.relevance_at(now), reverse=True)
         return await self.touch(entries[:limit])

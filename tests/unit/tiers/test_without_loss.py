@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -474,6 +475,36 @@ async def test_a_refusal_is_raised_and_never_held(error: Exception, manager: Any
     graph.refuses = False
     await memory.remember("k", "v", tier=LONG)
     assert (await stored(memory), memory.long_term.held) == ({"k": "v"}, 0)
+
+
+async def test_a_held_entry_that_is_refused_later_blocks_nothing(
+    manager: Any, new_graph: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Small(Outage):
+        async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+            if not self.down and vertex_id.endswith("large"):
+                raise TooLarge("entry", size=2, limit=1)
+            return await super().change_vertex(vertex_id, label, change)
+
+    graph = Small(new_graph())
+    memory = manager(graph, hold_on_outage=True)
+    await memory.remember("before", "the first fact", tier=LONG)
+    graph.down = True
+    await memory.remember("large", "the large fact", tier=LONG)
+    await memory.remember("small", "the small fact", tier=LONG)
+    graph.down = False
+    found = await memory.recall("fact", tiers=[LONG])
+    assert {one.key for one in found} == {"before", "small"}
+    await memory.remember("after", "the last fact", tier=LONG)
+    assert (await stored(memory)).keys() == {"before", "small", "after"}
+    assert memory.long_term.held == 1
+    assert caplog.text.count("refuses") == 1
+    with pytest.raises(TooLarge):
+        await memory.long_term.reconcile()
+    await memory.remember("large", "smaller", tier=MemoryTier.SHORT_TERM)
+    with suppress(TooLarge):
+        await memory.forget("large")
+    assert memory.long_term.held == 0
 
 
 async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone(manager: Any, new_graph: Any) -> None:
