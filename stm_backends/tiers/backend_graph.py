@@ -63,11 +63,12 @@ class BackendGraph:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        if not isinstance(cast("object", owner), (tuple, list)) or len(owner) != 2:
-            raise ConfigurationError("owner must be a tuple of a tenant and a user")
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory
+        if not isinstance(cast("object", owner), (tuple, list)) or len(owner) != 2:
+            # Two users must not share a graph because their ids were given as one text.
+            raise ConfigurationError("owner is a tuple of a tenant and a user")
         self.owner = self._owner = (owner[0], owner[1])
         self._scope = keys.scope(*self._owner, "graph")
         self._guard = backend.guard

@@ -75,7 +75,7 @@ class SharedShortTermMemory(ShortTermMemory):
         self.owner = (key.tenant_id, key.user_id)
 
     def _name_of(self, session: Session) -> str:
-        # A session under a key that has expired, or was erased, is another session.
+        # After this session has expired, another one begins under the same key.
         return f"{self._session_id}:{session.id}"
 
 

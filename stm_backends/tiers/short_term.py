@@ -78,7 +78,8 @@ class ShortTermMemory:
 
     Entries are copied on the way in and out. `session_id` names the summary in long-term memory; give each
     session another. With an `embedder`, `recall` also finds entries whose cosine similarity to the query is
-    at least `recall_cosine`. `SharedShortTermMemory` is the same for several processes.
+    at least `recall_cosine`; each process computes the vectors that it needs. `SharedShortTermMemory` is the
+    same for several processes.
     """
 
     def __init__(  # noqa: PLR0913 -- the specification's three, and one for each part
@@ -219,11 +220,6 @@ class ShortTermMemory:
         session = await self.journal.read()
         return session.promotions(self._name_of(session))
 
-    def _name_of(self, session: Session) -> str:
-        """Return what names the summary of a session in long-term memory."""
-        del session
-        return self._session_id
-
     async def was_promoted(self, done: Iterable[Promotion]) -> None:
         """Note what long-term memory has, so that it is not promoted again while it is unchanged."""
         for of, some in itertools.groupby(done, key=lambda one: one.of):
@@ -241,6 +237,11 @@ class ShortTermMemory:
         session = self.journal.known
         summary = session.entries.get(SUMMARY_KEY)
         return None if summary is None else summary.long_term_key(self._name_of(session))
+
+    def _name_of(self, session: Session) -> str:
+        """Return the name of a session in the key that its summary has in long-term memory."""
+        del session
+        return self._session_id
 
     async def listed(self) -> list[MemoryEntry]:
         """Return copies of all entries, in the order in which they were stored."""

@@ -12,7 +12,6 @@ import pytest
 from stm_backends import MemoryKey, open_backend
 from stm_backends.tiers import MemoryManager, MemoryTier, SharedShortTermMemory
 from tests.support.places import EACH, Place
-from tests.support.summaries import without_id
 
 KEY, OWNER = MemoryKey("acme", "u1", "chat"), ("acme", "u1")
 
@@ -77,12 +76,13 @@ def test_two_processes_that_end_a_session_at_once_promote_once(
         async with open_backend(url) as backend:
             session = SharedShortTermMemory(backend, KEY)
             memory = MemoryManager(backend=backend, owner=OWNER, short_term=session)
-            found = {without_id(one.key): one for one in await memory.long_term.listed()}
-            assert found.pop("__summary__:chat").content in ("of the first", "of the second")
+            found = {one.key: one for one in await memory.long_term.listed()}
+            assert len(await session.listed()) == 11
+            summary = found.pop(session.summary_key or "")
+            assert summary.content in ("of the first", "of the second")
             assert {key: (one.content, one.access_count) for key, one in found.items()} == {
                 "important": ("the key fact", 0),
                 "k11": ("fact 11", 3),
             }
-            assert len(await session.listed()) == 11
 
     asyncio.run(stored())

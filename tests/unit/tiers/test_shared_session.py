@@ -33,7 +33,6 @@ from stm_backends.tiers import (
 from stm_backends.tiers.session import Session
 from stm_backends.tiers.shared_session import ConversationJournal
 from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig
-from tests.support.summaries import without_id
 
 KEY = MemoryKey("acme", "u1", "chat")
 CONVERSATION = MemoryKey("acme", "u1", "chat#short-term")
@@ -185,13 +184,14 @@ PROMOTED = {"important": "the key fact", "k11": "fact 11"}
 async def require_ended_once(pods: Pods) -> None:
     """Long-term memory has each entry that is due once, with its accesses, and one summary."""
     reader = await pods.add()
-    found = {without_id(one.key): one for one in await reader.long_term.listed()}
-    assert "__summary__:chat" in found
-    summary = found.pop("__summary__:chat")
+    found = {one.key: one for one in await reader.long_term.listed()}
+    assert reader.short_term.summary_key is None
+    entries = [one.key for one in await reader.short_term.listed()]
+    assert reader.short_term.summary_key in found
+    summary = found.pop(reader.short_term.summary_key)
     assert summary.content in ("of the first", "of the second")
     assert {key: one.content for key, one in found.items()} == PROMOTED
     assert {key: one.access_count for key, one in found.items()} == {"important": 0, "k11": 3}
-    entries = [one.key for one in await reader.short_term.listed()]
     assert entries == ["__summary__", *(f"k{number}" for number in range(2, 12))]
     assert pods.counting.counts["promoted", "long_term"] == 3
 
@@ -321,9 +321,11 @@ async def test_a_late_end_does_not_end_the_session_after_it(pods: Pods) -> None:
     await one.gc.on_session_end()
     await other.remember("next", "session", importance=0.1)
     await other.gc.on_session_end()
-    found = {without_id(entry.key): entry.content for entry in await one.long_term.listed()}
-    assert found["__summary__:chat"] == "of the first"
-    assert found["__summary__:chat:1"] == "of the second"
+    found = {entry.key: entry.content for entry in await one.long_term.listed()}
+    last = other.short_term.summary_key
+    assert last is not None
+    assert found[last.removesuffix(":1")] == "of the first"
+    assert found[last] == "of the second"
 
 
 async def test_an_update_by_a_pod_whose_clock_is_behind_is_promoted(pods: Pods, clock: Any) -> None:
