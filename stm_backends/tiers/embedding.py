@@ -20,8 +20,8 @@ async def embed(embedder: Embedder, contents: Iterable[Any]) -> list[list[float]
         return []
     answer: object = embedder(texts)
     if not inspect.isawaitable(answer):
-        raise ConfigurationError("the embedder must be an async function")
-    found = await answer
+        raise ConfigurationError("embedder must be an async function of a list of texts")
+    found: Any = await answer
     try:
         vectors = [[float(x) for x in vector] for vector in found]
     except (TypeError, ValueError):

@@ -125,8 +125,8 @@ class LongTermMemory:
         contain it as text; an empty one finds all. With an embedder, entries of a similar meaning are found
         too. Each result counts as an access.
 
-        A `SearchableGraph` returns the 100 matching entries whose words were written last, or `limit` if that
-        is more. With an embedder, and for a query without a word, all entries are read.
+        A `SearchableGraph` returns at most 100 entries, or `limit`, if larger: those whose words were
+        written last. With an embedder, and for a query without a word, all entries are read.
         """
         if limit is not None:
             require_count("limit", limit)
