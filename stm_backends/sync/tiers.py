@@ -63,12 +63,12 @@ class MemoryManager:
         """Remove an entry from a tier, or from all tiers if none is given."""
         self._run(self._manager.forget(key, tier))
 
-    def get_context_window(self, max_tokens: int) -> list[MemoryEntry]:
+    def get_context_window(self, max_tokens: int = 4000) -> list[MemoryEntry]:
         """Return the most relevant entries of short-term and long-term memory that fit into the budget."""
         return self._run(self._manager.get_context_window(max_tokens))
 
     def run_gc(self) -> None:
-        """Forget irrelevant and stale entries, remove duplicates, and improve long-term memory."""
+        """Maintain short-term memory, then long-term memory as `gc.on_idle` does."""
         self._run(self._manager.run_gc())
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 from weakref import WeakValueDictionary
 
 from stm_backends.admin.sessions import OnConflict
@@ -67,7 +67,7 @@ class BackendGraph:
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory
-        if isinstance(owner, str) or len(owner) != 2:
+        if not isinstance(cast("object", owner), (tuple, list)) or len(owner) != 2:
             # Two users must not share a graph because their ids were given as one text.
             raise ConfigurationError("owner is a tuple of a tenant and a user")
         self.owner = self._owner = (owner[0], owner[1])

@@ -22,6 +22,10 @@ class MemoryTier(Enum):
     SHORT_TERM = "short_term"
     LONG_TERM = "long_term"
 
+    @classmethod
+    def _missing_(cls, value: object) -> MemoryTier:
+        raise ConfigurationError(f"a tier must be one of: {', '.join(tier.value for tier in cls)}")
+
 
 def utc_now() -> datetime:
     """Return the time in UTC."""
@@ -33,20 +37,20 @@ class MemoryEntry:
     """One memory. Times are UTC: naive ones are taken as UTC, others are converted.
 
     `importance` outside [0, 1], a negative `access_count` and fields of the wrong type raise
-    `ConfigurationError`.
+    `ConfigurationError`. The `repr` has no text and no ids.
     """
 
-    key: str
-    content: Any
+    key: str = field(repr=False)
+    content: Any = field(repr=False)
     tier: MemoryTier
     created_at: datetime = field(default_factory=utc_now)
     last_accessed: datetime = field(default_factory=utc_now)
     access_count: int = 0
     importance: float = 0.5
-    source_agent: str = ""
-    source_run_id: str = ""
-    tags: list[str] = field(default_factory=list[str])
-    superseded_by: str | None = None
+    source_agent: str = field(default="", repr=False)
+    source_run_id: str = field(default="", repr=False)
+    tags: list[str] = field(default_factory=list[str], repr=False)
+    superseded_by: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("key", "source_agent", "source_run_id"):
@@ -54,10 +58,12 @@ class MemoryEntry:
                 raise ConfigurationError(f"{name} must be a string")
         if not self.key:
             raise ConfigurationError("key must not be empty")
+        if not isinstance(cast("object", self.superseded_by), str | None):
+            raise ConfigurationError("superseded_by must be a key or None")
         self.tier = MemoryTier(self.tier)
         self.created_at = _as_utc("created_at", self.created_at)
         self.last_accessed = _as_utc("last_accessed", self.last_accessed)
-        require_importance(self.importance)
+        require_fraction("importance", self.importance)
         count = cast("object", self.access_count)
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ConfigurationError("access_count must be an integer, at least 0")
@@ -77,13 +83,13 @@ class MemoryEntry:
         return self.relevance_at(utc_now())
 
     def relevance_at(self, now: datetime) -> float:
-        """Return the relevance at a time."""
+        """Return the relevance at a time; a naive one is taken as UTC."""
         return relevance.relevance(
             importance=self.importance,
             access_count=self.access_count,
             created_at=self.created_at,
             last_accessed=self.last_accessed,
-            now=now,
+            now=_as_utc("now", now),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,12 +106,21 @@ class MemoryEntry:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MemoryEntry:
-        """Return the entry of a result of `to_dict`; unknown fields are ignored, others have defaults."""
+        """Return the entry of a result of `to_dict`.
+
+        Unknown fields are ignored; missing ones have their defaults. Raises `ConfigurationError` for a
+        missing `key`, `content` or `tier`, and for fields of the wrong type.
+        """
+        if not isinstance(cast("object", data), Mapping):
+            raise ConfigurationError(f"an entry must be an object, not {type(data).__name__}")
+        missing = [name for name in ("key", "content", "tier") if name not in data]
+        if missing:
+            raise ConfigurationError(f"an entry must have: {', '.join(missing)}")
         known = {name: data[name] for name in _NAMES if name in data}
         for name in ("created_at", "last_accessed"):
             if isinstance(known.get(name), str):
-                known[name] = datetime.fromisoformat(known[name])
-        known["content"] = copy.deepcopy(known["content"])
+                known[name] = _time_in(name, known[name])
+        known["content"] = copied(known["content"])
         return cls(**known)
 
     def to_json(self) -> str:
@@ -114,8 +129,12 @@ class MemoryEntry:
 
     @classmethod
     def from_json(cls, json_str: str) -> MemoryEntry:
-        """Return the entry of a result of `to_json`."""
-        return cls.from_dict(json.loads(json_str))
+        """Return the entry of a result of `to_json`. Raises `ConfigurationError` for any other text."""
+        try:
+            data = json.loads(json_str)
+        except (TypeError, ValueError, RecursionError):
+            raise ConfigurationError("the text is not the JSON of an entry") from None
+        return cls.from_dict(data)
 
     def copied(self, **changes: Any) -> MemoryEntry:
         """Return a validated copy, with a copy of the content and some fields changed."""
@@ -131,10 +150,16 @@ class MemoryEntry:
 _NAMES = tuple(one.name for one in fields(MemoryEntry))
 
 
-def require_importance(importance: object) -> None:
-    """Raise `ConfigurationError` unless the importance is a number within [0, 1]."""
-    if isinstance(importance, bool) or not isinstance(importance, (int, float)) or not 0 <= importance <= 1:
-        raise ConfigurationError("importance must be a number within [0, 1]")
+def require_fraction(name: str, value: object) -> None:
+    """Raise `ConfigurationError` unless a value is a number within [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ConfigurationError(f"{name} must be a number within [0, 1]")
+
+
+def require_is_entry(entry: object) -> None:
+    """Raise `ConfigurationError` unless a value is a `MemoryEntry`."""
+    if not isinstance(entry, MemoryEntry):
+        raise ConfigurationError(f"entry must be a MemoryEntry, not {type(entry).__name__}")
 
 
 def copied(value: Any) -> Any:
@@ -148,4 +173,14 @@ def copied(value: Any) -> Any:
 def _as_utc(name: str, time: object) -> datetime:
     if not isinstance(time, datetime):
         raise ConfigurationError(f"{name} must be a datetime")
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    try:
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except OverflowError:
+        raise ConfigurationError(f"{name} is no time in UTC between the years 1 and 9999") from None
+
+
+def _time_in(name: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} must be a time in ISO 8601") from None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
-from stm_backends.records.steps import run_in_slices
 from stm_backends.telemetry.observer import MemoryEvent
-from stm_backends.tiers import relevance
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier
-from stm_backends.tiers.model import ask, improvement_prompt, summary_prompt
+from stm_backends.tiers import merging, relevance
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction
+from stm_backends.tiers.holding import REFUSALS
+from stm_backends.tiers.merging import WithVector
+from stm_backends.tiers.model import ask, improvement_prompt, require_provider, summary_prompt
 from stm_backends.tiers.session import Promotion
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 class _Tier(Protocol):
     async def listed(self) -> list[MemoryEntry]: ...
-    async def vectors(self) -> dict[str, list[float]]: ...
+    async def with_vectors(self) -> list[WithVector]: ...
     async def discard(self, entry: MemoryEntry) -> bool: ...
     async def absorb(self, loser: MemoryEntry, survivor: MemoryEntry) -> bool: ...
     async def rewrite(self, entry: MemoryEntry, content: Any) -> bool: ...
@@ -42,12 +43,9 @@ class MemoryGarbageCollector:
         relevance_threshold: float = 0.15,
         duplicate_similarity_threshold: float = 0.7,
     ) -> None:
-        for name, value in (
-            ("relevance_threshold", relevance_threshold),
-            ("duplicate_similarity_threshold", duplicate_similarity_threshold),
-        ):
-            if not 0 <= value <= 1:
-                raise ConfigurationError(f"{name} must be within [0, 1]")
+        require_provider(llm_provider)
+        require_fraction("relevance_threshold", relevance_threshold)
+        require_fraction("duplicate_similarity_threshold", duplicate_similarity_threshold)
         self._manager = memory_manager
         self.llm_provider = llm_provider
         self.relevance_threshold = relevance_threshold
@@ -80,16 +78,16 @@ class MemoryGarbageCollector:
 
     async def prune_by_relevance(self, tier: MemoryTier, keep_ratio: float = 0.7) -> int:
         """Remove the least relevant entries so that this share of them is kept; return how many."""
-        if not 0 <= keep_ratio <= 1:
-            raise ConfigurationError("keep_ratio must be within [0, 1]")
+        require_fraction("keep_ratio", keep_ratio)
         now = self._manager.now()
         ranked = sorted(await self._listed(tier), key=lambda one: one.relevance_at(now), reverse=True)
         return await self._discarded(tier, ranked[math.ceil(len(ranked) * keep_ratio - 1e-9) :])
 
     async def prune_by_staleness(self, tier: MemoryTier, max_age_days: float = 30) -> int:
         """Remove the entries that were last accessed more than `max_age_days` ago; return how many."""
-        if not max_age_days >= 0:
-            raise ConfigurationError("max_age_days must be at least 0")
+        days = cast("object", max_age_days)
+        if isinstance(days, bool) or not isinstance(days, (int, float)) or not days >= 0:
+            raise ConfigurationError("max_age_days must be a number of days, at least 0")
         now = self._manager.now()
         return await self._discarded(
             tier,
@@ -108,15 +106,13 @@ class MemoryGarbageCollector:
         store = self._store(tier)
         if store is None:
             return 0
-        now = self._manager.now()
-        entries = {one.key: one for one in await store.listed()}
-        vectors = await store.vectors()
-        candidates = [
-            relevance.Candidate(key, one.content, one.relevance_at(now), vectors.get(key))
-            for key, one in entries.items()
-        ]
-        pairs = await run_in_slices(relevance.duplicates(candidates, self.duplicate_similarity_threshold))
-        merged = sum([await store.absorb(entries[loser], entries[survivor]) for loser, survivor in pairs])
+        pairs = await merging.duplicates(
+            await store.with_vectors(),
+            self.duplicate_similarity_threshold,
+            self._manager.long_term.duplicate_cosine,
+            self._manager.now(),
+        )
+        merged = sum([await store.absorb(loser, survivor) for loser, survivor in pairs])
         return self._reported("merged", tier, merged)
 
     async def improve_memory(self, tier: MemoryTier) -> int:
@@ -135,7 +131,7 @@ class MemoryGarbageCollector:
         entries = sorted(await store.listed(), key=lambda one: one.relevance_at(now), reverse=True)
         improved = 0
         for entry in entries:
-            others = [(one.key, one.content) for one in entries if one.key != entry.key]
+            others = ((one.key, one.content) for one in entries if one is not entry)
             answer = await ask(self.llm_provider, improvement_prompt(entry.key, entry.content, others))
             content = _content_in(answer, entry.content)
             if content is not None and content != entry.content:
@@ -152,17 +148,20 @@ class MemoryGarbageCollector:
         Promoted are entries with an importance of at least 0.5 or at least 3 accesses, whether or not they
         were summarized. A content is promoted once, even if several processes end a shared session at the
         same time or the session is ended again: later calls only add to an entry that long-term memory still
-        has. If the model fails, everything else is done and the error is raised; if the graph fails, the
-        error is raised and the session can be ended again.
+        has. If the model fails, or long-term memory refuses an entry, for instance as too large, everything
+        else is done and the error is raised. If the graph fails, the error is raised and the session can be
+        ended again.
         """
         # Once before the summary: whatever happens to the summary, the entries are safe.
         await self._promote()
         try:
             await self._manager.short_term.summarize(self.llm_provider)
         finally:
-            await self._promote()
+            refused = await self._promote()
             await self._manager.fleeting.clear()
             await self._manager.short_term.end_session()
+        if refused is not None:
+            raise refused
 
     async def on_idle(self) -> None:
         """Maintain long-term memory: forget, prune, deduplicate, consolidate and improve."""
@@ -172,14 +171,20 @@ class MemoryGarbageCollector:
         await self._manager.long_term.consolidate()
         await self.improve_memory(MemoryTier.LONG_TERM)
 
-    async def _promote(self) -> None:
-        short_term, done = self._manager.short_term, list[Promotion]()
+    async def _promote(self) -> Exception | None:
+        """Promote what is due; returns the first error about a single entry, after all others."""
+        short_term, done, refused = self._manager.short_term, list[Promotion](), None
         try:
             for one in await short_term.promotable():
-                if await self._manager.long_term.promote(one.entry, again=one.again):
-                    done.append(one)
+                try:
+                    promoted = await self._manager.long_term.promote(one.entry, again=one.again)
+                except REFUSALS as error:
+                    refused = refused or error
+                else:
+                    done += [one] if promoted else []
         finally:
             await short_term.was_promoted(done)
+        return refused
 
     async def _listed(self, tier: MemoryTier) -> list[MemoryEntry]:
         store = self._store(tier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
@@ -32,11 +32,13 @@ class MemoryManager:
     Everything works without arguments: summaries are cut without a model, and long-term memory is kept in
     this process without a graph. Give a `graph_backend`, or a `backend` and its `owner` (tenant and user), to
     share long-term memory. `llm_provider` has `generate(messages=...)` or is a function of the messages.
-    `embedder` is an async function from texts to vectors. `hold_on_outage` is described at `LongTermMemory`.
+    `embedder` is an async function from texts to vectors. `recall_cosine`, `duplicate_cosine` and
+    `hold_on_outage` are described at `LongTermMemory`.
 
     `session_id` names the summary in long-term memory. Give a `SharedShortTermMemory` as `short_term` to
     share the session, too. `observer` receives what is promoted, pruned and merged; by default, that of
-    `backend` does. Raises `ConfigurationError` if the session and the graph belong to different users.
+    `backend` does. Raises `ConfigurationError` for arguments of the wrong type, and if the session and the
+    graph belong to different users.
     """
 
     def __init__(  # noqa: PLR0913 -- one for each part; none is needed
@@ -50,6 +52,8 @@ class MemoryManager:
         session_id: str | None = None,
         short_term: ShortTermMemory | None = None,
         observer: Observer | None = None,
+        recall_cosine: float = relevance.RECALL_COSINE,
+        duplicate_cosine: float = relevance.DUPLICATE_COSINE,
         hold_on_outage: bool = False,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -59,18 +63,32 @@ class MemoryManager:
             raise ConfigurationError("backend and owner are given together")
         if backend is not None and owner is not None:
             graph_backend = BackendGraph(backend, owner, clock=clock)
+        if not isinstance(cast("object", short_term), ShortTermMemory | None):
+            raise ConfigurationError(f"short_term must be a ShortTermMemory, not {type(short_term).__name__}")
         if short_term is not None and session_id is not None:
             raise ConfigurationError("give session_id to the short-term memory that you made")
+        if embedder is not None and not callable(embedder):
+            raise ConfigurationError("embedder must be an async function of a list of texts")
         if observer is None:
             observer = SILENT if backend is None else backend.observer
         self.now = clock
         self.observer = observer = guarded(observer)
         self.fleeting = FleetingMemory(clock=clock)
         self.short_term = short_term or ShortTermMemory(
-            session_id=session_id, embedder=embedder, observer=observer, clock=clock
+            session_id=session_id,
+            embedder=embedder,
+            recall_cosine=recall_cosine,
+            observer=observer,
+            clock=clock,
         )
         self.long_term = LongTermMemory(
-            graph_backend, embedder=embedder, hold_on_outage=hold_on_outage, observer=observer, clock=clock
+            graph_backend,
+            embedder=embedder,
+            recall_cosine=recall_cosine,
+            duplicate_cosine=duplicate_cosine,
+            hold_on_outage=hold_on_outage,
+            observer=observer,
+            clock=clock,
         )
         self.owner = _owner_of(graph_backend, self.short_term)
         self.gc = MemoryGarbageCollector(self, llm_provider=llm_provider)
@@ -99,7 +117,7 @@ class MemoryManager:
             importance=importance,
             source_agent=source_agent,
             source_run_id=source_run_id,
-            tags=[*(tags or ())],
+            tags=[] if tags is None else tags,  # pyright: ignore[reportArgumentType] -- it is checked, and copied to a list
         ).copied()
         if entry.tier is MemoryTier.FLEETING:
             entry.importance = 0.0
@@ -115,6 +133,10 @@ class MemoryManager:
 
         All tiers are searched if none are given. Each result counts as an access.
         """
+        if not isinstance(cast("object", query), str):
+            raise ConfigurationError(f"query must be a string, not {type(query).__name__}")
+        if isinstance(tiers, (str, MemoryTier)):
+            raise ConfigurationError("tiers must be a list of tiers")
         wanted = {*_ALL} if tiers is None else {MemoryTier(tier) for tier in tiers}
         found: list[MemoryEntry] = []
         if MemoryTier.FLEETING in wanted:
@@ -135,14 +157,15 @@ class MemoryManager:
             else:
                 await self.long_term.forget(key)
 
-    async def get_context_window(self, max_tokens: int) -> list[MemoryEntry]:
+    async def get_context_window(self, max_tokens: int = 4000) -> list[MemoryEntry]:
         """Return the most relevant entries of short-term and long-term memory that fit into the budget.
 
         A token is four characters of a key and its content. Each key occurs once: the entry that was created
         later, or that of short-term memory. A summary of this session in long-term memory is left out. Only
         the entries returned count as accessed.
         """
-        require_count("max_tokens", max_tokens)
+        if max_tokens != 0:
+            require_count("max_tokens", max_tokens)
         entries = {one.key: one for one in await self.short_term.listed()}
         for one in await self.long_term.listed():
             known = entries.get(one.key)
@@ -161,12 +184,17 @@ class MemoryManager:
         return self._ranked([one for one in touched if one.content == contents[one.key]])
 
     async def run_gc(self) -> None:
-        """Forget irrelevant and stale entries, remove duplicates, and improve long-term memory."""
-        for tier in (MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM):
-            await self.gc.auto_forget(tier)
-            await self.gc.prune_duplicates(tier)
-        await self.gc.prune_by_staleness(MemoryTier.LONG_TERM)
-        await self.gc.improve_memory(MemoryTier.LONG_TERM)
+        """Maintain short-term memory, then long-term memory as `gc.on_idle` does.
+
+        In short-term memory, irrelevant entries and duplicates are removed and, with a model, all but the 10
+        most recent entries are summarized. Entries that are due for long-term memory are set aside until the
+        session ends.
+        """
+        await self.gc.auto_forget(MemoryTier.SHORT_TERM)
+        await self.gc.prune_duplicates(MemoryTier.SHORT_TERM)
+        if self.gc.llm_provider is not None:
+            await self.short_term.summarize(self.gc.llm_provider)
+        await self.gc.on_idle()
 
     def _ranked(self, entries: Iterable[MemoryEntry]) -> list[MemoryEntry]:
         now = self.now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stm_backends.errors import ConfigurationError
 
@@ -60,24 +60,41 @@ async def ask(provider: Any, prompt: str) -> str:
     """Return a model's answer to a prompt, without white space around it; `""` for an empty one.
 
     The provider has `generate(messages=...)` or is called with the messages. It answers a text, or an object
-    with `content` or `text`, at once or awaitable. Raises what the provider raises, and `ConfigurationError`
-    for any other provider or answer.
+    with `content` or `text`, at once or awaitable. A list of blocks with `text` is a text, too. Raises what
+    the provider raises, and `ConfigurationError` for any other provider or answer.
     """
+    require_provider(provider)
     messages = [{"role": "user", "content": prompt}]
     generate = getattr(provider, "generate", None)
-    if generate is not None:
-        answer = generate(messages=messages)
-    elif callable(provider):
-        answer = provider(messages)
-    else:
-        raise ConfigurationError("llm_provider must have generate(messages=...) or be callable")
+    answer = generate(messages=messages) if callable(generate) else provider(messages)
     if inspect.isawaitable(answer):
         answer = await answer
-    for name in ("content", "text"):
-        if not isinstance(answer, str) and hasattr(answer, name):
-            answer = getattr(answer, name)
-    if answer is None:
+    found = _text_in(answer)
+    if found is None:
+        raise ConfigurationError(f"llm_provider answered {type(answer).__name__}, which has no text")
+    return found.strip()
+
+
+def require_provider(provider: object) -> None:
+    """Raise `ConfigurationError` unless a model can be asked by `ask`, or is `None`."""
+    if not (provider is None or callable(getattr(provider, "generate", None)) or callable(provider)):
+        raise ConfigurationError("llm_provider must have generate(messages=...) or be callable")
+
+
+def _text_in(answer: Any) -> str | None:
+    """Return the text of an answer, or of its `content` or `text`; `None` if it has none of these."""
+    values: list[Any] = [getattr(answer, name) for name in ("content", "text") if hasattr(answer, name)]
+    if answer is None or isinstance(answer, (str, list)):
+        values = [answer]
+    texts = [text for text in map(_joined, values) if text is not None]
+    return next(filter(None, texts), "" if texts else None)
+
+
+def _joined(value: Any) -> str | None:
+    """Return a text, or the texts of a list of blocks; `None` for anything else."""
+    if isinstance(value, list):
+        blocks = [getattr(block, "text", block) for block in cast("list[object]", value)]
+        return "".join(block for block in blocks if isinstance(block, str))
+    if value is None:
         return ""
-    if not isinstance(answer, str):
-        raise ConfigurationError(f"llm_provider answered {type(answer).__name__}, not text")
-    return answer.strip()
+    return value if isinstance(value, str) else None

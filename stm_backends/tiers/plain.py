@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, cast
+from weakref import WeakValueDictionary
 
+from stm_backends.errors import ConfigurationError
 from stm_backends.tiers.graph import PAGE, Change, GraphBackend, same_properties
 
 _ROOT: Final = "stm_backends:all"
 _CONTAINS: Final = "CONTAINS"
 _REMOVED: Final = "removed"
 
+_locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+"""The lock of each graph in use, by the `id` of the graph."""
+
 
 class PlainGraph:
     """Lists and changes vertices of any `GraphBackend`.
 
     Edges from one vertex lead to every vertex stored through this class, which is how they are listed.
-    Changes are atomic within this process only. A removed vertex keeps its id and loses its properties,
-    because `GraphBackend` cannot remove one.
+    Changes are atomic within this process only, also between several memories on one graph. A removed vertex
+    keeps its id and loses its properties, because `GraphBackend` cannot remove one.
     """
 
     def __init__(self, graph: GraphBackend) -> None:
+        if not isinstance(cast("object", graph), GraphBackend):
+            methods = [name for name in vars(GraphBackend) if not name.startswith("_")]
+            lacking = [name for name in methods if not hasattr(graph, name)]
+            raise ConfigurationError(
+                f"{type(graph).__name__} is no graph_backend; it lacks: {', '.join(lacking)}"
+            )
         self._graph = graph
-        self._lock = asyncio.Lock()
+        self._lock = _locks.setdefault(id(graph), asyncio.Lock())
         self._listed: set[str] = set()
         self.add_vertex = graph.add_vertex
         self.update_vertex = graph.update_vertex

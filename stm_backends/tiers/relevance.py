@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, cast
 
-from stm_backends.records.steps import Steps
+from stm_backends.records.steps import STEP, Steps
 
 PROMOTED_IMPORTANCE: Final = 0.5
 PROMOTED_ACCESSES: Final = 3
@@ -16,8 +19,14 @@ PROMOTED_ACCESSES: Final = 3
 
 CHARACTERS_PER_TOKEN: Final = 4
 
-SAME_MEANING: Final = 0.75
+RECALL_COSINE: Final = 0.75
 """The cosine similarity from which a text answers a query."""
+
+DUPLICATE_COSINE: Final = 0.9
+"""The cosine similarity from which two texts say the same."""
+
+_SHORTEST_LINE: Final = 32
+"""How many characters `truncated` keeps of each line at least, if lines can be left out instead."""
 
 _DAY_S: Final = 86_400.0
 
@@ -71,9 +80,8 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine of the angle between two vectors; 0 if they differ in length or one is zero."""
     if len(one) != len(other):
         return 0.0
-    lengths = math.sqrt(math.fsum(x * x for x in one)) * math.sqrt(math.fsum(x * x for x in other))
-    product = math.fsum(x * y for x, y in zip(one, other, strict=True))
-    return product / lengths if lengths else 0.0
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return sum(map(operator.mul, one, other)) / lengths if lengths else 0.0
 
 
 class Candidate(NamedTuple):
@@ -100,11 +108,13 @@ def can_be_duplicate(content: object) -> bool:
     return False
 
 
-def duplicates(candidates: Iterable[Candidate], threshold: float) -> Steps[list[tuple[str, str]]]:
+def duplicates(
+    candidates: Iterable[Candidate], threshold: float, least_cosine: float = DUPLICATE_COSINE
+) -> Steps[list[tuple[str, str]]]:
     """Return `(removed, survivor)` for each entry that a more relevant survivor duplicates.
 
     No survivor of a removed entry is removed itself. Entries are similar if the Jaccard similarity of their
-    words is at least the threshold, or the cosine similarity of their vectors.
+    words is at least `threshold`, or the cosine similarity of their vectors at least `least_cosine`.
     """
     ranked = sorted(
         (one for one in candidates if can_be_duplicate(one.content)), key=lambda one: (-one.score, one.key)
@@ -112,7 +122,7 @@ def duplicates(candidates: Iterable[Candidate], threshold: float) -> Steps[list[
     words = [tokens_of(one.content) for one in ranked]
     often = Counter(word for one in words for word in one)
     by_word: dict[str, list[int]] = {}
-    with_vector: list[int] = []
+    with_vector: dict[int, Sequence[float]] = {}
     found: list[tuple[str, str]] = []
     for index, candidate in enumerate(ranked):
         yield
@@ -123,16 +133,19 @@ def duplicates(candidates: Iterable[Candidate], threshold: float) -> Steps[list[
         near = {survivor for word in rarest for survivor in by_word.get(word, ())}
         similar = [one for one in near if _jaccard(own, words[one]) >= threshold]
         if candidate.vector is not None:
-            similar += [
-                one for one in with_vector if cosine(candidate.vector, ranked[one].vector or ()) >= threshold
-            ]
+            for compared, (survivor, vector) in enumerate(with_vector.items(), 1):
+                if cosine(candidate.vector, vector) >= least_cosine:
+                    similar.append(survivor)
+                    break
+                if compared % STEP == 0:
+                    yield
         if similar:
             found.append((candidate.key, ranked[min(similar)].key))
             continue
         for word in rarest:
             by_word.setdefault(word, []).append(index)
         if candidate.vector is not None:
-            with_vector.append(index)
+            with_vector[index] = candidate.vector
     return found
 
 
@@ -150,14 +163,17 @@ def within_budget(sizes: Iterable[int], max_tokens: int) -> list[int]:
 def truncated(previous: str, newer: Sequence[str], most: int) -> str:
     """Return a text and newer lines in at most `most` characters.
 
-    The text and the lines keep half of them each or their whole length. The longest lines are cut first.
+    The text and the lines keep half of them each or their whole length. The longest lines are cut first. If
+    there are so many that little would be left of each, the oldest lines are left out.
     """
     length = sum(map(len, newer)) + len(newer)
     for_previous = min(len(previous), max(most // 2, most - length))
-    room = most - for_previous - len(newer)
-    longest = _share(sorted(map(len, newer)), max(room, 0))
+    room = most - for_previous
+    least = list(itertools.accumulate(min(len(line), _SHORTEST_LINE) + 1 for line in reversed(newer)))
+    kept = newer[-max(bisect.bisect_right(least, room), 1) :]
+    longest = _share(sorted(map(len, kept)), max(room - len(kept), 0))
     lines = [previous[:for_previous]] if previous else []
-    return "\n".join([*lines, *(line[:longest] for line in newer)])[:most]
+    return "\n".join([*lines, *(line[:longest] for line in kept)])[:most]
 
 
 def _share(lengths: Sequence[int], room: int) -> int:

@@ -16,6 +16,7 @@ from stm_backends.errors import Corrupt, TooLarge, Unavailable
 from stm_backends.records import keys
 from stm_backends.records.codec import require_json
 from stm_backends.telemetry.observer import Observer
+from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder
 from stm_backends.tiers.entry import MemoryEntry, utc_now
 from stm_backends.tiers.session import Operation, Session
@@ -48,7 +49,7 @@ class SharedShortTermMemory(ShortTermMemory):
     open.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- those of `ShortTermMemory`, and the place
         self,
         backend: Backend,
         key: MemoryKey,
@@ -58,6 +59,7 @@ class SharedShortTermMemory(ShortTermMemory):
         *,
         session_ttl_s: float | None = None,
         embedder: Embedder | None = None,
+        recall_cosine: float = relevance.RECALL_COSINE,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         super().__init__(
@@ -66,6 +68,7 @@ class SharedShortTermMemory(ShortTermMemory):
             refresh_interval,
             session_id=key.session_id,
             embedder=embedder,
+            recall_cosine=recall_cosine,
             clock=clock,
             journal=ConversationJournal(backend, key, session_ttl_s),
         )

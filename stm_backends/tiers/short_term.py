@@ -7,7 +7,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
 from stm_backends.errors import ConfigurationError
@@ -15,8 +15,9 @@ from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer
 from stm_backends.tiers import relevance
 from stm_backends.tiers.embedding import Embedder, embed
-from stm_backends.tiers.entry import MemoryEntry, MemoryTier, utc_now
-from stm_backends.tiers.model import ask, summary_prompt
+from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction, require_is_entry, utc_now
+from stm_backends.tiers.merging import WithVector
+from stm_backends.tiers.model import ask, require_provider, summary_prompt
 from stm_backends.tiers.session import SUMMARY_KEY, Held, Operation, Promotion, Session
 
 SUMMARY_IMPORTANCE: Final = 0.8
@@ -75,10 +76,12 @@ class ShortTermMemory:
     is set aside until the session ends.
 
     Entries are copied on the way in and out. `session_id` names the summary in long-term memory; give each
-    session another. `SharedShortTermMemory` is the same for several processes.
+    session another. With an `embedder`, `recall` also finds entries whose cosine similarity to the query is
+    at least `recall_cosine`; each process computes the vectors that it needs. `SharedShortTermMemory` is the
+    same for several processes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the specification's three, and one for each part
         self,
         max_entries: int = 100,
         relevance_threshold: float = 0.15,
@@ -86,20 +89,22 @@ class ShortTermMemory:
         *,
         session_id: str | None = None,
         embedder: Embedder | None = None,
+        recall_cosine: float = relevance.RECALL_COSINE,
         observer: Observer = SILENT,
         clock: Callable[[], datetime] = utc_now,
         journal: Journal | None = None,
     ) -> None:
         require_count("max_entries", max_entries)
         require_count("refresh_interval", refresh_interval)
-        if not 0 <= relevance_threshold <= 1:
-            raise ConfigurationError("relevance_threshold must be within [0, 1]")
+        require_fraction("relevance_threshold", relevance_threshold)
+        require_fraction("recall_cosine", recall_cosine)
         self.max_entries = max_entries
         self.relevance_threshold = relevance_threshold
         self.refresh_interval = refresh_interval
         self.owner: tuple[str, str] | None = None
         self._session_id = session_id or uuid.uuid4().hex
         self._embedder = embedder
+        self.recall_cosine = recall_cosine
         self._clock = clock
         self.journal = journal or LocalJournal(guarded(observer))
         self._vectors: dict[str, tuple[str, list[float]]] = {}
@@ -107,6 +112,7 @@ class ShortTermMemory:
 
     async def remember(self, entry: MemoryEntry) -> None:
         """Store an entry; it replaces one with the same key and becomes the most recent."""
+        require_is_entry(entry)
         await self._write(
             "remember",
             entry=entry.copied(tier=MemoryTier.SHORT_TERM),
@@ -140,8 +146,9 @@ class ShortTermMemory:
 
     async def get_recent(self, n: int) -> list[MemoryEntry]:
         """Return the `n` most recently stored entries, oldest first. This does not count as an access."""
-        if n < 0:
-            raise ConfigurationError("n must be at least 0")
+        given = cast("object", n)
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise ConfigurationError("n must be an integer of at least 0")
         entries = await self.listed()
         return entries[-n or len(entries) :]
 
@@ -164,6 +171,7 @@ class ShortTermMemory:
         its new content; if one is forgotten, or another summary is stored, the answer is discarded and
         requested again. Raises what the provider raises; then nothing has changed.
         """
+        require_provider(llm_provider)
         async with self._summarizing:
             session = await self.journal.read()
             for _ in range(_ATTEMPTS):
@@ -246,10 +254,11 @@ class ShortTermMemory:
         """Return copies of all entries, in the order in which they were stored."""
         return _copies(await self.journal.read())
 
-    async def vectors(self) -> dict[str, list[float]]:
-        """Return the vectors of the entries by key; none without an embedder."""
+    async def with_vectors(self) -> list[WithVector]:
+        """Return copies of all entries, each with its vector, or `None` without an embedder."""
         session = await self.journal.read()
-        return {} if self._embedder is None else await self._all_vectors(self._embedder, session)
+        vectors = {} if self._embedder is None else await self._all_vectors(self._embedder, session)
+        return [(one, vectors.get(one.key)) for one in _copies(session)]
 
     async def discard(self, entry: MemoryEntry) -> bool:
         """Remove an entry unless it was changed or accessed since; say whether it was removed."""
@@ -320,9 +329,7 @@ class ShortTermMemory:
         vectors = await self._all_vectors(self._embedder, session)
         [wanted] = await embed(self._embedder, [query])
         return {
-            key
-            for key, vector in vectors.items()
-            if relevance.cosine(wanted, vector) >= relevance.SAME_MEANING
+            key for key, vector in vectors.items() if relevance.cosine(wanted, vector) >= self.recall_cosine
         }
 
     async def _all_vectors(self, embedder: Embedder, session: Session) -> dict[str, list[float]]:

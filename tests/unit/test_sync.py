@@ -117,7 +117,7 @@ def run_program(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 INNER = {
-    *("touch", "promotable", "promote", "was_promoted", "end_session", "vectors", "discard", "absorb"),
+    *("touch", "promotable", "promote", "was_promoted", "end_session", "with_vectors", "discard", "absorb"),
     *("rewrite", "entries", "summary_key"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,63 @@ def test_serialization_copies_the_content() -> None:
 def test_from_dict_gives_missing_fields_their_defaults() -> None:
     one = MemoryEntry.from_dict({"key": "k", "content": 1, "tier": "fleeting", "unknown": 1})
     assert (one.key, one.tier, one.importance, one.tags) == ("k", MemoryTier.FLEETING, 0.5, [])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "must be an object, not list"),
+        ({}, "must have: key, content, tier"),
+        ({"key": "k", "tier": "fleeting"}, "must have: content"),
+        ({"key": "k", "content": 1, "tier": "longterm"}, "fleeting, short_term, long_term"),
+        ({"key": 1, "content": 1, "tier": "fleeting"}, "key must be"),
+        ({"key": "k", "content": 1, "tier": "fleeting", "created_at": "secret"}, "created_at must be"),
+        ({"key": "k", "content": 1, "tier": "fleeting", "created_at": 3}, "created_at must be"),
+        ({"key": "k", "content": 1, "tier": "fleeting", "tags": "secret"}, "tags must be"),
+        ({"key": "k", "content": 1, "tier": "fleeting", "superseded_by": 3}, "superseded_by must be"),
+    ],
+)
+def test_data_of_another_form_is_refused_without_its_text(data: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        MemoryEntry.from_dict(data)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match=message):
+        MemoryEntry.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["no JSON", "", None])
+def test_a_text_that_is_no_json_is_refused(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match="JSON of an entry"):
+        MemoryEntry.from_json(text)
+
+
+def test_the_representation_of_an_entry_has_no_text_and_no_ids() -> None:
+    one = MemoryEntry(
+        "secret key",
+        "secret",
+        MemoryTier.LONG_TERM,
+        NOW,
+        NOW,
+        3,
+        0.7,
+        "secret",
+        "secret",
+        ["secret"],
+        "secret",
+    )
+    assert "secret" not in repr(one)
+    assert "importance=0.7" in repr(one)
+
+
+def test_a_time_beyond_the_calendar_is_refused() -> None:
+    early = datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))
+    with pytest.raises(ConfigurationError, match="created_at"):
+        MemoryEntry("k", "c", MemoryTier.LONG_TERM, early)
+
+
+def test_the_relevance_at_a_naive_time_is_that_of_utc() -> None:
+    one = entry(days=3, count=2)
+    assert one.relevance_at(NOW.replace(tzinfo=None)) == one.relevance_at(NOW)
 
 
 def test_content_that_is_not_json_is_refused_when_serialized() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from stm_backends import open_backend
+from stm_backends import MemoryKey, open_backend
 from stm_backends.errors import ConfigurationError
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import (
@@ -19,6 +21,7 @@ from stm_backends.tiers import (
     MemoryTier,
     ShortTermMemory,
 )
+from tests.support.graphs import GraphAround
 
 LONG = MemoryTier.LONG_TERM
 
@@ -202,10 +205,6 @@ async def test_the_timeline_of_a_session_of_the_document(
 
 @pytest.mark.parametrize("kind", ["text", "content", "awaitable", "message"])
 async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str, manager: Any) -> None:
-    class Answer:
-        def __init__(self, **fields: Any) -> None:
-            self.__dict__.update(fields)
-
     async def later() -> str:
         return "fine"
 
@@ -226,16 +225,155 @@ async def test_a_provider_may_be_a_function_and_answer_an_object(kind: str, mana
     assert [one.content for one in await memory.recall("k")] == ["fine"]
 
 
-async def test_a_provider_that_is_none_or_answers_no_text_is_an_error(manager: Any) -> None:
-    def answers_a_number(_messages: object) -> int:
-        return 42
+def answering(answer: object) -> Callable[[object], object]:
+    """Return a provider that always gives this answer."""
+    return lambda _messages: answer
 
-    providers: tuple[object, ...] = (object(), answers_a_number)
-    for provider in providers:
-        memory = manager(llm_provider=provider)
-        await memory.remember("k", "v", tier=LONG)
-        with pytest.raises(ConfigurationError, match="llm_provider"):
-            await memory.gc.improve_memory(LONG)
+
+class Answer:
+    """An answer with some attributes."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(content=None, text="fine"),
+        Answer(content=[Answer(type="text", text="fi"), Answer(type="text", text="ne")]),
+        Answer(content=b"bytes", text="fine"),
+    ],
+)
+async def test_the_text_of_an_answer_is_found(answer: Answer, manager: Any) -> None:
+    memory = manager(llm_provider=answering(answer))
+    await memory.remember("k", "v", tier=LONG)
+    assert await memory.gc.improve_memory(LONG) == 1
+    assert [one.content for one in await memory.long_term.listed()] == ["fine"]
+
+
+@pytest.mark.parametrize("answer", [None, Answer(content=None), Answer(content=[], text="")])
+async def test_an_answer_without_text_changes_nothing(answer: object, manager: Any) -> None:
+    memory = manager(llm_provider=answering(answer))
+    await memory.remember("k", "v", tier=LONG)
+    assert await memory.gc.improve_memory(LONG) == 0
+
+
+@pytest.mark.parametrize("answer", [42, {"content": "fine"}, Answer(choices=[]), Answer(content=42)])
+async def test_an_answer_of_another_form_is_an_error(answer: object, manager: Any) -> None:
+    memory = manager(llm_provider=answering(answer))
+    await memory.remember("k", "v", tier=LONG)
+    with pytest.raises(ConfigurationError, match="llm_provider answered"):
+        await memory.gc.improve_memory(LONG)
+
+
+async def test_a_provider_that_cannot_be_asked_is_refused_at_once() -> None:
+    class Failed:
+        generate = None
+
+    for provider in (object(), Failed(), "gpt"):
+        with pytest.raises(ConfigurationError, match="generate"):
+            MemoryManager(llm_provider=provider)
+        with pytest.raises(ConfigurationError, match="generate"):
+            await MemoryManager().short_term.summarize(provider)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "str is no graph_backend; it lacks: add_vertex": {"graph_backend": "sqlite:///memory.db"},
+    "short_term must be": {"short_term": MemoryKey("acme", "u1", "chat")},
+    "embedder must be": {"embedder": [[1.0]]},
+    "recall_cosine must be": {"recall_cosine": 75},
+    "duplicate_cosine must be": {"duplicate_cosine": "0.9"},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_an_argument_of_the_wrong_type_is_named(message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        MemoryManager(**WRONG[message])
+
+
+@pytest.mark.parametrize("owner", ["acme", ("acme",), ("acme", "u1", "chat"), MemoryKey("acme", "u1", "c")])
+async def test_an_owner_that_is_no_tenant_and_user_is_refused(owner: Any) -> None:
+    async with open_backend("memory://") as backend:
+        with pytest.raises(ConfigurationError, match="owner"):
+            MemoryManager(backend=backend, owner=owner)
+
+
+async def test_a_call_with_an_argument_of_the_wrong_type_is_refused(manager: Any) -> None:
+    memory = manager()
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "fleeting, short_term, long_term": lambda: memory.remember("k", "v", tier="longterm"),
+        "tags": lambda: memory.remember("k", "v", tags="config"),
+        "key": lambda: memory.remember("", "v"),
+        "query": lambda: memory.recall(None),
+        "tiers": lambda: memory.recall("k", tiers=LONG),
+        "a tier": lambda: memory.forget("k", "long"),
+        "max_tokens": lambda: memory.get_context_window(-1),
+        "entry": lambda: memory.long_term.remember("text"),
+        "MemoryEntry": lambda: memory.short_term.remember({"key": "k"}),
+        "limit": lambda: memory.long_term.recall("k", limit=0),
+        "n must": lambda: memory.short_term.get_recent("3"),
+        "keep_ratio": lambda: memory.gc.prune_by_relevance(LONG, keep_ratio="0.5"),
+        "max_age_days": lambda: memory.gc.prune_by_staleness(LONG, max_age_days=None),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ConfigurationError, match=message):
+            await call()
+    assert await memory.recall("") == []
+
+
+async def test_a_context_window_without_a_budget_is_empty(manager: Any) -> None:
+    memory = manager()
+    await memory.remember("k", "v")
+    assert await memory.get_context_window(0) == []
+    assert len(await memory.get_context_window()) == 1
+
+
+async def test_run_gc_with_a_model_summarizes_and_improves(manager: Any, model: Any, clock: Any) -> None:
+    memory = manager(llm_provider=model, clock=clock)
+    await memory.remember("important", "the key fact", importance=0.9)
+    for number in range(11):
+        await memory.remember(f"k{number}", f"fact {number}", importance=0.1)
+    await memory.remember("vague", "something", tier=LONG)
+    await memory.run_gc()
+    kept = [one.key for one in await memory.short_term.listed()]
+    assert kept == ["__summary__", *(f"k{number}" for number in range(1, 11))]
+    assert [one.content for one in await memory.long_term.listed()] == ["a summary"]
+    await memory.gc.on_session_end()
+    assert "the key fact" in [one.content for one in await memory.long_term.listed()]
+
+
+async def test_run_gc_without_a_model_summarizes_nothing(manager: Any) -> None:
+    memory = manager()
+    for number in range(12):
+        await memory.remember(f"k{number}", f"fact {number}")
+    await memory.run_gc()
+    assert len(await memory.short_term.listed()) == 12
+
+
+async def test_run_gc_finishes_a_merge_that_was_interrupted(new_graph: Any) -> None:
+    graph = new_graph()
+    memory = MemoryManager(graph)
+    await memory.remember("strong", "one two three", tier=LONG, importance=0.9)
+    await memory.remember("weak", "three two one", tier=LONG, importance=0.1, tags=["x"])
+    entries = {one.key: one for one in await memory.long_term.listed()}
+    calls = 0
+
+    class Dying(GraphAround):
+        async def change_vertex(self, vertex_id: str, label: str, change: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise asyncio.CancelledError
+            return await self.inner.change_vertex(vertex_id, label, change)
+
+    with pytest.raises(asyncio.CancelledError):
+        await LongTermMemory(Dying(graph)).absorb(entries["weak"], entries["strong"])
+    await memory.run_gc()
+    [left] = await memory.long_term.listed()
+    assert (left.key, left.tags) == ("strong", ["x"])
+    assert memory.long_term.size == 1
 
 
 def test_a_graph_and_a_backend_together_are_refused(manager: Any, new_graph: Any) -> None:

@@ -71,6 +71,10 @@ def test_vectors_find_duplicates_that_share_no_word() -> None:
     one = Candidate("a", "green tea", 0.9, [1.0, 0.0])
     other = Candidate("b", "hot drink", 0.5, [0.9, 0.1])
     assert found(one, other) == [("b", "a")]
+    close = other._replace(vector=[0.8, 0.6])
+    # Models place texts that only share a subject this close.
+    assert found(one, close) == []
+    assert run_now(relevance.duplicates([one, close], 0.7, 0.8)) == [("b", "a")]
     assert found(one, other._replace(vector=[0.0, 1.0])) == []
     assert found(one, other._replace(vector=None)) == []
 
@@ -82,7 +86,7 @@ def test_cosine_is_zero_where_it_is_undefined() -> None:
     assert math.isclose(relevance.cosine([1, 0], [-1, 0]), -1)
 
 
-@given(st.text(max_size=60), st.lists(st.text(min_size=1, max_size=60), max_size=4), st.integers(20, 50))
+@given(st.text(max_size=400), st.lists(st.text(min_size=1, max_size=400), max_size=4), st.integers(300, 400))
 def test_a_truncated_text_keeps_some_of_each_line(previous: str, newer: list[str], most: int) -> None:
     text = relevance.truncated(previous, newer, most)
     assert len(text) <= most
@@ -91,6 +95,23 @@ def test_a_truncated_text_keeps_some_of_each_line(previous: str, newer: list[str
         assert line[: min(len(line), most // 2 // len(newer) - 1)] in text
 
 
+@pytest.mark.parametrize("count", [80, 600, 3000])
+def test_a_text_and_very_many_lines_keep_the_newest_lines(count: int) -> None:
+    newer = [f"[key {number}] what was said in line {number}" for number in range(count)]
+    text = relevance.truncated("p" * 2000, newer, 2000)
+    assert 1900 < len(text) <= 2000
+    assert text.startswith("p" * 1000)
+    kept = text.splitlines()[1:]
+    assert len(kept) >= 28
+    assert all(line.startswith(one) for line, one in zip(newer[-len(kept) :], kept, strict=True))
+    assert min(map(len, kept)) >= 32
+
+
+def test_lines_that_fit_are_all_kept() -> None:
+    newer = [f"[k{number}] x" for number in range(80)]
+    assert relevance.truncated("p" * 2000, newer, 2000).splitlines()[1:] == newer
+
+
 def test_a_text_that_fits_is_not_truncated() -> None:
     assert relevance.truncated("abc", ["d", "efgh"], 10) == "abc\nd\nefgh"
-    assert relevance.truncated("abc", ["d", "efgh"], 9) == "abc\nd\nefg"
+    assert relevance.truncated("abc", ["d", "efgh"], 9) == "abc\nefgh"

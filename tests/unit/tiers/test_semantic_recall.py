@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from stm_backends.errors import ConfigurationError
-from stm_backends.tiers import MemoryTier
+from stm_backends.tiers import MemoryManager, MemoryTier, relevance
 
 CONCEPTS = (("tea", "drink", "coffee"), ("car", "vehicle", "bus"), ("blue", "colour", "red"))
 
@@ -97,3 +98,36 @@ async def test_an_embedder_of_another_form_is_refused(vectors: list[list[float]]
     with pytest.raises(ConfigurationError, match="embedder"):
         await memory.remember("k", "v", tier=MemoryTier.LONG_TERM)
     assert await memory.long_term.listed() == []
+
+
+async def test_how_close_a_meaning_must_be_can_be_set() -> None:
+    # The cosine similarity of both texts is 0.8.
+    vectors = {"query": [1.0, 0.0], "one text": [1.0, 0.0], "the other": [0.8, 0.6]}
+
+    async def embedder(texts: list[str]) -> list[list[float]]:
+        return [vectors[text] for text in texts]
+
+    async def filled(**cosines: Any) -> MemoryManager:
+        memory = MemoryManager(embedder=embedder, **cosines)
+        for key, text in (("a", "one text"), ("b", "the other")):
+            for tier in (MemoryTier.SHORT_TERM, MemoryTier.LONG_TERM):
+                await memory.remember(key, text, tier=tier)
+        return memory
+
+    for strict, found in ((0.75, 4), (0.9, 2)):
+        memory = await filled(recall_cosine=strict)
+        assert len(await memory.recall("query")) == found
+    for strict, removed in ((0.75, 1), (0.9, 0)):
+        memory = await filled(duplicate_cosine=strict)
+        assert await memory.gc.prune_duplicates(MemoryTier.SHORT_TERM) == removed
+        assert await memory.long_term.consolidate() == removed
+
+
+async def test_comparing_many_vectors_lets_other_tasks_run() -> None:
+    candidates = [
+        relevance.Candidate(str(n), f"text {n}", 1 / (n + 1), [math.cos(n / 200), math.sin(n / 200)])
+        for n in range(300)
+    ]
+    steps = sum(1 for _ in relevance.duplicates(candidates, 0.99, 1.0))
+    # A step for each candidate, and one for each 64 comparisons.
+    assert steps > 300 + 300 * 299 // 2 // 64 // 2

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from stm_backends.errors import Corrupt, Denied, TooLarge, Unavailable
-from stm_backends.tiers import LongTermMemory, MemoryEntry, MemoryManager, MemoryTier
+from stm_backends.errors import Corrupt, Denied, InvalidState, TooLarge, Unavailable
+from stm_backends.tiers import (
+    InProcessGraph,
+    LongTermMemory,
+    MemoryEntry,
+    MemoryManager,
+    MemoryTier,
+)
 from stm_backends.tiers.graph import Change
 from tests.support.graphs import GraphAround
 
@@ -282,6 +289,43 @@ async def test_the_summaries_of_two_sessions_of_one_manager_survive(model: Any, 
     assert sorted((await stored(memory)).values()) == ["of the first session", "of the second session"]
 
 
+async def test_an_entry_that_cannot_be_stored_keeps_no_other_from_promotion(
+    model: Any, new_graph: Any
+) -> None:
+    memory = MemoryManager(new_graph(), llm_provider=model, session_id="s")
+    await memory.remember("first", {1, 2}, importance=0.9)
+    await memory.remember("important", "the key fact", importance=0.9)
+    await memory.remember("scratch", 1, tier=MemoryTier.FLEETING)
+    await fill(memory)
+    for _ in range(2):
+        with pytest.raises(InvalidState, match="content"):
+            await memory.gc.on_session_end()
+        assert await stored(memory) == {"important": "the key fact", "__summary__:s": "a summary"}
+        assert memory.fleeting.size == 0
+    await memory.forget("first")
+    await memory.gc.on_session_end()
+
+
+async def test_two_memories_on_a_graph_of_eight_methods_lose_no_access() -> None:
+    class Slow(GraphAround):
+        """A graph of eight methods that lets other tasks run before it answers."""
+
+        change_vertex = list_vertices = None
+
+        async def query_vertex(self, vertex_id: str) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride] -- a method in place of a copied one
+            found = await self.inner.query_vertex(vertex_id)
+            await asyncio.sleep(0)
+            return found
+
+    graph = Slow(InProcessGraph())
+    one, other = LongTermMemory(graph), LongTermMemory(graph)
+    entry = MemoryEntry("k", "v", LONG)
+    await one.remember(entry)
+    await asyncio.gather(*(memory.touch([entry]) for memory in (one, other) for _ in range(5)))
+    [found] = await other.listed()
+    assert found.access_count == 10
+
+
 @pytest.mark.parametrize("tier", [MemoryTier.SHORT_TERM, LONG])
 async def test_equal_scalars_under_different_keys_are_kept(tier: MemoryTier, manager: Any) -> None:
     memory = manager()
@@ -413,6 +457,36 @@ async def test_a_refusal_is_raised_and_never_held(error: Exception, manager: Any
     graph.refuses = False
     await memory.remember("k", "v", tier=LONG)
     assert (await stored(memory), memory.long_term.held) == ({"k": "v"}, 0)
+
+
+async def test_a_held_entry_that_is_refused_later_blocks_nothing(
+    manager: Any, new_graph: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Small(Outage):
+        async def change_vertex(self, vertex_id: str, label: str, change: Change) -> dict[str, Any] | None:
+            if not self.down and vertex_id.endswith("large"):
+                raise TooLarge("entry", size=2, limit=1)
+            return await super().change_vertex(vertex_id, label, change)
+
+    graph = Small(new_graph())
+    memory = manager(graph, hold_on_outage=True)
+    await memory.remember("before", "the first fact", tier=LONG)
+    graph.down = True
+    await memory.remember("large", "the large fact", tier=LONG)
+    await memory.remember("small", "the small fact", tier=LONG)
+    graph.down = False
+    found = await memory.recall("fact", tiers=[LONG])
+    assert {one.key for one in found} == {"before", "small"}
+    await memory.remember("after", "the last fact", tier=LONG)
+    assert (await stored(memory)).keys() == {"before", "small", "after"}
+    assert memory.long_term.held == 1
+    assert caplog.text.count("refuses") == 1
+    with pytest.raises(TooLarge):
+        await memory.long_term.reconcile()
+    await memory.remember("large", "smaller", tier=MemoryTier.SHORT_TERM)
+    with suppress(TooLarge):
+        await memory.forget("large")
+    assert memory.long_term.held == 0
 
 
 async def test_an_entry_forgotten_while_it_is_reconciled_stays_gone(manager: Any, new_graph: Any) -> None:

@@ -1,0 +1,100 @@
+"""An entry of long-term memory as the properties of a vertex, and the changes of one; pure functions.
+
+The properties are the fields of `MemoryEntry.to_dict`, and:
+
+```
+run_id     the run that produced the entry, or None, which graphs return traces by
+vector     {"text": ..., "of": [...]}, the vector of the content and the text that it is of, or None
+origin     identifies the content that was promoted from short-term memory last
+merges     the ids of the merges that added to this entry
+merge      {"id", "survivor"}: a merge into `superseded_by` that is not finished, or None
+merged_at  when the entry was merged; only its key and its times are left
+```
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, TypeAlias, cast
+
+from stm_backends.errors import InvalidState
+from stm_backends.tiers import relevance
+from stm_backends.tiers.entry import MemoryEntry
+from stm_backends.tiers.graph import Change
+
+Stored: TypeAlias = Mapping[str, Any]
+
+LABEL: Final = "memory"
+
+
+def vertex_id(key: str) -> str:
+    """Return the id of the vertex of an entry."""
+    return f"{LABEL}:{key}"
+
+
+def live(properties: Stored | None) -> Stored | None:
+    """Return the properties of a vertex that is an entry: neither missing nor superseded."""
+    return None if properties is None or properties.get("superseded_by") is not None else properties
+
+
+def identity(entry: MemoryEntry) -> str:
+    """Return what identifies this content of an entry."""
+    text = f"{entry.created_at.isoformat()}\n{json.dumps(entry.content, sort_keys=True)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def has_content(properties: Stored, identified: str) -> bool:
+    """Say whether a stored entry still has the content of this identity."""
+    return identity(MemoryEntry.from_dict(properties)) == identified
+
+
+def accessed(now: datetime) -> Change:
+    """Return the change that counts an access."""
+
+    def change(properties: Stored | None) -> Stored | None:
+        known = live(properties)
+        if known is None:
+            return properties
+        return {**known, **MemoryEntry.from_dict(known).accessed(now).to_dict()}
+
+    return change
+
+
+def promotion(entry: MemoryEntry, fields: Stored, *, again: bool = False) -> Change:
+    """Return the change that promotes an entry, whose properties are `fields`; see `relevance.promoted`."""
+    origin = identity(entry)
+
+    def change(properties: Stored | None) -> Stored | None:
+        known = live(properties)
+        if properties is not None and known is None and properties["created_at"] >= fields["created_at"]:
+            # It was promoted before and merged into another, or such a merge is still to be finished.
+            return properties
+        promoted = relevance.promoted(known, fields, origin, again=again)
+        return properties if promoted is None else promoted
+
+    return change
+
+
+def require_entry(properties: Stored) -> None:
+    """Raise `InvalidState` unless these are properties of an entry, as long-term memory stores them."""
+    merge, merges, vector = (properties.get(name) for name in ("merge", "merges", "vector"))
+    try:
+        complete = MemoryEntry.from_dict(properties).to_dict().keys() <= properties.keys()
+        if properties.get("merged_at") is not None:
+            datetime.fromisoformat(properties["merged_at"])
+        complete &= merge is None or _are_texts([*cast("dict[str, Any]", merge).values()])
+        complete &= merges is None or _are_texts(merges)
+        if vector is not None:
+            complete &= isinstance(vector["text"], str) and all(math.isfinite(x) for x in vector["of"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        complete = False
+    if not complete:
+        raise InvalidState("properties is not an entry of the long-term memory")
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in cast("list[object]", values))
