@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
@@ -17,7 +18,14 @@ async def embed(embedder: Embedder, contents: Iterable[Any]) -> list[list[float]
     texts = [str(content) for content in contents]
     if not texts:
         return []
-    vectors = [[float(x) for x in vector] for vector in await embedder(texts)]
+    answer: object = embedder(texts)
+    if not inspect.isawaitable(answer):
+        raise ConfigurationError("embedder must be an async function of a list of texts")
+    found: Any = await answer
+    try:
+        vectors = [[float(x) for x in vector] for vector in found]
+    except (TypeError, ValueError):
+        vectors = []
     if len(vectors) != len(texts) or not all(math.isfinite(x) for vector in vectors for x in vector):
         raise ConfigurationError("the embedder must return one vector of finite numbers for each text")
     return vectors
