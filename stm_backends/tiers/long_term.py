@@ -149,7 +149,7 @@ class LongTermMemory:
         contain it as text; an empty one finds all. With an embedder, entries of a similar meaning are found
         too. Each result counts as an access.
 
-        A `SearchableGraph` returns at most `INDEXED` entries or `limit`, if larger, those whose words were
+        A `SearchableGraph` returns at most 100 entries, or `limit`, if larger: those whose words were
         written last. With an embedder, and for a query without a word, all entries are read.
         """
         words = postings.words_of(query)
