@@ -1,14 +1,18 @@
 # pip install . && python examples/two_agents.py
-"""Two agents in two processes share their memories: a researcher finds out what a writer then uses."""
+"""Two agents in two processes share their memories: a researcher finds out what a writer then uses.
+
+They meet in the datastore that `STM_BACKENDS_URL` names, or in a new file `two_agents.db`.
+"""
 
 import asyncio
+import os
 from multiprocessing import get_context
 
 from stm_backends import MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.agents import conversation, render_memory_message
 from stm_backends.tiers import MemoryManager, MemoryTier
 
-URL = "sqlite:///two_agents.db"  # or any other datastore
+URL = os.environ.get("STM_BACKENDS_URL", "sqlite:///two_agents.db")
 OWNER = ("acme", "u123")
 CONFIG = ShortTermMemoryConfig(strategy="truncation")
 
@@ -32,7 +36,7 @@ async def researcher() -> None:
             await memory.remember("weather", "It rained during the research", importance=0.1)
             turn.record("What is quantum computing?", "I have two findings.")
             turn.end_session()
-        kept = [entry.key for entry in await memory.long_term.recall("")]
+        kept = sorted(entry.key for entry in await memory.long_term.listed())
         print("researcher keeps:", ", ".join(kept))
 
 
@@ -40,7 +44,8 @@ async def writer() -> None:
     """Recall what the researcher found, and see it in the prompt."""
     async with open_backend(URL) as backend:
         memory = MemoryManager(backend=backend, owner=OWNER)
-        for entry in await memory.recall("finding", tiers=[MemoryTier.LONG_TERM]):
+        found = await memory.recall("finding", tiers=[MemoryTier.LONG_TERM])
+        for entry in sorted(found, key=lambda entry: entry.key):
             print(f"writer recalls: {entry.content} (from the {entry.source_agent})")
         async with conversation(backend, MemoryKey(*OWNER, "report"), CONFIG, tiers=memory) as turn:
             prompt = render_memory_message(turn.context)

@@ -322,8 +322,9 @@ def export_(
     Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are not exported; `copy` copies
     them.
     """
-    unread = unread_vertices = logs = count = vertices = 0
+    unread = logs = count = vertices = 0
     told = set[str]()
+    unread_vertices = graphs.Unread(f"a vertex of the graph of {user}", told)
 
     def failed(key: MemoryKey, error: StmError) -> None:
         nonlocal unread
@@ -333,11 +334,6 @@ def export_(
     def wrote() -> None:
         nonlocal count
         count += 1
-
-    def failed_vertex(error: StmError) -> None:
-        nonlocal unread_vertices
-        unread_vertices += 1
-        fail(error, what=f"a vertex of the graph of {user}", told=told)
 
     def wrote_vertex() -> None:
         nonlocal vertices
@@ -356,8 +352,14 @@ def export_(
             )
             if whose and whose[1]:
                 await graphs.write(
-                    opened, (whose[0], whose[1]), out, failed=failed_vertex, on_written=wrote_vertex
+                    opened, (whose[0], whose[1]), out, failed=unread_vertices.failed, on_written=wrote_vertex
                 )
+
+    def say_unread() -> None:
+        if unread:
+            say_wrong(f"{counted(unread, 'conversation')} could not be exported")
+        if unread_vertices.count:
+            say_wrong(f"{graphs.counted(unread_vertices.count)} could not be exported")
 
     def so_far() -> str:
         if is_standard(output):
@@ -377,18 +379,16 @@ def export_(
             run(work(out))
             transfer.mention(logs, "written")
             if not (count or vertices):
-                if not (unread or unread_vertices):
+                if not (unread or unread_vertices.count):
                     say_wrong(
                         "there is no conversation to export; list them with: stm-backends ls TENANT:USER"
                     )
+                say_unread()
                 raise typer.Exit(FAILED)
     if not is_standard(output):
         typer.echo(f"{done()} written to {output}", err=True)
-    if unread:
-        say_wrong(f"{counted(unread, 'conversation')} could not be exported")
-    if unread_vertices:
-        say_wrong(f"{graphs.counted(unread_vertices)} could not be exported")
-    if unread or unread_vertices:
+    say_unread()
+    if unread or unread_vertices.count:
         raise typer.Exit(FAILED)
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final, TextIO, cast
 
 from stm_backends.admin.sessions import OnConflict
 from stm_backends.backend import Backend
-from stm_backends.errors import Corrupt, InvalidState
+from stm_backends.cli.outcome import fail
+from stm_backends.errors import Corrupt, InvalidState, StmError
 from stm_backends.tiers import exports
 from stm_backends.tiers.backend_graph import BackendGraph
 
@@ -18,6 +19,22 @@ NOUN: Final[tuple[str, str]] = ("graph vertex", "graph vertices")
 def counted(count: int) -> str:
     """Return a count with its noun."""
     return f"{count:,} {NOUN[count != 1]}"
+
+
+class Unread:
+    """Counts the vertices that could not be exported; the same error of several is printed once."""
+
+    def __init__(self, what: str, told: set[str]) -> None:
+        self.count = 0
+        self._what = what
+        self._told = told
+
+    def failed(self, error: StmError) -> None:
+        """Count a vertex. No line names it, so a second one of the same text would say nothing."""
+        self.count += 1
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            fail(error, what=self._what, told=self._told)
 
 
 async def write(

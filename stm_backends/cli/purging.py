@@ -170,10 +170,10 @@ def expire(
 ) -> None:
     """Give what is stored for a tenant or a user a time to live, and keep its content.
 
-    Applies to conversations, logs of agent frameworks and saved states. Graphs are left as they are: the
-    long-term memory forgets by itself what is not used. A time to live cannot be read, so a
-    shorter or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it
-    again starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
+    Applies to conversations, logs of agent frameworks and saved states. Graphs are left as they are:
+    `on_idle` removes what is not used from the long-term memory. A time to live cannot be read, so a shorter
+    or a longer one is replaced. Run it once, for example after setting `session_ttl_s`: running it again
+    starts the time again. A turn that is added afterwards resets the time to live to `session_ttl_s`.
     The exit status is 1 if a record was left as it is, or if nothing is stored for the tenant or user.
     """
     expiring, exists, keyless = Expiring(), True, False

@@ -283,3 +283,13 @@ def test_a_damaged_vertex_is_named_and_everything_else_is_exported(url: str, tmp
     assert "1 graph vertex could not be exported" in done.stderr
     [line] = file.read_text().splitlines()
     assert json.loads(line)["properties"]["key"] == "finding"
+
+
+def test_the_same_error_of_many_vertices_is_printed_once_with_their_number(url: str, tmp_path: Path) -> None:
+    for number in range(3):
+        asyncio.run(remembered(url, f"k{number}", "gone"))
+        asyncio.run(damage(url, f"memory:k{number}"))
+    done = cli("export", "--user", "acme:u1", "-o", tmp_path / "out.jsonl", "--url", url)
+    assert done.exit_code == 1
+    assert done.stderr.count("a vertex of the graph of acme:u1: ") == 1
+    assert "3 graph vertices could not be exported" in done.stderr
