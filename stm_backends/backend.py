@@ -16,7 +16,7 @@ from stm_backends.admin.stats import Stats
 from stm_backends.drivers import plugins
 from stm_backends.drivers.checks import require_count, require_seconds
 from stm_backends.drivers.contract import Driver, Key, Traits
-from stm_backends.errors import ConfigurationError, InvalidKey
+from stm_backends.errors import ConfigurationError
 from stm_backends.history.log import ItemLog
 from stm_backends.memory import policy
 from stm_backends.memory.shared.backgrounds import MAX_SUMMARIES, Backgrounds
@@ -25,7 +25,7 @@ from stm_backends.memory.shared.router import MemoryRouter
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec, Transform
 from stm_backends.records.directory import Directory
-from stm_backends.records.keys import LogKind, directory_scope, name
+from stm_backends.records.keys import LogKind, directory_scope, name, require_key
 from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.limited import LimitedDriver
 from stm_backends.records.limits import Guard, Limits, Whose
@@ -176,7 +176,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         configuration and the summarizer of the newest object and ends when the backend is closed. Raises
         `InvalidKey` for an invalid key and `ConfigurationError` for an invalid configuration or summarizer.
         """
-        _require_key(key)
+        require_key(key)
         return DistributedShortTermMemory(
             self.driver,
             key,
@@ -204,7 +204,7 @@ class Backend(AbstractAsyncContextManager["Backend"]):
         Reads and writes nothing. A log expires `ttl_s` seconds after the last addition; `None` means never.
         Raises `InvalidKey` for an invalid key.
         """
-        _require_key(key)
+        require_key(key)
         if ttl_s is not None:
             require_seconds("ttl_s", ttl_s)
         return ItemLog(
@@ -293,11 +293,3 @@ def _sealed(driver: Driver, sealing: Sealing | None, observer: Observer) -> Seal
     from stm_backends.sealing.driver import SealedDriver  # noqa: PLC0415 -- needs the extra
 
     return SealedDriver(driver, sealing, clear_met=observer.clear_text_met)
-
-
-def _require_key(key: object) -> None:
-    if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
-        raise InvalidKey(
-            "a conversation's key must be a MemoryKey(tenant, user, session), which "
-            f"stm_backends.records.keys.parse_composite(...) makes of a string; not {type(key).__name__}"
-        )

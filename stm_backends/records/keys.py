@@ -60,6 +60,15 @@ def memory_key(key: MemoryKey) -> Key:
     return Key(scope(key.tenant_id, key.user_id, "memory"), name(_checked("session_id", key.session_id)))
 
 
+def require_key(key: object) -> None:
+    """Raise `InvalidKey` for anything without the parts of a `MemoryKey`."""
+    if not all(hasattr(key, part) for part in ("tenant_id", "user_id", "session_id")):
+        raise InvalidKey(
+            "a conversation's key must be a MemoryKey(tenant, user, session), which "
+            f"stm_backends.records.keys.parse_composite(...) makes of a string; not {type(key).__name__}"
+        )
+
+
 def short_term_of(key: MemoryKey) -> MemoryKey:
     """Return the key of the conversation with an agent's short-term memory of a session (see `tiers`)."""
     return MemoryKey(key.tenant_id, key.user_id, f"{key.session_id}#short-term")

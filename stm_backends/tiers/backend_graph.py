@@ -64,6 +64,8 @@ class BackendGraph:
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        if not hasattr(backend, "driver"):
+            raise ConfigurationError(f"backend is what open_backend(...) opens, not {type(backend).__name__}")
         self._driver = backend.driver
         self._codec = backend.codec
         self._directory = backend.directory

@@ -34,9 +34,9 @@ class HeldEntries:
         """Hold an entry after an error of the graph."""
         self.entries[entry.key] = entry
         logger.warning(
-            "long-term memory holds %d entries in this process: the graph failed (%s)",
-            len(self.entries),
+            "entries that long-term memory holds in this process, because the graph failed (%s): %d",
             type(error).__name__,
+            len(self.entries),
         )
 
     def replaced_by(self, stored: MemoryEntry) -> None:

@@ -32,6 +32,7 @@ class PlainGraph:
             lacking = [name for name in methods if not hasattr(graph, name)]
             raise ConfigurationError(
                 f"{type(graph).__name__} is no graph_backend; it lacks: {', '.join(lacking)}"
+                " (give a Backend as backend=..., with owner=...)"
             )
         self._graph = graph
         self._lock = _locks.setdefault(id(graph), asyncio.Lock())

@@ -62,6 +62,7 @@ class SharedShortTermMemory(ShortTermMemory):
         recall_cosine: float = relevance.RECALL_COSINE,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
+        keys.require_key(key)
         super().__init__(
             max_entries,
             relevance_threshold,
