@@ -352,10 +352,13 @@ class BackendGraph:
         vertex is indexed and written even if nothing changes.
         """
         where, added = self._at(vertex_id), dict[str, frozenset[str]]()
-        used = ""
+        used, existed, gone = "", False, False
         try:
             for attempt in range(ROUNDS):
                 stored = await self._read(where)
+                # The user may have been erased in between, so no word of this may stay.
+                gone = existed and stored.label is None
+                existed = existed or stored.label is not None
                 wanted = decide(stored)
                 if wanted is None:
                     # Edges that wait for a vertex are not those of a vertex that was removed.
@@ -390,8 +393,7 @@ class BackendGraph:
         finally:
             added.pop(used, None)
             if added:
-                # If nothing was stored, no word stays: the user may have been erased in between.
-                await self._index.drop(added, fold=not used)
+                await self._index.drop(added, fold=gone)
 
     def _require_within_limits(self, stored: Stored, wanted: Stored) -> None:
         """Raise `LimitReached` for words that are too many, unless they are stored already."""

@@ -89,12 +89,14 @@ class ConversationJournal:
         self._observer: Observer = backend.observer
         # A stored text takes up to twice its length in JSON.
         self.largest = backend.traits.max_entry // 2 - 4096
+        most = backend.guard.limits.conversation_turns
         config = ShortTermMemoryConfig(
             strategy="rolling_summary",
             budget=MemoryBudget(full_zone_turns=0, summary_max_tokens=_UNLIMITED, total_max_tokens=0),
             # Turns without a fold must never be dropped.
             recovery_backlog_limit=_UNLIMITED,
-            fold_batch_turns=FOLD_AT,
+            # Before the record has as many as it may have.
+            fold_batch_turns=FOLD_AT if most is None else max(1, min(FOLD_AT, most // 2)),
             fold_max_turns=4 * FOLD_AT,
             fold_max_tokens=_UNLIMITED,
             session_ttl_s=session_ttl_s,
