@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
+
 from stm_backends.drivers.contract import Driver, Key
+from stm_backends.errors import OutcomeUnknown
 from stm_backends.records import operations
 
 KEY = Key("acme:u:memory", "chat")
@@ -24,3 +28,22 @@ async def test_a_creation_with_a_lost_answer_counts_despite_later_entries(driver
     length, created = await operations.append(driver, KEY, b"ours", ttl=None)
     assert length > operations.ATTEMPTS
     assert created
+
+
+async def test_a_process_that_was_stopped_does_not_retry_an_append(
+    driver: Driver, lose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    right, stopped = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: right() + stopped)
+
+    async def stop() -> None:
+        nonlocal stopped
+        stopped = (operations.ATTEMPTS + 1) * driver.traits.deadline + 0.001
+
+    lose("append", done=True, then=stop)
+    with pytest.raises(OutcomeUnknown):
+        await operations.append(driver, KEY, b"one", ttl=None)
+    record = await driver.load(KEY)
+    assert record is not None
+    assert record.tail == (b"one",)

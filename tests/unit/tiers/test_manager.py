@@ -6,12 +6,12 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stm_backends import MemoryKey, open_backend
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, InvalidKey
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import (
     FleetingMemory,
@@ -19,6 +19,7 @@ from stm_backends.tiers import (
     MemoryGarbageCollector,
     MemoryManager,
     MemoryTier,
+    SharedShortTermMemory,
     ShortTermMemory,
 )
 from tests.support.graphs import GraphAround
@@ -280,6 +281,7 @@ async def test_a_provider_that_cannot_be_asked_is_refused_at_once() -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "str is no graph_backend; it lacks: add_vertex": {"graph_backend": "sqlite:///memory.db"},
+    "backend is what": {"backend": "memory://", "owner": ("acme", "u1")},
     "short_term must be": {"short_term": MemoryKey("acme", "u1", "chat")},
     "embedder must be": {"embedder": [[1.0]]},
     "recall_cosine must be": {"recall_cosine": 75},
@@ -298,6 +300,12 @@ async def test_an_owner_that_is_no_tenant_and_user_is_refused(owner: Any) -> Non
     async with open_backend("memory://") as backend:
         with pytest.raises(ConfigurationError, match="owner"):
             MemoryManager(backend=backend, owner=owner)
+
+
+async def test_a_shared_session_of_another_kind_of_key_is_refused() -> None:
+    async with open_backend("memory://") as backend:
+        with pytest.raises(InvalidKey, match="must be a MemoryKey"):
+            SharedShortTermMemory(backend, cast("Any", "acme:u1:chat"))
 
 
 async def test_a_call_with_an_argument_of_the_wrong_type_is_refused(manager: Any) -> None:
