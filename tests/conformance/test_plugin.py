@@ -57,7 +57,7 @@ def test_a_backend_that_is_installed_is_tested_by_its_name(tmp_path: Path) -> No
     assert report["versions"]["server"] == "3.99"
     assert report["versions"]["driver"].startswith("stm-backends ")
     profiles = {clause["id"].partition(".")[0] for clause in report["clauses"]}
-    assert profiles == {"driver", "store", "memory"}
+    assert profiles == {"driver", "store", "graph", "memory"}
     text = page.read_text()
     assert "http" not in text
     assert "src=" not in text
