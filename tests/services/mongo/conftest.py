@@ -6,7 +6,6 @@ import gc
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -21,19 +20,10 @@ from tests.support import mongod
 from tests.support.places import with_query
 from tests.support.servers import Proxy
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items):
-    """PyMongo leaves the socket to the garbage collector if it is cancelled while it connects."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
-
 
 @pytest.fixture(scope="package", autouse=True)
 def no_socket_left_to_others():
-    """Collect such sockets here, and not during the tests of another directory."""
+    """Collect the sockets that PyMongo leaves here, and not during the tests of another directory."""
     yield
     gc.collect()
 
