@@ -166,7 +166,8 @@ def replica_set(
     started.start()
     for member in started.members:
         # The collector may find a socket that PyMongo left during any later test.
-        unclosed = rf"unclosed <socket.*raddr=.*, {member.port}\)>"
+        port = member.address.rpartition(":")[2]
+        unclosed = rf"unclosed <socket.*raddr=.*, {port}\)>"
         pytestconfig.addinivalue_line("filterwarnings", f"ignore:{unclosed}:ResourceWarning")
     yield started
     started.stop()
