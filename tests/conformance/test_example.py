@@ -100,6 +100,7 @@ def test_the_example_passes_the_full_suite_by_its_name(installed: Path, tmp_path
     assert found["traits"]["reach"] == "host"
 
 
+@pytest.mark.full
 def test_the_tests_of_the_example_pass(installed: Path, package: Path, tmp_path: Path) -> None:
     status, printed = pytest_in(tmp_path, "--stm-quick", "-rs", package / "tests", path=installed)
     assert status == 0, printed

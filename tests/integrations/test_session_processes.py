@@ -11,7 +11,7 @@ import pytest
 
 from stm_backends import MemoryKey, open_backend
 from stm_backends.tiers import MemoryManager, MemoryTier, SharedShortTermMemory
-from tests.support.places import EACH, Place
+from tests.support.places import EACH, Place, quick_on
 
 KEY, OWNER = MemoryKey("acme", "u1", "chat"), ("acme", "u1")
 
@@ -46,7 +46,7 @@ async def filled(url: str) -> None:
             await memory.recall("fact 11", tiers=[MemoryTier.SHORT_TERM])
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+@pytest.mark.parametrize("datastore", quick_on("redis", ["sqlite", *EACH]))
 def test_two_processes_that_end_a_session_at_once_promote_once(
     datastore: str, place_on: Callable[[str], Place]
 ) -> None:

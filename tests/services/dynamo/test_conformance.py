@@ -157,6 +157,7 @@ def test_on_a_client_of_boto3_the_contract_is_kept_too(place, check):
     getattr(DriverContract(), check)(Bench(Datastore(open=opening, histories=5)))
 
 
+@pytest.mark.full
 class TestPodsOnDynamo(PodsContract):
     @pytest.fixture
     def memories(self, request, place, behind, proxy):
@@ -166,12 +167,14 @@ class TestPodsOnDynamo(PodsContract):
         return memories_on(datastore, deadline_s=deadline_s)
 
 
+@pytest.mark.full
 class TestStoresOnDynamo(StoreContract):
     @pytest.fixture
     def stores(self, place):
         return stores_on(Datastore(open=functools.partial(open_at, place.url, **place.credentials)))
 
 
+@pytest.mark.full
 class TestGraphsOnDynamo(GraphContract):
     @pytest.fixture
     def graphs(self, place):

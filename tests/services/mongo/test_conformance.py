@@ -87,6 +87,7 @@ class TestPodsOnMongo(PodsContract):
         return memories_on(datastore, deadline_s=deadline_s)
 
 
+@pytest.mark.full
 class TestStoresOnMongo(StoreContract):
     @pytest.fixture
     def stores(self, request, proxy, proxied):
@@ -98,6 +99,7 @@ class TestStoresOnMongo(StoreContract):
         )
 
 
+@pytest.mark.full
 class TestGraphsOnMongo(GraphContract):
     @pytest.fixture
     def graphs(self, request, proxy, proxied):
