@@ -278,7 +278,8 @@ async def test_an_altered_value_is_found_before_anything_is_written(world: World
     await fill(world.process(BEFORE), b"one")
     record = await world.raw.load(KEY)
     assert record is not None
-    await world.raw.append(KEY, record.tail[0][:-1] + b"\0", initial_version="v0", ttl=None)
+    *start, last = record.tail[0]
+    await world.raw.append(KEY, bytes([*start, last ^ 1]), initial_version="v0", ttl=None)
     before = await world.raw.load(KEY)
     with pytest.raises(Corrupt, match="altered"):
         await world.process(ROTATED).reseal(KEY)
