@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -24,28 +25,45 @@ def cli(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-@pytest.fixture
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "keys.json"
+def key_file(folder: Path) -> Path:
+    """Write a file of keys."""
+    file = folder / "keys.json"
     file.write_text(json.dumps({"primary": "k1", "keys": {"k1": SECRET}}))
     file.chmod(0o600)
+    return file
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = key_file(tmp_path)
     monkeypatch.delenv("STM_BACKENDS_URL", raising=False)
     monkeypatch.setenv(KEYS_VARIABLE, str(file))
     return file
 
 
-@pytest.fixture
-def url(tmp_path: Path, keys: Path) -> str:
-    """A sealed database, filled by a replay with processes that are killed."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    conversations = tmp_path / "conversations.jsonl"
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sealed database, filled by a replay, which runs processes."""
+    folder = tmp_path_factory.mktemp("sealed")
+    conversations = folder / "conversations.jsonl"
     conversations.write_text(LINES)
-    url = f"sqlite:///{folder}/stm.db"
-    result = cli("replay", str(conversations), "--url", url, "--tenant", "acme", "--user", "ada")
+    data = folder / "data"
+    data.mkdir()
+    options = ("--url", f"sqlite:///{data}/stm.db", "--tenant", "acme", "--user", "ada")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEYS_VARIABLE, str(key_file(folder)))
+        result = cli("replay", str(conversations), *options)
     assert result.exit_code == 0, result.output
-    assert b"Zanzibar" not in b"".join(file.read_bytes() for file in folder.iterdir())
-    return url
+    assert b"Zanzibar" not in b"".join(file.read_bytes() for file in data.iterdir())
+    return data
+
+
+@pytest.fixture
+def url(tmp_path: Path, replayed: Path, keys: Path) -> str:
+    """A sealed database of the test's own."""
+    folder = tmp_path / "data"
+    shutil.copytree(replayed, folder)
+    return f"sqlite:///{folder}/stm.db"
 
 
 def test_commands_read_and_erase_sealed_data_with_a_file_of_keys(url: str, tmp_path: Path) -> None:

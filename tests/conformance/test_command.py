@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conformance.running import BROKEN, CHECKS, SLOW_CHECKS, STORE_CHECKS, command, install
 
 OF_EACH = ("--clause", "driver.fold", "--clause", "store.copies", "--clause", "memory.pods")
 """A few checks of each profile."""
 
 
+@pytest.mark.full
 def test_a_backend_that_keeps_the_contract_is_told_so_per_clause(tmp_path: Path) -> None:
     files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "html")}
     # The configuration of other tests must not be read.

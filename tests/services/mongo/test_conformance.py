@@ -77,6 +77,7 @@ class TestMongoDriverOnMotorAndASingleServer(DriverContract):
         )
 
 
+@pytest.mark.full
 class TestPodsOnMongo(PodsContract):
     @pytest.fixture
     def memories(self, request, proxy, proxied):
