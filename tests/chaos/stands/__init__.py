@@ -1,0 +1,43 @@
+"""The datastores of a run, each with its servers: a file for each kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeAlias
+
+Fault: TypeAlias = Callable[[random.Random, float], AbstractAsyncContextManager[dict[str, Any]]]
+"""Begins when it is entered and is over when it is left: the healthy state is restored, and waited for.
+
+It receives the run's source of chance and how many seconds it will be held, and yields what goes into the
+history as the figures of the fault.
+"""
+
+
+class Stand(Protocol):
+    """One datastore as a run uses it."""
+
+    name: str
+    """As in the table: `sqlite`, `redis`, `redis-sentinel`, `postgres-standby`."""
+
+    url: str
+    """How pods reach it: by way of a proxy where there is a network."""
+
+    direct_url: str
+    """How the final reads reach it, past every proxy."""
+
+    versions: Mapping[str, str]
+    """The server's and the client library's, for the table."""
+
+    async def start(self) -> None:
+        """Start its servers, with durable settings, and set up what the datastore needs."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop its servers."""
+        ...
+
+    def faults(self) -> Mapping[str, Fault]:
+        """What the nemesis may do to the servers and to the network between them and the pods, by name."""
+        ...
