@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from stm_backends.errors import StmError
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing import (
     Bench,
+    Datastore,
     DriverContract,
     FakeClock,
     GraphContract,
@@ -29,10 +33,11 @@ from stm_backends.testing.store_contract import StoreBench
 from stm_backends.testing.workbench.check import check_of
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from stm_backends.testing.workbench.memories import MemoryBench
-from tests.mutants import BACKEND_GRAPHS, DRIVERS, GRAPHS, MEMORIES, PODS, STORES
+from tests.mutants import BACKEND_GRAPHS, DRIVERS, FILES, GRAPHS, MEMORIES, PODS, STORES
 from tests.mutants.graphs import Ground, PlainGraph
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
+from tests.mutants.waiting import FollowsTheServersClock, open_on_file
 from tests.support import clock
 
 DEADLINE_S = 0.1
@@ -55,7 +60,13 @@ def virtual(monkeypatch):
 
 
 def on_driver(kind):
-    return Bench(faulty_datastore(kind, clock=FakeClock(), **SMALL), quick=True)
+    # Short, because some mutants let others wait for a lock until their deadline.
+    return Bench(faulty_datastore(kind, clock=FakeClock(), deadline_s=1.0, **SMALL), quick=True)
+
+
+def on_file(kind):
+    path = Path(tempfile.mkdtemp()) / "stm.db"
+    return Bench(Datastore(open=functools.partial(open_on_file, kind, str(path))), quick=True)
 
 
 def on_store(kind):
@@ -103,6 +114,7 @@ def on_pods(kind):
 
 PROFILES = [
     (DriverContract, DRIVERS, on_driver),
+    (DriverContract, FILES, on_file),
     (StoreContract, STORES, on_store),
     (GraphContract, GRAPHS, on_graph),
     (GraphContract, BACKEND_GRAPHS, on_backend_graph),
@@ -143,6 +155,11 @@ def unique(kinds):
 @every("caught", unique(DRIVERS))
 def test_the_correct_driver_passes_every_check_that_rejects_a_mutant(caught):
     run(DriverContract, caught, on_driver(FaultyDriver))
+
+
+@every("caught", unique(FILES))
+def test_the_correct_driver_on_a_file_passes_every_check_that_rejects_a_mutant(caught):
+    run(DriverContract, caught, on_file(FollowsTheServersClock))
 
 
 @every("caught", unique(STORES))

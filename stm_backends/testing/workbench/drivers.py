@@ -18,6 +18,9 @@ from stm_backends.testing.workbench.history import History, Recorded
 QUICK_HISTORIES: Final = 3
 """How many random histories a quick run tries. It does not shrink failures, which takes longest."""
 
+QUICK_RACES_S: Final = 1.0
+"""How many seconds the races of a quick run take at most."""
+
 OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
 
 
@@ -40,7 +43,8 @@ class Datastore:
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
     a time to live in seconds that is longer than any operation takes and short enough to wait for.
-    `histories` is how many random histories of operations are tried; a quick run tries fewer.
+    `histories` is how many random histories of operations are tried, and `races_s` is how many seconds races
+    of writers are repeated; a quick run tries fewer.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 
@@ -48,6 +52,9 @@ class Datastore:
     - `peek(key)` returns the record as the datastore has it, past the driver.
     - `outage()` is a context in which the datastore cannot be reached by drivers that are open already.
     - `handed_in()` returns a driver on a client of the caller's.
+    - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
+      lock on it. Loads go on. It may lock more than this record.
+    - `transactions()` returns how many transactions are open in the datastore.
     - `round_trips()` returns how many requests the datastore has been sent so far.
     - `server` is the datastore's version, for the report.
     """
@@ -56,10 +63,13 @@ class Datastore:
     pass_time: Callable[[float], Awaitable[None]] = asyncio.sleep
     tick: float = 0.5
     histories: int = 30
+    races_s: float = 20.0
     damage: Callable[[Key], Awaitable[None]] | None = None
     peek: Callable[[Key], Awaitable[Record | None]] | None = None
     outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
     handed_in: Callable[[], Awaitable[HandedIn]] | None = None
+    hold: Callable[[Key], AbstractAsyncContextManager[object]] | None = None
+    transactions: Callable[[], Awaitable[int]] | None = None
     round_trips: Callable[[], int] | None = None
     server: str = ""
 
@@ -104,7 +114,11 @@ class Bench:
 
     def __init__(self, datastore: Datastore, *, quick: bool = False) -> None:
         if quick:
-            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
+            datastore = replace(
+                datastore,
+                histories=min(datastore.histories, QUICK_HISTORIES),
+                races_s=min(datastore.races_s, QUICK_RACES_S),
+            )
         self.datastore = datastore
         self.quick = quick
         self.tick = datastore.tick

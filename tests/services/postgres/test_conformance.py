@@ -30,6 +30,11 @@ VERSION = "SELECT version, body FROM {schema}.stm_record WHERE scope = $1 AND na
 TAIL = """
     SELECT entry FROM {schema}.stm_entry JOIN {schema}.stm_record ON record = id
     WHERE scope = $1 AND name = $2 ORDER BY seq"""
+LOCK = "SELECT FROM {schema}.stm_record WHERE scope = $1 AND name = $2 FOR UPDATE"
+# The last statement of a session tells whose it is.
+OPEN = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE state LIKE 'idle in transaction%' AND query LIKE '%{schema}%'"""
 DAMAGE = """
     DELETE FROM {schema}.stm_entry USING {schema}.stm_record
     WHERE record = id AND scope = $1 AND name = $2 AND seq % 2 = 0"""
@@ -77,6 +82,20 @@ class TestPostgresDriver(DriverContract):
             found, tail = await ask(VERSION, key), await ask(TAIL, key)
             return Record(*found[0], tuple(entry for (entry,) in tail)) if found else None
 
+        @contextlib.asynccontextmanager
+        async def hold(key):
+            connection = await asyncpg.connect(url)
+            try:
+                async with connection.transaction():
+                    await connection.fetch(LOCK.format(schema=tables), *key)
+                    yield
+            finally:
+                await connection.close()
+
+        async def transactions():
+            ((count,),) = await ask(OPEN, ())
+            return count
+
         async def handed_in():
             pool = await asyncpg.create_pool(url, min_size=1)
 
@@ -93,6 +112,8 @@ class TestPostgresDriver(DriverContract):
             damage=damage,
             peek=peek,
             outage=proxy.outage,
+            hold=hold,
+            transactions=transactions,
             handed_in=handed_in,
             round_trips=lambda: proxy.round_trips,
             server=run(version(url)),
