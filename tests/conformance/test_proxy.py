@@ -111,19 +111,6 @@ async def test_without_a_fault_everything_passes_and_is_counted(proxy: Proxy, co
     assert proxy.accepted == 2
 
 
-async def test_what_a_client_sent_before_its_end_reaches_the_server(
-    server: Lines, proxy: Proxy, connect: Connect
-) -> None:
-    client = await connect()
-    client.writer.write(b"x\n" * 50_000)
-    await asyncio.sleep(0)
-    client.writer.close()
-    # The client does not read its answers, so the connection may be reset; the requests were all sent.
-    await until(lambda: proxy.connections == 0)
-    await until(lambda: server.ended == 1)
-    assert server.kept
-
-
 async def test_a_cut_resets_connections_and_refuses_new_ones(
     server: Lines, proxy: Proxy, connect: Connect
 ) -> None:
@@ -259,10 +246,9 @@ async def test_a_fault_ends_when_whoever_caused_it_is_cancelled(proxy: Proxy, co
 
 async def test_a_server_that_is_away_resets_clients() -> None:
     async with Proxy("127.0.0.1:1") as proxy:
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         with pytest.raises(ConnectionResetError):
+            reader, _ = await asyncio.open_connection("127.0.0.1", proxy.port)
             await reader.read()
-        writer.close()
         await until(lambda: proxy.connections == 0)
 
 
