@@ -246,9 +246,13 @@ async def test_a_fault_ends_when_whoever_caused_it_is_cancelled(proxy: Proxy, co
 
 async def test_a_server_that_is_away_resets_clients() -> None:
     async with Proxy("127.0.0.1:1") as proxy:
-        with pytest.raises(ConnectionResetError):
+
+        async def read() -> bytes:
             reader, _ = await asyncio.open_connection("127.0.0.1", proxy.port)
-            await reader.read()
+            return await reader.read()
+
+        with pytest.raises(ConnectionResetError):
+            await read()
         await until(lambda: proxy.connections == 0)
 
 

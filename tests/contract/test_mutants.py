@@ -29,11 +29,12 @@ from stm_backends.testing.store_contract import StoreBench
 from stm_backends.testing.workbench.check import check_of
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from stm_backends.testing.workbench.memories import MemoryBench
-from tests.mutants import BACKEND_GRAPHS, DRIVERS, GRAPHS, MEMORIES, PODS, STORES
+from tests.mutants import BACKEND_GRAPHS, DRIVERS, GRAPHS, MEMORIES, NETWORKED, PODS, STORES
 from tests.mutants.graphs import Ground, PlainGraph
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
 from tests.support import clock
+from tests.support.networked import NetworkedDriver, networked_datastore
 
 DEADLINE_S = 0.1
 """Short, so that the lease of a killed pod does not stand long."""
@@ -56,6 +57,10 @@ def virtual(monkeypatch):
 
 def on_driver(kind):
     return Bench(faulty_datastore(kind, clock=FakeClock(), **SMALL), quick=True)
+
+
+def on_network(kind):
+    return Bench(networked_datastore(kind), quick=True)
 
 
 def on_store(kind):
@@ -103,6 +108,7 @@ def on_pods(kind):
 
 PROFILES = [
     (DriverContract, DRIVERS, on_driver),
+    (DriverContract, NETWORKED, on_network),
     (StoreContract, STORES, on_store),
     (GraphContract, GRAPHS, on_graph),
     (GraphContract, BACKEND_GRAPHS, on_backend_graph),
@@ -143,6 +149,11 @@ def unique(kinds):
 @every("caught", unique(DRIVERS))
 def test_the_correct_driver_passes_every_check_that_rejects_a_mutant(caught):
     run(DriverContract, caught, on_driver(FaultyDriver))
+
+
+@every("caught", unique(NETWORKED))
+def test_the_correct_networked_driver_passes_every_check_that_rejects_a_mutant(caught):
+    run(DriverContract, caught, on_network(NetworkedDriver))
 
 
 @every("caught", unique(STORES))
