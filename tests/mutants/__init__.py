@@ -121,6 +121,18 @@ from tests.mutants.memories import (
     WaitsForEver,
 )
 from tests.mutants.messages import LogsEntries, LogsKeys, WarnsOfEachWrite
+from tests.mutants.network import (
+    ClosesNothing,
+    KeepsDeadConnections,
+    LateIsUndone,
+    LeaksConnections,
+    LossIsALostRace,
+    NoDeadline,
+    QueuesWhatFailed,
+    RetriesAppends,
+    RetriesDeletes,
+    UnavailableAfterUnknown,
+)
 from tests.mutants.pods import (
     ClearsWhatIsPending,
     EveryPodSummarizes,
@@ -211,6 +223,7 @@ from tests.mutants.waiting import (
     ReadsAnOldSnapshotAfterARefusal,
     StaysInATransaction,
 )
+from tests.support.networked import NetworkedDriver
 
 
 class Caught(NamedTuple):
@@ -310,6 +323,20 @@ FILES: Final[dict[type[SqliteDriver], Caught]] = {
     FollowsTheClientsClock: Caught("test_a_wrong_clock_of_a_client_changes_no_expiry"),
 }
 """The same, on a file that processes share."""
+
+NETWORKED: Final[dict[type[NetworkedDriver], Caught]] = {
+    UnavailableAfterUnknown: Caught("test_an_append_that_loses_its_answer_is_never_called_undone"),
+    RetriesAppends: Caught("test_an_append_that_loses_its_answer_is_not_stored_twice"),
+    LossIsALostRace: Caught("test_a_replace_that_loses_its_answer_can_be_retried"),
+    RetriesDeletes: Caught("test_a_delete_that_loses_its_answer_tells_the_truth"),
+    LateIsUndone: Caught("test_what_was_refused_in_an_outage_does_not_appear_later", {"fault": "stalled"}),
+    QueuesWhatFailed: Caught("test_what_was_refused_in_an_outage_does_not_appear_later", {"fault": "cut"}),
+    NoDeadline: Caught("test_every_operation_ends_in_time_while_the_network_is_silent", {"fault": "stalled"}),
+    KeepsDeadConnections: Caught("test_connections_that_died_unnoticed_are_replaced"),
+    LeaksConnections: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+    ClosesNothing: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+}
+"""Drivers that mistake what a network did to their requests."""
 
 STORES: Final[dict[type[JsonStore], Caught]] = {
     Merges: Caught("test_a_save_replaces_the_whole_state_and_never_merges"),

@@ -13,6 +13,8 @@ from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import Driver, Key, Record, Traits
 from stm_backends.drivers.plugins import open_driver
+from stm_backends.errors import ConfigurationError
+from stm_backends.testing.faults import Proxy
 from stm_backends.testing.workbench.history import History, Recorded
 
 QUICK_HISTORIES: Final = 3
@@ -50,7 +52,11 @@ class Datastore:
 
     - `damage(key)` makes the record's stored bytes unreadable, past the driver.
     - `peek(key)` returns the record as the datastore has it, past the driver.
-    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already.
+    - `address` is the server's `host:port`, and `through(address)` returns an open driver that reaches the
+      server at another address: the suite puts a proxy before the server, and does what networks do. The
+      shorter the deadline of these drivers, the shorter the checks.
+    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already. It is
+      not needed beside `address`.
     - `handed_in()` returns a driver on a client of the caller's.
     - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
       lock on it. Loads go on. It may lock more than this record.
@@ -66,12 +72,18 @@ class Datastore:
     races_s: float = 20.0
     damage: Callable[[Key], Awaitable[None]] | None = None
     peek: Callable[[Key], Awaitable[Record | None]] | None = None
+    address: str = ""
+    through: Callable[[str], Awaitable[Driver]] | None = None
     outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
     handed_in: Callable[[], Awaitable[HandedIn]] | None = None
     hold: Callable[[Key], AbstractAsyncContextManager[object]] | None = None
     transactions: Callable[[], Awaitable[int]] | None = None
     round_trips: Callable[[], int] | None = None
     server: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.address) != (self.through is not None):
+            raise ConfigurationError("`Datastore.address` and `Datastore.through` need each other")
 
     @property
     def waits(self) -> bool:
@@ -125,11 +137,20 @@ class Bench:
         self.history = History()
         self.traits: Traits | None = None
         self._drivers: list[Driver] = []
+        self._proxy: Proxy | None = None
         self._scopes: list[str] = []
 
     async def driver(self) -> Driver:
         """Return a new open driver on the datastore."""
         return self.adopt(await self.datastore.open())
+
+    def proxy(self) -> Proxy:
+        """Return the check's proxy before the datastore, which it has an address for."""
+        if self._proxy is None:
+            proxy = Proxy(self.datastore.address)
+            proxy.start()
+            self._proxy = proxy
+        return self._proxy
 
     def adopt(self, driver: Driver) -> Driver:
         """Record what an open driver does from now on, and close it in the end."""
@@ -173,6 +194,8 @@ class Bench:
         finally:
             for driver in self._drivers:
                 await driver.close()
+            if self._proxy is not None:
+                self._proxy.stop()
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.

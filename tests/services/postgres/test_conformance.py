@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -21,7 +22,8 @@ from stm_backends.testing import (
 )
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from tests.services.postgres.support import drop, fresh_schema, purging, run, warm
-from tests.support.contract import deadline_of
+from tests.support.contract import deadline_of, reached
+from tests.support.places import at_port
 from tests.support.sealed import open_sealed
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
@@ -68,6 +70,8 @@ class TestPostgresDriver(DriverContract):
             yield self.place(deadline_of(request), url, through_proxy, proxy, tables)
 
     def place(self, deadline_s, url, through_proxy, proxy, tables):
+        parts = urlsplit(url)
+
         async def ask(statement, key):
             connection = await asyncpg.connect(url)
             try:
@@ -111,6 +115,13 @@ class TestPostgresDriver(DriverContract):
             histories=10,
             damage=damage,
             peek=peek,
+            **reached(
+                (parts.hostname, parts.port or 5432),
+                functools.partial(at_port, through_proxy),
+                open_warm,
+                schema=tables,
+                **SMALL,
+            ),
             outage=proxy.outage,
             hold=hold,
             transactions=transactions,
