@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, cast
 
-from stm_backends.drivers.contract import Driver, Key, Record, Traits
+from stm_backends.drivers.contract import Driver, Key, Page, Record, Traits
 from stm_backends.drivers.plugins import open_driver
+from stm_backends.testing.workbench.failures import told
 from stm_backends.testing.workbench.history import History, Recorded
 
 QUICK_HISTORIES: Final = 3
 """How many random histories a quick run tries. It does not shrink failures, which takes longest."""
 
-OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
+ANSWERS: Final[Mapping[str, tuple[type, ...]]] = {
+    "load": (Record, type(None)),
+    "append": (int,),
+    "replace": (bool,),
+    "delete": (bool,),
+    "scan": (Page,),
+}
+OPERATIONS: Final = tuple(ANSWERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +130,8 @@ class Bench:
         self._drivers.append(driver)
         self.traits = driver.traits
         who = f"driver{len(self._drivers)}"
-        return cast("Driver", Recorded(driver, self.history, who, (*OPERATIONS, "open", "close")))
+        noted = (*OPERATIONS, "open", "close")
+        return cast("Driver", Recorded(driver, self.history, who, noted, ANSWERS))
 
     def scope(self) -> str:
         """Return a scope that was never used."""
@@ -149,16 +158,18 @@ class Bench:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await self._remove_all()
-        except Exception as failure:
-            # What the check has found matters more than what tidying up after it meets.
-            if error is None:
-                raise
-            error.add_note(f"Removing what the check had stored failed too: {failure}")
-        finally:
-            for driver in self._drivers:
-                await driver.close()
+        # What the check has found matters more than what tidying up after it meets, and a driver that cannot
+        # be closed does not keep the others open.
+        failures = [error] if error is not None else []
+        for work in (self._remove_all, *(driver.close for driver in self._drivers)):
+            try:
+                await work()
+            except Exception as failure:  # noqa: BLE001 -- raised below
+                if failures and told(failure) != told(failures[0]):
+                    failures[0].add_note(f"Tidying up after the check failed too: {told(failure)}")
+                failures.append(failure)
+        if error is None and failures:
+            raise failures[0]
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.
