@@ -6,6 +6,7 @@ pytest runs the checks, as it does in a test suite; the command needs no test co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import tempfile
@@ -22,12 +23,15 @@ from stm_backends.cli.outcome import FAILED, INTERRUPTED, MISUSED, reported, say
 from stm_backends.cli.render import console, plain
 from stm_backends.drivers import plugins
 from stm_backends.drivers.contract import Driver, Key
-from stm_backends.errors import Unavailable
+from stm_backends.errors import StmError, Unavailable
 
 if TYPE_CHECKING:
     from stm_backends.testing.runner.plugin import Reporter
 
 _NEEDED: Final = ("pytest", "hypothesis")
+
+_LONGEST_LOOK_S: Final = 30.0
+"""How long a datastore may take to open; of a driver that waits for ever the suite says which call it was."""
 
 
 def conformance(  # noqa: PLR0913, PLR0917 -- an option each
@@ -108,16 +112,23 @@ async def _use_once(backend: str, url: str | None, *, create: bool) -> None:
         # The suite reports what it lacks.
         return
     try:
-        await driver.open()
-        await driver.load(Key("check:conformance:memory", "record"))
+        async with asyncio.timeout(_LONGEST_LOOK_S):
+            await driver.open()
+            await driver.load(Key("check:conformance:memory", "record"))
     except Unavailable as error:
         if not create and "create=True" in str(error):
             say_wrong(str(error))
             typer.echo("Run the command again with --create to set up what the datastore needs.", err=True)
             raise typer.Exit(FAILED) from None
         raise
+    except StmError:
+        raise
+    except (Exception, SystemExit):  # noqa: BLE001, S110 -- the suite says which line of the driver it was
+        pass
     finally:
-        await driver.close()
+        with contextlib.suppress(Exception, SystemExit):
+            async with asyncio.timeout(_LONGEST_LOOK_S):
+                await driver.close()
 
 
 def _run(options: list[str]) -> tuple[Reporter, bool]:

@@ -7,8 +7,8 @@ import contextlib
 import inspect
 import pickle
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import pytest
 
@@ -16,9 +16,18 @@ from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Traits
 from stm_backends.errors import Unavailable
 from stm_backends.testing.workbench.check import NotReached, Unfit
 from stm_backends.testing.workbench.drivers import Datastore
+from stm_backends.testing.workbench.failures import cut, origin, told
 from stm_backends.testing.workbench.processes import UNREACHABLE
 
 _LOOKED: Final = pytest.StashKey[str]()
+
+_LONGEST_S: Final = 30.0
+"""How long opening and closing may take; what has no deadline could hold up every check."""
+
+_SLACK_S: Final = 5.0
+"""What a busy machine may add to a driver's deadline."""
+
+_LONGEST_MESSAGE: Final = 300
 
 _KEY: Final = Key("scope", "name")
 _WRITE: Final[Mapping[str, Any]] = {"version": "v", "ttl": None}
@@ -65,37 +74,79 @@ def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
 
 async def _unfit(datastore: Datastore) -> str:
     """Return why a datastore cannot be tested, or `""`."""
-    try:
-        driver = await datastore.open()
-    except Exception as error:  # noqa: BLE001 -- every check would meet it
-        return f"`Datastore.open` failed: {_told(error)}"
-    if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
-        with contextlib.suppress(Exception):
-            await driver.close()
-        return problem
-    try:
+    opened = await _tried(datastore.open, _LONGEST_S)
+    if not isinstance(opened, _Answer):
+        return f"`Datastore.open` failed: {_told(opened)}"
+    driver: Driver = opened.value
+
+    async def close() -> None:
+        # A driver may lack this too.
         await driver.close()
-    except Exception as error:  # noqa: BLE001 -- as above
-        return f"closing the driver failed: {type(error).__name__}: {error}"
+
+    if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
+        await _tried(close, _LONGEST_S)
+        return problem
+    closed = await _tried(close, _LONGEST_S)
+    if not isinstance(closed, _Answer):
+        return f"closing the driver failed: {_told(closed)}"
     if driver.traits.reach != "process" and not _pickles(datastore.open):
         return f"{UNREACHABLE} (the driver's reach is {driver.traits.reach!r}, so checks start processes)"
     return ""
 
 
 async def _unusable(driver: Driver) -> str:
-    """Return what to say if the datastore cannot be used at all, such as without its tables."""
+    """Return what to say if every check would fail in the same way, such as without the tables.
+
+    The checks say more of errors that only some operations raise.
+    """
+    key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
+    calls: Mapping[str, Callable[[], Awaitable[object]]] = {
+        "load": lambda: driver.load(key),
+        "append": lambda: driver.append(key, b"a", initial_version="initial", ttl=None),
+        "replace": lambda: driver.replace(key, b"a", version="v", expect=ANY, ttl=None),
+        "scan": lambda: driver.scan(key.scope, limit=1),
+        "delete": lambda: driver.delete(key),
+    }
+    limit = driver.traits.deadline + _SLACK_S
+    failed: dict[str, str] = {}
+    for name, call in calls.items():
+        answer = await _tried(call, limit)
+        if isinstance(answer, Unavailable) and name == "load":
+            return f"the datastore cannot be used: {_told(answer)}"
+        if isinstance(answer, _Endless):
+            return f"`{name}` {answer}; the deadline in the driver's traits is {driver.traits.deadline:g} s"
+        if isinstance(answer, BaseException):
+            failed[name] = _told(answer)
+    if len(failed) < len(calls):
+        return ""
+    if len(set(failed.values())) == 1:
+        return f"every operation fails: {failed['load']}"
+    return "every operation fails: " + "; ".join(f"`{name}`: {what}" for name, what in failed.items())
+
+
+class _Answer(NamedTuple):
+    value: Any
+
+
+class _Endless(Exception):
+    """A call that did not end."""
+
+
+async def _tried(call: Callable[[], Awaitable[object]], limit: float) -> _Answer | BaseException:
+    """Return what a call of the author's code answers or raises, whatever that is."""
+    timeout = asyncio.timeout(limit)
     try:
-        await driver.load(Key(f"check:{uuid.uuid4().hex}:memory", "record"))
-    except Unavailable as error:
-        return f"the datastore cannot be used: {_told(error)}"
-    except Exception:  # noqa: BLE001, S110 -- the checks say more about other errors
-        pass
-    return ""
+        async with timeout:
+            return _Answer(await call())
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 -- every check would meet it
+        return _Endless(f"does not end within {limit:g} s") if timeout.expired() else error
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     hint = f". {_CREATE}" if "create=True" in str(error) else ""
-    return f"{type(error).__name__}: {error}{hint}"
+    where = origin(error)
+    shown = str(error) if isinstance(error, _Endless) else cut(told(error), _LONGEST_MESSAGE)
+    return f"{shown}{hint}" + (f" (raised at {where})" if where else "")
 
 
 async def _alone(driver: Driver, datastore: Datastore) -> str:

@@ -7,6 +7,7 @@ Needs hypothesis. `driver_machine(...)` returns a state machine whose `TestCase`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 import uuid
@@ -90,12 +91,15 @@ class DriverMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Remove what the machine stored, and close what it opened."""
-        for scope in self.scopes:
-            for name in self.run(names_in(self.drivers[0], scope)):
-                self.run(self.drivers[0].delete(Key(scope, name)))
-        for driver in self.drivers:
-            self.run(driver.close())
-        self.loop.close()
+        try:
+            for scope in self.scopes:
+                for name in self.run(names_in(self.drivers[0], scope)):
+                    self.run(self.drivers[0].delete(Key(scope, name)))
+        finally:
+            # A loop that stays open would complain when it is collected, long after this check.
+            with contextlib.closing(self.loop):
+                for driver in self.drivers:
+                    self.run(driver.close())
 
     def ahead(self) -> float:
         """Return by how many ticks a real clock has run ahead of the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -78,13 +78,15 @@ def page(run: Run) -> str:
     profiles: dict[str, list[tuple[Clause, list[Result]]]] = {}
     for clause, results in run.by_clause():
         profiles.setdefault(clause.profile, []).append((clause, results))
+    first = {cause: results[0] for cause, results in run.alike().items()}
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="verdict {verdict}">{escape(run.verdict())}</p>',
         _tally(run),
         _broken(run),
+        *(_alike(results) for results in run.alike().values()),
         *(f"<p class='bad'>Could not be run: {escape(text)}</p>" for text in dict.fromkeys(run.broken)),
-        *(_profile(_PROFILES[name], clauses) for name, clauses in profiles.items()),
+        *(_profile(_PROFILES[name], clauses, first) for name, clauses in profiles.items()),
         _facts("Versions", run.versions()),
         _facts("Traits of the driver", {name: _shown(value) for name, value in run.traits.items()}),
     ]
@@ -116,18 +118,26 @@ def _broken(run: Run) -> str:
     return f"<p>Broken: {links}</p>" if links else ""
 
 
-def _profile(title: str, clauses: Sequence[tuple[Clause, list[Result]]]) -> str:
-    return f"<h2>{title}</h2>" + "".join(_clause(clause, results) for clause, results in clauses)
+def _alike(results: Sequence[Result]) -> str:
+    first = results[0]
+    return (
+        f"<p>{len(results)} checks fail in the same way, which is shown once, at "
+        f'<a class="bad" href="#{escape(first.id)}">{escape(first.sentence)}</a></p>'
+    )
 
 
-def _clause(clause: Clause, results: Sequence[Result]) -> str:
+def _profile(title: str, clauses: Sequence[tuple[Clause, list[Result]]], first: Mapping[str, Result]) -> str:
+    return f"<h2>{title}</h2>" + "".join(_clause(clause, results, first) for clause, results in clauses)
+
+
+def _clause(clause: Clause, results: Sequence[Result], first: Mapping[str, Result]) -> str:
     stands = standing(results)
     passed = sum(result.outcome == "passed" for result in results)
     return (
         f'<details id="{clause.id}"{" open" if stands in ("failed", "opted out") else ""}><summary>'
         f"{_sign(stands)}<span>{escape(clause.promise)}<code>{clause.id}</code>{_gaps(results)}</span>"
         f'<span class="count">{passed} of {len(results)}</span></summary>'
-        f'<ul class="checks">{"".join(map(_check, results))}</ul></details>'
+        f'<ul class="checks">{"".join(_check(result, first) for result in results)}</ul></details>'
     )
 
 
@@ -139,7 +149,7 @@ def _gaps(results: Sequence[Result]) -> str:
     return "".join(f'<span class="why gap">{escape(reason)}</span>' for reason in reasons)
 
 
-def _check(result: Result) -> str:
+def _check(result: Result, first: Mapping[str, Result]) -> str:
     what = escape(result.sentence)
     if "[" in result.name:
         what += f' <span class="why">[{escape(result.name.partition("[")[2])}</span>'
@@ -149,8 +159,13 @@ def _check(result: Result) -> str:
         what += f"<br><code>{escape(result.id)}</code>"
     took = "" if result.outcome == "left out" else f"{result.seconds * 1e3:,.0f} ms"
     found = "\n\n".join(text for text in (result.message, result.explanation) if text)
+    same = first.get(result.cause, result)
+    if same is not result:
+        found = ""
+        what += f'<br><span class="why">As in <a href="#{escape(same.id)}">{escape(same.sentence)}</a></span>'
+    name = f' id="{escape(result.id)}"' if result.cause in first and same is result else ""
     return (
-        f"<li>{_sign(result.outcome)}<span>{what}</span><small>{took}</small>"
+        f"<li{name}>{_sign(result.outcome)}<span>{what}</span><small>{took}</small>"
         f"{f'<pre>{escape(found)}</pre>' if found else ''}</li>"
     )
 

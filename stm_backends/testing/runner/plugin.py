@@ -5,7 +5,10 @@ It does nothing in runs without checks of a contract and without its options.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -31,6 +34,9 @@ _UNFIT: Final = "stm_unfit"
 
 _SELECTION: Final = pytest.StashKey["Selection"]()
 _TOLD: Final = pytest.StashKey[bool]()
+
+_HOW_TO_SEE_MORE: Final = re.compile(r"^\s*(\.\.\.Full output truncated|Use -v+ to get more diff)")
+_LONGEST_LINE: Final = 300
 
 QUICK_TICK_S: Final = 0.15
 TICK_S: Final = 0.5
@@ -88,7 +94,9 @@ def pytest_configure(config: pytest.Config) -> None:
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reporter(config), Reporter.NAME)
+        shown_once = ShownOnce()
+        config.pluginmanager.register(shown_once)
+        config.pluginmanager.register(Reporter(config, shown_once), Reporter.NAME)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,10 +146,11 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the facts about a check to its report, from which all kinds of reports are made."""
-    report = yield
     check = _check_of(item)
     if check is None:
-        return report
+        return (yield)
+    with _collecting_nothing():
+        report = yield
     if call.when == "setup":
         # Of the item, so that they are in a JUnit report as well.
         item.user_properties += [("clause", check.clause.id), ("expected", check.sentence)]
@@ -151,6 +160,22 @@ def pytest_runtest_makereport(
     if call.when == "call" or report.outcome != "passed":
         report.user_properties += _found(item, check, call, report)
     return report
+
+
+@contextlib.contextmanager
+def _collecting_nothing() -> Generator[None]:
+    """Keep finalizers from running while pytest formats a failure.
+
+    In Python 3.11, a finalizer that raises within `ast.parse` makes that a `SystemError`, which ends the
+    run, because whoever shows its traceback calls `ast.parse` again. Broken drivers leave such objects.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -197,8 +222,9 @@ class Reporter:
 
     NAME: Final = "stm-backends-reporter"
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, shown_once: ShownOnce) -> None:
         self._config = config
+        self._shown_once = shown_once
         self._start = time.monotonic()
         self._asked = any(config.getoption(name) for name in ("stm_backend", "stm_json", "stm_html"))
 
@@ -255,6 +281,7 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the report per clause; for classes in a test suite, a short one."""
+        self._shown_once.restore(terminalreporter)
         if "run" not in vars(self):
             return
         from stm_backends.testing.runner.terminal import summary  # noqa: PLC0415 -- as above
@@ -270,6 +297,39 @@ class Reporter:
         from stm_backends.testing.runner.terminal import lines  # noqa: PLC0415 -- as above
 
         return lines(self.run)
+
+
+class ShownOnce:
+    """Has pytest show a failure once that several checks have met, with their number."""
+
+    def __init__(self) -> None:
+        self._failed: list[pytest.TestReport] | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None]:
+        """Take repeated failures from pytest while it shows them; `restore` puts them back."""
+        failed: list[pytest.TestReport] = terminalreporter.stats.get("failed", [])
+        alike: dict[str, list[pytest.TestReport]] = {}
+        for report in failed:
+            if (
+                cause := dict(cast("list[tuple[str, Any]]", report.user_properties))
+                .get(_RESULT, {})
+                .get("cause")
+            ):
+                alike.setdefault(cause, []).append(report)
+        for first, *others in alike.values():
+            if others:
+                text = f"and {len(others)} more check{'s' * (len(others) > 1)} in the same way"
+                # As a section below the traceback; the short summary lists the checks.
+                first.sections.append((text, ""))
+                self._failed = self._failed or list(failed)
+                failed[:] = [report for report in failed if report not in others]
+        return (yield)
+
+    def restore(self, terminalreporter: Any) -> None:
+        """Have all failures counted and listed."""
+        if self._failed is not None:
+            terminalreporter.stats["failed"][:] = self._failed
 
 
 def _check_of(item: pytest.Item) -> Check | None:
@@ -308,6 +368,7 @@ def _facts(
     from dataclasses import asdict  # noqa: PLC0415 -- as above
 
     from stm_backends.testing.runner.selection import facts_of  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.failures import cause  # noqa: PLC0415 -- as above
 
     arguments: dict[str, Any] = getattr(item, "funcargs", {})
     bench, datastore = arguments.get("bench"), arguments.get("datastore")
@@ -327,6 +388,7 @@ def _facts(
         "reason": reason.removeprefix("opted out: "),
         "message": _message(error) if report.failed else "",
         "explanation": "\n".join(notes),
+        "cause": cause(error) if report.failed and error is not None else "",
         "traits": asdict(traits) if traits is not None else {},
         "server": getattr(datastore, "server", ""),
     }
@@ -334,9 +396,12 @@ def _facts(
 
 def _message(error: BaseException | None) -> str:
     """Return the message of an error; of a group, that of the first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return f"{type(error).__name__}: {error}".removeprefix("AssertionError: ")
+    from stm_backends.testing.workbench.failures import cut, told  # noqa: PLC0415 -- as above
+
+    lines = told(error).removeprefix("AssertionError: ").splitlines() if error is not None else []
+    # Reports are made without pytest, which has the option that these lines are about.
+    lines = [line for line in lines if not _HOW_TO_SEE_MORE.search(line)]
+    return "\n".join(cut(line, _LONGEST_LINE) for line in lines)
 
 
 def _distribution(name: str | None) -> str:

@@ -25,7 +25,8 @@ OUTCOMES: Final[Sequence[Outcome]] = ("passed", "not asked", "opted out", "faile
 class Result:
     """The result of one check. `subject` is its class, `id` runs it again.
 
-    `reason` says why it was not asked; `message` and `explanation` what a failure found.
+    `reason` says why it was not asked; `message` and `explanation` what a failure found. Failures with the
+    same `cause` are one failure, met by several checks.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Result:
     reason: str = ""
     message: str = ""
     explanation: str = ""
+    cause: str = ""
 
 
 @dataclass(kw_only=True)
@@ -82,6 +84,15 @@ class Run:
     def of(self, outcome: Outcome) -> list[Result]:
         """Return the results of one kind."""
         return [result for result in (*self.results, *self.left_out) if result.outcome == outcome]
+
+    def alike(self) -> dict[str, list[Result]]:
+        """Return the failures that several checks have met, by their cause, in the order of a report."""
+        found: dict[str, list[Result]] = {}
+        for _, results in self.by_clause():
+            for result in results:
+                if result.cause:
+                    found.setdefault(result.cause, []).append(result)
+        return {cause: results for cause, results in found.items() if len(results) > 1}
 
     def by_clause(self) -> Iterator[tuple[Clause, list[Result]]]:
         """Yield each clause that has checks with its results, in the order of the contract."""

@@ -28,6 +28,7 @@ Line: TypeAlias = tuple[str, str]
 def lines(run: Run) -> Iterator[Line]:
     """Yield the whole report."""
     said: set[str] = set()
+    alike = run.alike()
     for clause, results in run.by_clause():
         stands = standing(results)
         if stands == "left out":
@@ -35,9 +36,7 @@ def lines(run: Run) -> Iterator[Line]:
         passed = sum(result.outcome == "passed" for result in results)
         count = f"{passed:>3}/{len(results):<3}"
         yield f"{_MARKS[stands]} {clause.id:<20} {count} {clause.promise}", _COLOURS.get(stands, "yellow")
-        for result in results:
-            if result.outcome == "failed":
-                yield from _failure(result, said)
+        yield from _failures([result for result in results if result.outcome == "failed"], alike, said)
         yield from _unasked(results, "opted out")
         yield from _unasked(results, "not asked")
         if left_out := sum(result.outcome == "left out" for result in results):
@@ -59,6 +58,8 @@ def summary(run: Run) -> Iterator[Line]:
     """Yield a few lines for each class, for a run in which pytest has shown what failed."""
     for each in run.by_subject():
         yield each.verdict(), _colour(each)
+        for same in each.alike().values():
+            yield f"  {_checks(len(same))} failed in the same way: {same[0].message.splitlines()[0]}", "red"
         for outcome in ("failed", "opted out", "not asked", "left out"):
             # A selection leaves out too many to list.
             listed = [one for one in each.of(outcome) if outcome != "left out" or one.reason == SLOW]
@@ -67,6 +68,21 @@ def summary(run: Run) -> Iterator[Line]:
     for text in dict.fromkeys(run.broken):
         yield f"could not be run: {text}", "red"
     yield "--stm-json=FILE and --stm-html=FILE write the whole report", ""
+
+
+def _failures(failed: list[Result], alike: Mapping[str, list[Result]], said: set[str]) -> Iterator[Line]:
+    """Yield the failures of a clause, each cause once in the whole report."""
+    again: dict[str, int] = {}
+    for result in failed:
+        same = alike.get(result.cause, [result])
+        if result is not same[0]:
+            again[same[0].sentence] = again.get(same[0].sentence, 0) + 1
+            continue
+        yield from _failure(result, said)
+        if len(same) > 1:
+            yield f"      and {_checks(len(same) - 1, 'more ')} in the same way", "red"
+    for first, count in again.items():
+        yield f'    broken in the same way as "{first}": {_checks(count)}', "red"
 
 
 def _failure(result: Result, said: set[str]) -> Iterator[Line]:
@@ -95,8 +111,8 @@ def _unasked(results: Sequence[Result], outcome: Outcome) -> Iterator[Line]:
             yield f"      {sentence}", ""
 
 
-def _checks(count: int) -> str:
-    return f"{count} check{'' if count == 1 else 's'}"
+def _checks(count: int, which: str = "") -> str:
+    return f"{count} {which}check{'' if count == 1 else 's'}"
 
 
 def _colour(run: Run) -> str:

@@ -12,12 +12,18 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
 
 import pytest
 
+from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
+from stm_backends.testing.workbench.failures import Met, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
+from stm_backends.testing.workbench.processes import end_workers
 
 LONGEST_CHECK_S: Final = 120.0
 
 _ATTRIBUTE: Final = "__stm_check__"
+
+_ABOUT_TIME: Final = ("driver.expiry", "driver.lifetime", "driver.model")
+"""The clauses whose checks tell time by the datastore's tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,18 @@ class Check:
             return self.slow
         return any(value in self.slow.get(name, ()) for name, value in given.items())
 
-    def explain(self, history: History) -> str:
-        """Return the explanation of a failure: the clause, the expectation and the history."""
+    def explain(self, error: BaseException, bench: Workplace) -> str:
+        """Return the explanation of a failure: the clause, the expectation, where, and the history.
+
+        The usual cause is one of wrong answers. Whoever got an error that nothing expected is not told of it.
+        """
+        history = bench.history
         parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
-        if self.usual_cause:
+        if where := origin(error):
+            parts.append(f"Raised at: {where}")
+        if self.usual_cause and _is_finding(error):
             parts.append(f"Usual cause: {self.usual_cause}")
+        parts += _of_a_busy_machine(self, first_of(error), bench)
         if lines := history.lines():
             parts += ["History:", *(f"  {line}" for line in lines)]
         return "\n".join(parts)
@@ -60,6 +73,23 @@ class Workplace(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def _is_finding(error: BaseException) -> bool:
+    """Whether the suite itself has found something wrong in what was answered."""
+    error = first_of(error)
+    return isinstance(error, AssertionError | pytest.fail.Exception) and not isinstance(error, Met)
+
+
+def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> list[str]:
+    """Return which limit of time it may have been that was too short."""
+    datastore, traits = getattr(bench, "datastore", None), getattr(bench, "traits", None)
+    if isinstance(error, Unavailable | OutcomeUnknown) and traits is not None:
+        return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
+    if check.clause.id in _ABOUT_TIME and _is_finding(error) and getattr(datastore, "waits", False):
+        longer = "`--stm-tick=SECONDS` or `Datastore.tick` makes it longer"
+        return [f"On a busy machine it may be the tick of {bench.tick:g} s: {longer}."]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    return []
 
 
 class OptedOut(pytest.skip.Exception):
@@ -105,8 +135,11 @@ def check(
                 answer = body(self, bench, **given)
                 if inspect.iscoroutine(answer):
                     asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
-            except (Exception, pytest.fail.Exception) as error:
-                error.add_note(known.explain(bench.history))
+            except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
+                raise
+            except BaseException as error:  # a driver may raise SystemExit or CancelledError
+                shorten(error)
+                error.add_note(known.explain(error, bench))
                 raise
 
         setattr(run, _ATTRIBUTE, known)
@@ -116,9 +149,20 @@ def check(
 
 
 async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
+    limit = asyncio.timeout(LONGEST_CHECK_S)
     try:
-        async with asyncio.timeout(LONGEST_CHECK_S), bench:
-            await body
+        async with limit, bench:
+            try:
+                await body
+            finally:
+                await end_workers()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise AssertionError(
+            f"the check did not end within {LONGEST_CHECK_S:g} s; the operations without a result are in its "
+            "history. On a busy machine it may be this limit"
+        ) from None
     finally:
         body.close()
 

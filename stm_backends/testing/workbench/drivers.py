@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, cast
 
-from stm_backends.drivers.contract import Driver, Key, Record, Traits
+from stm_backends.drivers.contract import Driver, Key, Page, Record, Traits
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import ConfigurationError
 from stm_backends.testing.faults import Proxy
+from stm_backends.testing.workbench.failures import told
 from stm_backends.testing.workbench.history import History, Recorded
 
 QUICK_HISTORIES: Final = 3
@@ -23,7 +24,14 @@ QUICK_HISTORIES: Final = 3
 QUICK_RACES_S: Final = 1.0
 """How many seconds the races of a quick run take at most."""
 
-OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
+ANSWERS: Final[Mapping[str, tuple[type, ...]]] = {
+    "load": (Record, type(None)),
+    "append": (int,),
+    "replace": (bool,),
+    "delete": (bool,),
+    "scan": (Page,),
+}
+OPERATIONS: Final = tuple(ANSWERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +165,8 @@ class Bench:
         self._drivers.append(driver)
         self.traits = driver.traits
         who = f"driver{len(self._drivers)}"
-        return cast("Driver", Recorded(driver, self.history, who, (*OPERATIONS, "open", "close")))
+        noted = (*OPERATIONS, "open", "close")
+        return cast("Driver", Recorded(driver, self.history, who, noted, ANSWERS))
 
     def scope(self) -> str:
         """Return a scope that was never used."""
@@ -184,18 +193,20 @@ class Bench:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await self._remove_all()
-        except Exception as failure:
-            # What the check has found matters more than what tidying up after it meets.
-            if error is None:
-                raise
-            error.add_note(f"Removing what the check had stored failed too: {failure}")
-        finally:
-            for driver in self._drivers:
-                await driver.close()
-            if self._proxy is not None:
-                self._proxy.stop()
+        # What the check has found matters more than what tidying up after it meets, and a driver that cannot
+        # be closed does not keep the others open.
+        failures = [error] if error is not None else []
+        for work in (self._remove_all, *(driver.close for driver in self._drivers)):
+            try:
+                await work()
+            except Exception as failure:  # noqa: BLE001 -- raised below
+                if failures and told(failure) != told(failures[0]):
+                    failures[0].add_note(f"Tidying up after the check failed too: {told(failure)}")
+                failures.append(failure)
+        if self._proxy is not None:
+            self._proxy.stop()
+        if error is None and failures:
+            raise failures[0]
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.

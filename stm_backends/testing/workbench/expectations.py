@@ -4,30 +4,91 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import pytest
 
+from stm_backends.drivers.contract import Record
+
 E = TypeVar("E", bound=Exception)
 
-_SHORT: Final = reprlib.Repr()
-_SHORT.maxother = _SHORT.maxstring = 80
-_SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxset = 4
+_LONGEST_VALUE: Final = 80
+
+
+class _Short(reprlib.Repr):
+    """Representations of a line, also of records and of bytes of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = self.maxstring = _LONGEST_VALUE
+        self.maxtuple = self.maxlist = self.maxset = 4
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """Return bytes with their length, if they are many."""
+        del level
+        shown = repr(value[:_LONGEST_VALUE])
+        if len(value) <= _LONGEST_VALUE:
+            return shown
+        return f"{shown[: _LONGEST_VALUE // 2]}... ({len(value):,} bytes)"
+
+    def repr_Record(self, value: Record, level: int) -> str:  # noqa: N802 -- reprlib calls it so
+        """Return a record with short values."""
+        body, tail = self.repr1(value.body, level - 1), self.repr1(value.tail, level - 1)
+        return f"Record(version={value.version!r}, body={body}, tail={tail})"
+
+
+_SHORT: Final = _Short()
 
 
 def must_be(found: object, expected: object, because: str) -> None:
     """Fail unless something equals what is expected; `True`, `False` and `None` are only themselves."""
-    if isinstance(expected, bool | None):
-        assert found is expected, _sentence(expected, because)
-    else:
-        assert found == expected, _sentence(expected, because)
+    __tracebackhide__ = True
+    if found is expected if isinstance(expected, bool | None) else found == expected:
+        return
+    # Not by `assert`: its explanation prints whole values, or how to ask pytest for them.
+    raise AssertionError(
+        f"expected {_SHORT.repr(expected)}, because {because}\nfound {_SHORT.repr(found)}"
+        + "".join(f"\n  {line}" for line in _difference(found, expected))
+    )
+
+
+def _difference(found: Any, expected: Any) -> list[str]:
+    """Return where two values of one kind begin to differ, if their representations may not show it."""
+    if type(found) is not type(expected):
+        return []
+    if isinstance(found, Record):
+        fields = ("version", "body", "tail")
+        return _of_each({name: (getattr(found, name), getattr(expected, name)) for name in fields})
+    if isinstance(found, Mapping):
+        one, other = cast("Mapping[Any, Any]", found), cast("Mapping[Any, Any]", expected)
+        return _of_each({key: (one.get(key), other.get(key)) for key in {**other, **one}})
+    if not isinstance(found, list | tuple | bytes | str):
+        return []
+    some, others = cast("Sequence[Any]", found), cast("Sequence[Any]", expected)
+    pairs = enumerate(zip(some, others, strict=False))
+    at = next((n for n, (one, other) in pairs if one != other), min(len(some), len(others)))
+    there = " instead of ".join(_SHORT.repr(side[at : at + 1]) for side in (some, others))
+    lengths = f", {len(some):,} long instead of {len(others):,}" if len(some) != len(others) else ""
+    lines = [f"they differ at {at:,}: {there}{lengths}"] if max(len(some), len(others)) > 4 else []
+    # Of one in a list, only the beginning is shown.
+    within = isinstance(found, list | tuple) and at < min(len(some), len(others))
+    return lines + (_difference(some[at], others[at]) if within else [])
+
+
+def _of_each(sides: Mapping[Any, tuple[Any, Any]]) -> list[str]:
+    return [
+        f"{name}: {_SHORT.repr(one)} instead of {_SHORT.repr(other)}"
+        for name, (one, other) in sides.items()
+        if one != other
+    ]
 
 
 @contextmanager
 def must_raise(kind: type[E] | tuple[type[E], ...], because: str) -> Generator[pytest.ExceptionInfo[E]]:
     """Fail unless the context ends with an error of this kind; yields what `pytest.raises` does."""
+    __tracebackhide__ = True
     try:
         with pytest.raises(kind) as caught:
             yield caught
@@ -47,8 +108,6 @@ async def must_end(within: float, because: str) -> AsyncGenerator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise AssertionError(f"expected an end within {within:g} s, because {because}") from None
-
-
-def _sentence(expected: object, because: str) -> str:
-    return f"expected {_SHORT.repr(expected)}, because {because}"
+        raise AssertionError(
+            f"expected an end within {within:g} s, because {because}; on a busy machine it may be this limit"
+        ) from None

@@ -6,12 +6,13 @@ import asyncio
 import functools
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import Expect, Key, Record, Ttl
+from stm_backends.testing.workbench.failures import Met, cut
 
 SHOWN: Final = 16
 """How many operations a failing check shows; races make hundreds."""
@@ -96,12 +97,18 @@ class History:
         if hasattr(value, "user_message"):
             return f"turn {value.user_message!r}"  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         if isinstance(value, str | bytes) and len(value) > _LONGEST_VALUE:
-            return f"{value[:_LONGEST_VALUE]!r}... ({len(value):,} long)"
+            # Of bytes that are no text, each takes four characters.
+            return f"{repr(value[:_LONGEST_VALUE])[: _LONGEST_VALUE + 3]}... ({len(value):,} long)"
         if isinstance(value, Record):
-            tail = [self.shown(entry) for entry in value.tail[:_LONGEST_TAIL]]
-            tail += [f"... ({len(value.tail)} long)"] * (len(value.tail) > _LONGEST_TAIL)
-            return f"Record({value.version!r}, {self.shown(value.body)}, [{', '.join(tail)}])"
-        return _cut(repr(value), _LONGEST_TEXT)
+            return f"Record({value.version!r}, {self.shown(value.body)}, {self._listed(value.tail)})"
+        if type(value) in (tuple, list):
+            return self._listed(cast("Sequence[object]", value))
+        return cut(repr(value), _LONGEST_TEXT)
+
+    def _listed(self, values: Sequence[object]) -> str:
+        shown = [self.shown(value) for value in values[:_LONGEST_TAIL]]
+        shown += [f"... ({len(values)} long)"] * (len(values) > _LONGEST_TAIL)
+        return f"[{', '.join(shown)}]"
 
     def _scope(self, scope: str) -> str:
         # A scope of a check is a random word; a number is easier to follow.
@@ -116,18 +123,37 @@ def _times(line: str, count: int) -> str:
     return line if count == 1 else f"{line}   ({count} times)"
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length]}..."
+def must_answer(name: str, answer: object, types: tuple[type, ...]) -> None:
+    """Fail unless the answer of an operation is of one of the types that the contract has."""
+    __tracebackhide__ = True
+    if not isinstance(answer, types):
+        found, expected = _named(type(answer)), " or ".join(map(_named, types))
+        raise Met(message := f"`{name}` returned {found}, and not {expected}", message)
+
+
+def _named(kind: type) -> str:
+    return "None" if kind is type(None) else f"`{kind.__name__}`"
 
 
 class Recorded:
-    """Passes everything on to `inner`, and notes the calls of the methods in `recorded`."""
+    """Passes everything on to `inner`, and notes the calls of the methods in `recorded`.
 
-    def __init__(self, inner: Any, history: History, who: str, recorded: Collection[str]) -> None:
+    `answers` are the types of a method's answers, by its name; another fails the check.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        history: History,
+        who: str,
+        recorded: Collection[str],
+        answers: Mapping[str, tuple[type, ...]] | None = None,
+    ) -> None:
         self.inner = inner
         self._history = history
         self._who = who
         self._recorded = recorded
+        self._answers = answers or {}
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.inner, name)
@@ -138,6 +164,7 @@ class Recorded:
     def _noted(self, name: str, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(method)
         async def call(*arguments: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
             history = self._history
             given = [history.shown(value) for value in arguments]
             given += [f"{key}={history.shown(value)}" for key, value in named.items()]
@@ -149,9 +176,11 @@ class Recorded:
                 history.end(event, "(cancelled)")
                 raise
             except BaseException as error:
-                history.end(event, _cut(f"raised {type(error).__name__}: {error}", _LONGEST_ERROR))
+                history.end(event, cut(f"raised {type(error).__name__}: {error}", _LONGEST_ERROR))
                 raise
             history.end(event, history.shown(answer))
+            if name in self._answers:
+                must_answer(name, answer, self._answers[name])
             return answer
 
         return call

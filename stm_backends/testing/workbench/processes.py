@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pickle
 import sys
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
+from stm_backends.testing.workbench.failures import Met, cause, origin, told
+from stm_backends.testing.workbench.history import must_answer
 
 UNREACHABLE: Final = (
     "`Datastore.open` must be importable by other processes; use `open_at` or a module-level function"
@@ -56,6 +60,9 @@ _LAST_WORDS: Final = 12
 
 _LAST_BYTES: Final = 8_192
 
+_RAISED: Final = "raised "
+"""How the last line of a worker begins that an error ends; no acknowledgement does."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -80,7 +87,9 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, complaints: asyncio.Task[bytes]) -> None:
         self._process = process
         self._complaints = complaints
+        self._error, self._cause = "", ""
         self.acknowledged: list[str] = []
+        _WORKERS.setdefault(asyncio.get_running_loop(), []).append(self)
 
     @classmethod
     async def start(cls, task: Task, *, ahead_s: float = 0.0) -> Worker:
@@ -103,6 +112,7 @@ class Worker:
 
     async def read(self, *, until: int) -> None:
         """Note the first `until` acknowledged writes; fail if the process ends before that many."""
+        __tracebackhide__ = True
         if not await self._note(until):
             await self._end(expected=None)
 
@@ -111,6 +121,7 @@ class Worker:
 
         Fails if it had ended before.
         """
+        __tracebackhide__ = True
         if self._process.returncode is None:
             self._process.kill()
         await self._note()
@@ -118,6 +129,7 @@ class Worker:
 
     async def finish(self) -> None:
         """Wait until the task succeeds; cancelling the wait kills the process."""
+        __tracebackhide__ = True
         try:
             await self._note()
             await self._end(expected=0)
@@ -134,19 +146,48 @@ class Worker:
             line = await self._process.stdout.readline()
             if not line.endswith(b"\n"):
                 return False
-            self.acknowledged.append(line.decode().strip())
+            text = line.decode().strip()
+            if text.startswith(_RAISED):
+                self._error, self._cause = json.loads(text.removeprefix(_RAISED))
+            else:
+                self.acknowledged.append(text)
         return True
 
     async def _end(self, *, expected: int | None) -> None:
         """Wait for the process to end; fail, with its last words, unless its status is the expected."""
+        __tracebackhide__ = True
         status = await self._process.wait()
         words = (await self._complaints).decode(errors="replace").splitlines()[-_LAST_WORDS:]
-        if status != expected:
-            said = ["its last words:", *words] if words else ["it wrote nothing to its standard error"]
-            raise AssertionError(
-                f"a worker process ended by itself with status {status}, after {len(self.acknowledged)} "
-                f"acknowledged writes; " + "\n  ".join(said)
-            )
+        if status == expected:
+            return
+        words += self._error.splitlines()
+        said = ["its last words:", *words] if words else ["it wrote nothing to its standard error"]
+        count = len(self.acknowledged)
+        raise Met(
+            f"a worker process ended by itself with status {status}, after {count} acknowledged "
+            f"write{'s' * (count != 1)}; " + "\n  ".join(said),
+            self._cause,
+        )
+
+    async def end(self) -> None:
+        """End the process if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                self._process.kill()
+        await self._process.wait()
+        await self._complaints
+
+
+_WORKERS: Final[MutableMapping[asyncio.AbstractEventLoop, list[Worker]]] = weakref.WeakKeyDictionary()
+
+
+async def end_workers() -> None:
+    """End the processes that a check has started, so that none writes on or outlives the event loop.
+
+    A check that failed has not waited for them.
+    """
+    for worker in _WORKERS.pop(asyncio.get_running_loop(), []):
+        await worker.end()
 
 
 async def _end_of(stream: asyncio.StreamReader) -> bytes:
@@ -163,7 +204,14 @@ def main() -> None:
         task = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 -- our own parent wrote it
     except (ImportError, AttributeError) as error:
         sys.exit(f"{UNREACHABLE}: {error}")
-    asyncio.run(_carry_out(task))
+    try:
+        asyncio.run(_carry_out(task))
+    except BaseException as error:  # noqa: BLE001 -- also what ends a process, such as SystemExit
+        # Beside what libraries say when the process ends, the error would not be among the last words.
+        where = origin(error)
+        said = f"{told(error)}\nraised at {where}" if where else told(error)
+        _acknowledge(_RAISED + json.dumps([said, cause(error)]))
+        sys.exit(1)
 
 
 async def _carry_out(task: Task) -> None:
@@ -178,6 +226,7 @@ async def _carry_out(task: Task) -> None:
         for number in range(task.count):
             entry = f"{task.label}:{number}"
             length = await driver.append(task.key, entry.encode(), initial_version=new_version(), ttl=None)
+            must_answer("append", length, (int,))
             _acknowledge(entry)
             if task.fold_every and length >= task.fold_every:
                 await fold(driver, task.key, length // 2)
