@@ -69,6 +69,9 @@ class Base:
     def _faults(self) -> Mapping[str, Fault]:
         return {}
 
+    async def _when_full(self) -> None:
+        """Have the servers write to a disk that is full, if nothing that pods do makes them."""
+
     async def _settle(self) -> None:
         """Wait until all servers serve as they did in the beginning."""
 
@@ -113,6 +116,7 @@ class Base:
         figures: dict[str, Any] = {"bytes": await asyncio.to_thread(self.disk.fill)}
         async with self._mended(figures):
             try:
+                await self._when_full()
                 yield figures
             finally:
                 await asyncio.to_thread(self.disk.free)
