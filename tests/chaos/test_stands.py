@@ -24,7 +24,7 @@ pytestmark = pytest.mark.full
 
 logger = logging.getLogger(__name__)
 
-STANDS = ("redis", "postgres", "mongo", "dynamo")
+STANDS = ("redis", "postgres", "mongo", "dynamo", "redis_sentinel")
 HELD_S = 2.0
 
 
