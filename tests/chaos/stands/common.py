@@ -26,13 +26,15 @@ class Base:
     """
 
     name = url = direct_url = ""
+    megabytes = 512
+    """The size of the file system."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.versions: dict[str, str] = {}
         self.servers: list[Server] = []
         self.proxies: list[Proxy] = []
-        self.disk = Disk(folder / "disk")
+        self.disk = Disk(folder / "disk", self.megabytes)
         self._stack = contextlib.AsyncExitStack()
         self._busy = asyncio.Lock()
 

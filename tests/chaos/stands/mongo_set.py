@@ -26,6 +26,8 @@ class SetStand(Base):
     """
 
     name = "mongo-set"
+    # Each member lays out some hundred megabytes of journal.
+    megabytes = 2048
 
     async def _start(self) -> None:
         self.members = [

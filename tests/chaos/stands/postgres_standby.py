@@ -36,6 +36,7 @@ class StandbyStand(PostgresStand):
     """
 
     name = "postgres-standby"
+    megabytes = 1024
 
     async def _start(self) -> None:
         self._binaries = binaries(self.folder)
