@@ -589,7 +589,7 @@ class _Erased:
             if not fits:
                 fits = [_Log()]
                 logs.append(fits[0])
-            self._put(min(fits, key=lambda log: prefer(log, read)), read)
+            self._put(min(fits, key=lambda log: (_contradicts(log, read), prefer(log, read))), read)
         return logs
 
     def _fits(self, log: _Log, read: Read) -> bool:
@@ -718,6 +718,25 @@ class _Erased:
                     if log.first > erase.latest:
                         old = (turn for turn, span in log.turns.items() if span.invoked < erase.op.invoked)
                         self._checked.late_after_erasure.update(old)
+
+
+def _contradicts(log: _Log, read: Read) -> bool:
+    """Say whether a read cannot be of a log, by what was surely in it, or not yet, at the time."""
+    oldest = log.turns[read.shown[0]].ended if read.shown[0] in log.turns else NEVER
+    lacks = (
+        span.ended < read.invoked and (not read.newest_only or span.invoked > oldest)
+        for turn, span in log.turns.items()
+        if turn not in read.shown
+    )
+    if any(lacks):
+        return True
+    count = len(read.shown)
+    return not read.newest_only and any(
+        (other.ended < read.invoked and len(other.shown) > count)
+        or (read.ended < other.invoked and len(other.shown) < count)
+        for other in log.reads
+        if not other.excused
+    )
 
 
 def _age(log: _Log, read: Read) -> float:
