@@ -57,11 +57,13 @@ class Mongod(Server):
         """Ask what this member is, past any replica set."""
         return self.ask("hello")
 
-    def ask(self, command: str, value: object = 1, **more: object) -> dict[str, Any]:
+    def ask(
+        self, command: str, value: object = 1, *, database: str = "admin", **more: object
+    ) -> dict[str, Any]:
         """Send this member one command."""
         url = f"mongodb://{self.address}/?directConnection=true&serverSelectionTimeoutMS=2000"
         with MongoClient[dict[str, Any]](url) as client:
-            return client.admin.command(command, value, **more)
+            return client[database].command(command, value, **more)
 
 
 class ReplicaSet:

@@ -21,11 +21,17 @@ SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
 class Postgres(Server):
     """A cluster in `directory`. What is done to the server is done to all of its processes.
 
-    With `of` it is a hot standby of another one, which is running.
+    With `of` it is a hot standby of another one, which is running. `more` are settings of the server.
     """
 
     def __init__(
-        self, binaries: Path, directory: Path, *, durable: bool = True, of: Postgres | None = None
+        self,
+        binaries: Path,
+        directory: Path,
+        *,
+        durable: bool = True,
+        of: Postgres | None = None,
+        **more: object,
     ) -> None:
         self.port = free_port()
         self.directory = directory
@@ -44,6 +50,7 @@ class Postgres(Server):
             "fsync": "on" if durable else "off",
             "max_connections": 400,
             "shared_buffers": "32MB",
+            **more,
         }
         command = [binaries / "postgres", "-D", directory / "data"]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -64,11 +71,11 @@ class Postgres(Server):
 
     def kill(self) -> None:
         """End every process at once, as a power cut would; the first is stopped, so that none is added."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-        for process in self._processes()[1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGSTOP)
+            for process in self._processes()[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
         super().kill()
 
     def _end(self, how: signal.Signals) -> None:

@@ -72,18 +72,30 @@ class Server:
                 group=self._user,
                 extra_groups=[] if self._user else None,
             )
+        if problem := self._wait():
+            tail = self._log.read_text("utf-8", "replace")[-2000:]
+            self.stop()
+            raise RuntimeError(f"{self._command[0]} did not start: {problem}\n{tail}")
+
+    def recover(self) -> None:
+        """Wait until a server that was in trouble answers again, and start it if it gave up."""
+        if self._process is None or self._wait():
+            self.kill()
+            self.start()
+
+    def _wait(self) -> str | None:
+        """Return nothing once the server answers, or why it does not: it has ended, or takes too long."""
+        assert self._process is not None
         until = time.monotonic() + START_S
         while True:
             try:
                 if self._is_ready() is not False:
-                    return
+                    return None
                 problem = "it is not ready"
             except Exception as error:  # noqa: BLE001 -- whatever a client raises while nobody listens yet
                 problem = repr(error)
             if self._process.poll() is not None or time.monotonic() > until:
-                tail = self._log.read_text("utf-8", "replace")[-2000:]
-                self.stop()
-                raise RuntimeError(f"{self._command[0]} did not start: {problem}\n{tail}")
+                return problem
             time.sleep(0.05)
 
     def kill(self) -> None:

@@ -1,0 +1,186 @@
+"""What the stands share: faults that any server has, and one at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from stm_backends.testing import open_at
+from tests.chaos.stands import Fault
+from tests.chaos.stands.disk import Disk
+from tests.chaos.stands.network import Proxy, network_faults
+from tests.support.servers import Server
+
+Settle = Callable[[], Awaitable[None]]
+
+
+class Base:
+    """A stand whose servers have the faults of any server.
+
+    A subclass starts its servers in `_start`, calls `_set_up` and names in `_faults` what only they have.
+    Whatever it enters into `self._stack` is left in the end, in the reverse order.
+    """
+
+    name = ""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = self.direct_url = ""
+        self.versions: dict[str, str] = {}
+        self.servers: list[Server] = []
+        self.proxies: list[Proxy] = []
+        self.disk = Disk(folder / "disk")
+        self._stack = contextlib.AsyncExitStack()
+        self._busy = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the servers, with durable settings, and set up what the datastore needs."""
+        try:
+            self.disk.open()
+            self._stack.callback(self.disk.close)
+            await self._start()
+            await (await open_at(self.direct_url, create=True)).close()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop the servers; a second call is a no-op."""
+        await self._stack.aclose()
+
+    def faults(self) -> Mapping[str, Fault]:
+        """What can be done to the servers, one at a time, and to the network before them."""
+        own = {"server-kill": self._kill, "server-pause": self._pause, **self._faults()}
+        if self.disk.can_fill:
+            own["disk-full"] = self._fill
+        # The network's faults may coincide with those of servers.
+        alone = {name: _alone(self._busy, fault) for name, fault in own.items()}
+        return {**alone, **network_faults(self.proxies)}
+
+    async def _start(self) -> None:
+        raise NotImplementedError
+
+    def _faults(self) -> Mapping[str, Fault]:
+        return {}
+
+    async def _settle(self) -> None:
+        """Wait until all servers serve as they did in the beginning."""
+
+    async def _run(self, server: Server) -> None:
+        """Start a server that is stopped in the end."""
+        await asyncio.to_thread(server.start)
+        self.servers.append(server)
+        # Killed, because an orderly end may take a server long that was hurt, and nobody needs its data.
+        self._stack.push_async_callback(asyncio.to_thread, server.kill)
+
+    async def _lead_to(self, port: int, host: str = "127.0.0.1") -> Proxy:
+        """Return a new proxy before a server."""
+        proxy = await self._stack.enter_async_context(Proxy(f"{host}:{port}"))
+        self.proxies.append(proxy)
+        return proxy
+
+    @contextlib.asynccontextmanager
+    async def _kill(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        server = chance.choice(self.servers)
+        await asyncio.to_thread(server.kill)
+        figures: dict[str, Any] = {"server": self.servers.index(server)}
+        async with self._mended(figures):
+            try:
+                yield figures
+            finally:
+                await asyncio.to_thread(server.start)
+
+    @contextlib.asynccontextmanager
+    async def _pause(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        server = chance.choice(self.servers)
+        await asyncio.to_thread(server.pause)
+        figures: dict[str, Any] = {"server": self.servers.index(server)}
+        async with self._mended(figures):
+            try:
+                yield figures
+            finally:
+                server.go_on()
+                await asyncio.to_thread(server.recover)
+
+    @contextlib.asynccontextmanager
+    async def _fill(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        figures: dict[str, Any] = {"bytes": await asyncio.to_thread(self.disk.fill)}
+        async with self._mended(figures):
+            try:
+                yield figures
+            finally:
+                await asyncio.to_thread(self.disk.free)
+                # Some servers end themselves when they cannot write.
+                for server in self.servers:
+                    await asyncio.to_thread(server.recover)
+
+    @contextlib.asynccontextmanager
+    async def _mended(self, figures: dict[str, Any]) -> AsyncIterator[None]:
+        """Wait for the healthy state, and note how long the fault lasted until then."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            await self._settle()
+            figures["lasted_s"] = round(time.monotonic() - began, 3)
+
+
+class Act(Protocol):
+    """Does something to a server; what it returns, if a number, is added up."""
+
+    def __call__(self, chance: random.Random, /) -> Awaitable[int | None]: ...
+
+
+def repeated(act: Act, *, every: float = 0.3) -> Fault:
+    """Return the fault that something is done at once, and again and again while the fault is held."""
+
+    @contextlib.asynccontextmanager
+    async def fault(chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        figures: dict[str, Any] = {"times": 0, "hit": 0}
+
+        async def once() -> None:
+            figures["hit"] += await act(chance) or 0
+            figures["times"] += 1
+
+        async def go_on() -> None:
+            while True:
+                await asyncio.sleep(chance.uniform(0.1, 2) * every)
+                await once()
+
+        await once()
+        going_on = asyncio.ensure_future(go_on())
+        try:
+            yield figures
+        finally:
+            going_on.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await going_on
+
+    return fault
+
+
+def _alone(busy: asyncio.Lock, fault: Fault) -> Fault:
+    """Return the fault, which begins when no other one that has the lock is in progress."""
+
+    @contextlib.asynccontextmanager
+    async def alone(chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        async with busy, fault(chance, seconds) as figures:
+            yield figures
+
+    return alone
+
+
+def libraries(*names: str) -> dict[str, str]:
+    """Return the versions of packages."""
+    return {name: version(name) for name in names}
+
+
+async def asked(server: Any, *command: Any) -> Any:
+    """Return a server's answer, without holding up the loop."""
+    return await asyncio.to_thread(server.ask, *command)
