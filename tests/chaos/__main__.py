@@ -31,8 +31,8 @@ def parser() -> argparse.ArgumentParser:
     """Return what the command takes."""
     found = argparse.ArgumentParser(
         prog="python -m tests.chaos",
-        description="Pods share conversations over a datastore while faults befall pods, servers, the network, "
-        "the model and people. Then everything that happened is checked. Exits with 1 on a violation.",
+        description="Pods share conversations over a datastore while faults befall pods, servers, the "
+        "network, the model and people. Then everything that happened is checked. Exits with 1 on a violation.",
     )
     found.add_argument(
         "stand",

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ from stm_backends import open_backend
 from tests.chaos import history, schedule, turns
 from tests.chaos.history import Writer
 from tests.chaos.nemesis import model, people
-from tests.chaos.nemesis.pods import Pod, Pods
+from tests.chaos.nemesis.pods import Pod, PodFault, Pods
+from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
 
@@ -100,20 +102,17 @@ class _Run:
             await pod.start()
         await asyncio.gather(*(pod.ready() for pod in pods.all))
         self._start = time.monotonic()
-        faults = {
+        faults: dict[str, Fault] = {
             **stand.faults(),
-            **pods.faults(),
             **model.faults(the_model, self._writer),
             **people.faults(pods),
         }
-        await self._torment(faults)
+        await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
         await self._settle()
         return self._judged(minutes)
 
     def _pod(self, number: int) -> Pod:
-        from tests.chaos.pod import Settings  # noqa: PLC0415
-
         order = self._order
         return Pod(
             Settings(
@@ -134,9 +133,9 @@ class _Run:
         """Return how far a pod's clock may be off: the processes of one host share a clock, more or less."""
         return 300.0 if self._stand.name == "sqlite" else 6 * 3_600.0
 
-    async def _torment(self, faults: Mapping[str, Fault]) -> None:
+    async def _torment(self, faults: Mapping[str, Fault], of_pods: Mapping[str, PodFault]) -> None:
         order = self._order
-        weights = {name: WEIGHTS.get(name, 1.0) for name in faults}
+        weights = {name: WEIGHTS.get(name, 1.0) for name in (*faults, *of_pods)}
         until = self._start + 60 * order.minutes
         running: set[asyncio.Task[None]] = set()
         shown = time.monotonic()
@@ -145,7 +144,9 @@ class _Run:
                 enough = order.faults and sum(self._counts.values()) + len(running) >= order.faults
                 if enough or time.monotonic() > until:
                     break
-                running.add(asyncio.create_task(self._inject(faults[one.kind], one)))
+                fault = of_pods.get(one.kind)
+                happening = self._on_pod(fault, one) if fault else self._inject(faults[one.kind], one)
+                running.add(asyncio.create_task(happening))
                 await asyncio.sleep(one.gap)
                 while len(running) >= AT_ONCE:
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -162,14 +163,18 @@ class _Run:
             await asyncio.gather(*running, return_exceptions=True)
         self._show()
 
-    async def _inject(self, fault: Fault, planned: schedule.Planned) -> None:
+    async def _on_pod(self, fault: PodFault, planned: schedule.Planned) -> None:
+        async with self._pods.one(random.Random(planned.chance)) as pod:
+            await self._inject(partial(fault, pod), planned, target=pod.settings.process)
+
+    async def _inject(self, fault: Fault, planned: schedule.Planned, **data: str) -> None:
         """Let one fault happen, and count it when it has."""
         chance = random.Random(planned.chance)
-        op = self._writer.invoke("fault", kind=planned.kind, seconds=planned.seconds)
+        op = self._writer.invoke("fault", kind=planned.kind, seconds=planned.seconds, **data)
         async with fault(chance, planned.seconds) as figures:
             self._counts[planned.kind] += 1
             await asyncio.sleep(planned.seconds)
-        self._writer.end(op, "ok", "fault", kind=planned.kind, **figures)
+        self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
 
     def _show(self) -> None:
         adds = sum(pod.adds for pod in self._pods.all)

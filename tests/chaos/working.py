@@ -70,6 +70,7 @@ class _Pod:
         self.mine = 0
         self.adds = 0
         self.cancelling_until = 0.0
+        self.cancelled = 0
         self.resting = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -212,6 +213,7 @@ class _Pod:
         """Make a call, which is cancelled or timed out at a random moment while that is asked for."""
         if time.monotonic() > self.cancelling_until:
             return await call()
+        self.cancelled += 1
         moment = self.chance.random() * self.chance.choice((0.002, 0.02, 0.1))
         if self.chance.random() < 0.5:
             async with asyncio.timeout(moment):
@@ -242,10 +244,11 @@ class _Pod:
         answer = await getattr(self, f"do_{do}")(backend, **command)
         self.tell(done=number, **(answer or {}))
 
-    async def do_cancel(self, backend: Backend, seconds: float) -> None:
-        """Cancel calls at random moments for some time."""
-        self.cancelling_until = time.monotonic() + seconds
+    async def do_cancel(self, backend: Backend, seconds: float) -> dict[str, Any]:
+        """Cancel calls at random moments for some time; returns how many were begun."""
+        self.cancelling_until, before = time.monotonic() + seconds, self.cancelled
         await asyncio.sleep(seconds)
+        return {"calls": self.cancelled - before}
 
     async def do_descriptors(self, backend: Backend, seconds: float) -> None:
         """Have no file descriptor left for some time."""

@@ -10,13 +10,13 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tests.chaos.pod import Settings
-from tests.chaos.stands import Fault
 
 ROOT: Final = Path(__file__).parents[3]
 
@@ -45,7 +45,8 @@ class Pod:
         """Begin a new life; does not wait until it is ready."""
         settings = self.settings = dataclasses.replace(self.settings, life=self.settings.life + 1)
         file = Path(settings.folder, "pods", f"{settings.process}.json")
-        file.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(settings, **changes))))
+        given = json.dumps(dataclasses.asdict(dataclasses.replace(settings, **changes)))
+        await asyncio.to_thread(file.write_text, given, encoding="utf-8")
         self._errors = file.with_suffix(".err")
         with self._errors.open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
@@ -77,7 +78,7 @@ class Pod:
         if "ready" in said:
             self._ready.set()
         if answer := self._answers.pop(said.get("done", -1), None):
-            answer.set_result(said)
+            answer.set_result({name: value for name, value in said.items() if name != "done"})
 
     async def ask(self, do: str, **what: Any) -> dict[str, Any]:
         """Tell it to do something, and wait until that is done or its process has ended."""
@@ -144,6 +145,10 @@ class Pod:
         await self.kill()
 
 
+PodFault: TypeAlias = Callable[[Pod, random.Random, float], AbstractAsyncContextManager[dict[str, Any]]]
+"""A fault of one pod, in other respects as a `Fault` of a stand."""
+
+
 class Pods:
     """All pods of a run, and the faults that befall one of them at a time."""
 
@@ -158,15 +163,15 @@ class Pods:
         """The newest conversation of each user that any pod knows of."""
         return [max(each) for each in zip(*(pod.settings.generations for pod in self.all), strict=True)]
 
-    def faults(self) -> Mapping[str, Fault]:
+    def faults(self) -> Mapping[str, PodFault]:
         """What may happen to a pod, by name."""
         return {
-            "pod-kill": self._kill,
-            "pod-restart": self._restart,
-            "pod-pause": self._pause,
-            "pod-clock": self._clock,
-            "pod-cancel": self._cancel,
-            "pod-descriptors": self._descriptors,
+            "pod-kill": _killed,
+            "pod-restart": _restarted,
+            "pod-pause": _paused,
+            "pod-clock": partial(_wrong_clock, self._ahead),
+            "pod-cancel": partial(_told, "cancel"),
+            "pod-descriptors": partial(_told, "descriptors"),
         }
 
     @asynccontextmanager
@@ -180,54 +185,50 @@ class Pods:
             finally:
                 pod.busy = False
 
-    @asynccontextmanager
-    async def _kill(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        async with self.one(chance) as pod:
-            await pod.kill()
-            yield {"pod": pod.settings.process}
-            await pod.start()
-            await pod.ready()
 
-    @asynccontextmanager
-    async def _restart(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        """End a pod in order, as a deployment does, and start it again."""
-        async with self.one(chance) as pod:
-            await pod.end()
-            yield {"pod": pod.settings.process}
-            await pod.start()
-            await pod.ready()
+@asynccontextmanager
+async def _killed(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+    await pod.kill()
+    yield {}
+    await pod.start()
+    await pod.ready()
 
-    @asynccontextmanager
-    async def _pause(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        async with self.one(chance) as pod:
-            pod.send(signal.SIGSTOP)
-            try:
-                yield {"pod": pod.settings.process}
-            finally:
-                pod.send(signal.SIGCONT)
 
-    @asynccontextmanager
-    async def _clock(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        ahead = chance.uniform(-self._ahead, self._ahead)
-        async with self._during(chance, "clock", seconds=seconds, ahead=ahead) as figures:
-            yield {**figures, "ahead": ahead}
+@asynccontextmanager
+async def _restarted(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+    """End a pod in order, as a deployment does, and start it again."""
+    await pod.end()
+    yield {}
+    await pod.start()
+    await pod.ready()
 
-    @asynccontextmanager
-    async def _cancel(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        async with self._during(chance, "cancel", seconds=seconds) as figures:
-            yield figures
 
-    @asynccontextmanager
-    async def _descriptors(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        async with self._during(chance, "descriptors", seconds=seconds) as figures:
-            yield figures
+@asynccontextmanager
+async def _paused(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+    pod.send(signal.SIGSTOP)
+    try:
+        yield {}
+    finally:
+        pod.send(signal.SIGCONT)
 
-    @asynccontextmanager
-    async def _during(self, chance: random.Random, do: str, **what: Any) -> AsyncIterator[dict[str, Any]]:
-        async with self.one(chance) as pod:
-            asking = asyncio.ensure_future(pod.ask(do, **what))
-            try:
-                yield {"pod": pod.settings.process}
-                await asking
-            finally:
-                asking.cancel()
+
+@asynccontextmanager
+async def _wrong_clock(
+    most: float, pod: Pod, chance: random.Random, seconds: float
+) -> AsyncIterator[dict[str, Any]]:
+    ahead = round(chance.uniform(-most, most))
+    async with _told("clock", pod, chance, seconds, ahead=ahead) as figures:
+        yield {**figures, "ahead": ahead}
+
+
+@asynccontextmanager
+async def _told(
+    do: str, pod: Pod, chance: random.Random, seconds: float, **what: Any
+) -> AsyncIterator[dict[str, Any]]:
+    asking = asyncio.ensure_future(pod.ask(do, seconds=seconds, **what))
+    figures: dict[str, Any] = {}
+    try:
+        yield figures
+        figures |= await asking
+    finally:
+        asking.cancel()

@@ -3,108 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-import shutil
 import sqlite3
-import subprocess
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.stands import Fault
-
-SIZE_MB = 64
+from tests.chaos.stands.disk import Disk
 
 
 class SqliteStand:
-    """A file in a folder of its own; as root it is on a small file system, which can be full."""
+    """A file on a file system of its own, which can be full."""
 
     name = "sqlite"
-    versions: Mapping[str, str] = {"sqlite": sqlite3.sqlite_version}
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "disk"
-        self._small = False
-        self._file = self._folder / "chaos.db"
+        self._disk = Disk(folder / "disk")
+        self._file = folder / "disk" / "chaos.db"
         self.url = self.direct_url = f"sqlite:///{self._file}"
+        self.versions: Mapping[str, str] = {"sqlite": sqlite3.sqlite_version}
 
     async def start(self) -> None:
-        self._folder.mkdir(parents=True)
-        mount = ("mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "stm-chaos", str(self._folder))
-        self._small = await asyncio.to_thread(_succeeds, *mount)
+        self._disk.open()
 
     async def stop(self) -> None:
-        if self._small:
-            await asyncio.to_thread(_succeeds, "umount", "--lazy", str(self._folder))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._disk.close()
 
     def faults(self) -> Mapping[str, Fault]:
         faults: dict[str, Fault] = {
-            "locked": self._locked,
-            "checkpoint": self._checkpoint,
-            "vacuum": self._vacuum,
+            # As a backup or a person at a prompt does, for as long as the fault is held.
+            "locked": partial(self._doing, "BEGIN IMMEDIATE"),
+            "checkpoint": partial(self._doing, "PRAGMA wal_checkpoint(TRUNCATE)"),
+            "vacuum": partial(self._doing, "VACUUM"),
+            # A reader that stays keeps the log of writes from beginning anew.
+            "long-read": partial(self._doing, "BEGIN; SELECT count(*) FROM sqlite_master"),
         }
-        return {**faults, "disk-full": self._disk_full} if self._small else faults
+        return {**faults, "disk-full": self._full} if self._disk.can_fill else faults
 
-    @asynccontextmanager
-    async def _locked(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        """Hold the lock of all writers, as a backup or a person at a prompt does."""
+    @contextlib.asynccontextmanager
+    async def _doing(
+        self, statements: str, chance: random.Random, seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
         with closing(await asyncio.to_thread(self._connect)) as connection:
-            held = await asyncio.to_thread(_attempt, connection, "BEGIN IMMEDIATE")
-            yield {"held": held}
+            yield {"done": await asyncio.to_thread(_attempt, connection, statements)}
 
-    @asynccontextmanager
-    async def _checkpoint(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        """Move everything from the log of writes into the file, and empty the log."""
-        with closing(await asyncio.to_thread(self._connect)) as connection:
-            done = await asyncio.to_thread(_attempt, connection, "PRAGMA wal_checkpoint(TRUNCATE)")
-            yield {"done": done}
-
-    @asynccontextmanager
-    async def _vacuum(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        """Write the whole file again."""
-        with closing(await asyncio.to_thread(self._connect)) as connection:
-            yield {"done": await asyncio.to_thread(_attempt, connection, "VACUUM")}
-
-    @asynccontextmanager
-    async def _disk_full(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        """Leave no room on the file system."""
-        ballast = self._folder / "ballast"
+    @contextlib.asynccontextmanager
+    async def _full(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        free = await asyncio.to_thread(self._disk.fill)
         try:
-            await asyncio.to_thread(_fill, ballast)
-            yield {"free": shutil.disk_usage(self._folder).free}
+            yield {"bytes": free}
         finally:
-            ballast.unlink(missing_ok=True)
+            await asyncio.to_thread(self._disk.free)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._file, timeout=3.0, check_same_thread=False, isolation_level=None)
 
 
-def _fill(ballast: Path) -> None:
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(1 << 20)):
-                pass
-            while file.write(bytes(1 << 12)):
-                pass
-        except OSError:
-            pass
+stand = SqliteStand
 
 
-def _attempt(connection: sqlite3.Connection, statement: str) -> bool:
+def _attempt(connection: sqlite3.Connection, statements: str) -> bool:
     try:
-        connection.execute(statement).fetchall()
+        for statement in statements.split(";"):
+            connection.execute(statement).fetchall()
     except sqlite3.OperationalError:
         return False
     return True
-
-
-def _succeeds(*command: str) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-stand = SqliteStand
