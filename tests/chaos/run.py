@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import open_backend
-from tests.chaos import history, schedule, turns
+from tests.chaos import checker, history, schedule, turns
 from tests.chaos.history import Writer
 from tests.chaos.nemesis import model, people
 from tests.chaos.nemesis.pods import Pod, PodFault, Pods
@@ -89,6 +89,10 @@ class _Run:
         self._counts: Counter[str] = Counter()
         self._start = time.monotonic()
         self._problems: list[str] = []
+        # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
+        self._times = {"lease_s": turns.lease_s(DEADLINE_S), "recovery_s": turns.recovery_s(DEADLINE_S)}
+        settings = json.dumps(self._times) + "\n"
+        (order.folder / "events" / "settings.json").write_text(settings, encoding="utf-8")
 
     async def go(self) -> Result:
         order, stand = self._order, self._stand
@@ -140,7 +144,13 @@ class _Run:
         running: set[asyncio.Task[None]] = set()
         shown = time.monotonic()
         try:
-            for one in schedule.planned(order.seed, weights, gap=GAP_S, lease=turns.lease_s(DEADLINE_S)):
+            for one in schedule.planned(
+                order.seed,
+                weights,
+                gap=GAP_S,
+                lease=self._times["lease_s"],
+                calm=1.3 * self._times["recovery_s"],
+            ):
                 enough = order.faults and sum(self._counts.values()) + len(running) >= order.faults
                 if enough or time.monotonic() > until:
                     break
@@ -220,10 +230,8 @@ class _Run:
                 await turns.read(writer, conversation, memory)
 
     def _judged(self, minutes: float) -> Result:
-        from tests.chaos import checker  # noqa: PLC0415
-
         events = history.read(self._order.folder / "events")
-        report = checker.check(events)
+        report = checker.check(events, **self._times)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
         problems = [*self._problems, *(one for pod in self._pods.all for one in pod.problems)]
         result = Result(

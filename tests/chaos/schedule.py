@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,18 +25,23 @@ class Planned:
     chance: int
 
 
-def planned(seed: int, weights: Mapping[str, float], *, gap: float, lease: float) -> Iterator[Planned]:
-    """Yield faults without end; the same arguments yield the same faults."""
+CALM_AFTER: Final = 150
+"""After so many faults there is none for a while, in which everything has to become healthy."""
+
+
+def planned(
+    seed: int, weights: Mapping[str, float], *, gap: float, lease: float, calm: float
+) -> Iterator[Planned]:
+    """Yield faults without end; the same arguments yield the same faults.
+
+    They begin `gap` seconds apart on average. Most are short, and so several are in force at a time; some
+    are held for longer than a `lease`. `calm` is how long none begins now and then.
+    """
     chance = random.Random(f"faults {seed}")
     kinds = sorted(weights)
-    while True:
+    for number in itertools.count(1):
         (kind,) = chance.choices(kinds, [weights[one] for one in kinds])
         long = chance.random() < LONG
         seconds = lease * chance.uniform(1.1, 1.6) if long else min(chance.expovariate(2.0) + 0.05, 2.0)
-        # Faults of one kind strike at once, others follow: several are in force at a time.
-        yield Planned(
-            kind=kind,
-            seconds=round(seconds, 3),
-            gap=round(min(chance.expovariate(1 / gap), 4 * gap), 3),
-            chance=chance.getrandbits(32),
-        )
+        rest = calm if number % CALM_AFTER == 0 else min(chance.expovariate(1 / gap), 4 * gap)
+        yield Planned(kind=kind, seconds=round(seconds, 3), gap=round(rest, 3), chance=chance.getrandbits(32))

@@ -45,6 +45,15 @@ def lease_s(deadline: float) -> float:
     return SUMMARIZER_TIMEOUT_S + 3 * deadline
 
 
+def recovery_s(deadline: float) -> float:
+    """Return how long a conversation in use takes to be healthy once all is well again, at most.
+
+    A call of the model may hang then, or its pod may be dead and the lease last; then the next attempt comes.
+    The rest is for a machine with much to do.
+    """
+    return SUMMARIZER_TIMEOUT_S + lease_s(deadline) + DEGRADED_RETRY_S + 3 * deadline
+
+
 def key_of(conversation: str) -> MemoryKey:
     """Return the key of a conversation; `c0-3` is the fourth one of the user `c0`."""
     return MemoryKey(TENANT, conversation.partition("-")[0], conversation)

@@ -67,6 +67,7 @@ class _Pod:
         self.model = os.open(self.folder / "model", os.O_RDONLY)
         self.generations = settings.generations
         self.memories: dict[str, DistributedShortTermMemory] = {}
+        self.sent: dict[str, list[str]] = {}
         self.mine = 0
         self.adds = 0
         self.cancelling_until = 0.0
@@ -138,6 +139,7 @@ class _Pod:
         if conversation == f"c{user}-{self.generations[user]}":
             self.generations[user] += 1
             self.memories.pop(conversation, None)
+            self.sent.pop(conversation, None)
             self.tell(generations=self.generations)
 
     def _memory(self, backend: Backend, conversation: str) -> DistributedShortTermMemory:
@@ -153,18 +155,26 @@ class _Pod:
         self.writer.info("health", conversation, old=old.value, new=new.value)
 
     async def _add(self, memory: DistributedShortTermMemory, conversation: str) -> None:
-        """Add a turn; if it is not known whether it is stored, perhaps add it again."""
+        """Add a turn; if it is not known whether it is stored, perhaps add it again, at once or later."""
+        sent = self.sent.setdefault(conversation, [])
+        if sent and self.chance.random() < 0.05:
+            await self._add_again(memory, conversation, self.chance.choice(sent[-40:]))
+            return
         self.mine += 1
         identity = f"{conversation}/{self.settings.process}/{self.mine}"
         add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
-        repeated: dict[str, Any] = {}
-        while True:
-            done = await self._noted("add", conversation, add, turn=identity, **repeated)
-            self.adds += done == "ok"
-            # What was refused must never appear, so only what may be stored is repeated.
-            if done == "fail" or self.chance.random() < (0.95 if done == "ok" else 0.4):
-                return
-            repeated = {"repeated": True}
+        done = await self._noted("add", conversation, add, turn=identity)
+        self.adds += done == "ok"
+        # What was refused must never appear, so only what may be stored is repeated.
+        if done != "fail":
+            sent.append(identity)
+        while done == "unknown" and self.chance.random() < 0.6:
+            done = await self._add_again(memory, conversation, identity)
+
+    async def _add_again(self, memory: DistributedShortTermMemory, conversation: str, identity: str) -> Phase:
+        """Add a turn that may be stored, or may be in a summary, or may be erased."""
+        add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
+        return await self._noted("add", conversation, add, turn=identity, repeated=True)
 
     async def _noted(
         self, what: str, conversation: str, call: Callable[[], Awaitable[object]], **data: Any
