@@ -1,0 +1,410 @@
+"""Whether a correct memory can have made a recorded history: `python -m tests.chaos.checker FOLDER`.
+
+`conversations` compares what was read with what was written. Here are the properties that need more than one
+conversation: leases, versions, health, what is left to do at the end, and the figures of the pods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import itertools
+import json
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+from tests.chaos import flat, history
+from tests.chaos.conversations import Checked, Conversation, Op, Read, Violation
+from tests.chaos.history import Event
+
+ALLOWED: Final[Mapping[str, float]] = {
+    "memory": 48 * 1024 * 1024,
+    "tasks": 24,
+    "descriptors": 24,
+    "connections": 12,
+}
+"""By how much a figure of a surviving pod may grow after its warm-up: in bytes, or in pieces."""
+
+SHOWN: Final = 5
+"""How many violations of a kind are printed."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found: what no correct memory does, and how much was looked at."""
+
+    violations: list[Violation] = field(default_factory=list[Violation])
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+
+    def __str__(self) -> str:
+        kinds = Counter(one.kind for one in self.violations)
+        shown: Counter[str] = Counter()
+        lines: list[str] = []
+        for one in self.violations:
+            shown[one.kind] += 1
+            if shown[one.kind] <= SHOWN:
+                lines.append(str(one))
+        lines += [f"... and {n - SHOWN} more of: {kind}" for kind, n in kinds.items() if n > SHOWN]
+        lines += [f"{name}: {value:g}" for name, value in self.figures.items()]
+        return "\n".join([*lines, f"{len(self.violations)} violations"])
+
+
+def check(
+    events: Iterable[Event],
+    *,
+    lease_s: float,
+    recovery_s: float,
+    allowed: Mapping[str, float] = ALLOWED,
+) -> Report:
+    """Return what no correct memory would have done, and the figures of the run.
+
+    `lease_s` is how long a lease lasts. `recovery_s` is the longest time from when all is well again until a
+    conversation that a process uses is healthy: the delay between two attempts, and what an attempt takes.
+    """
+    return _Check(list(events), lease_s, recovery_s, allowed).report
+
+
+class _Check:
+    def __init__(
+        self, events: list[Event], lease_s: float, recovery_s: float, allowed: Mapping[str, float]
+    ) -> None:
+        self._events = events
+        self._lease_s = lease_s
+        self._recovery_s = recovery_s
+        self._allowed = allowed
+        self.report = Report()
+        self._ops: dict[str, list[Op]] = defaultdict(list)
+        self._infos: dict[str, list[Event]] = defaultdict(list)
+        self._pair()
+        self._last = events[-1].t if events else 0.0
+        self._final = next((event.t for event in self._infos["final"]), None)
+        self._faults = [(op.begin.t, op.end.t if op.end else self._last, op) for op in self._ops["fault"]]
+        self._degraded = self._times_of_degradation()
+        self._conversations = self._of_conversations()
+        self._check_conversations()
+        self._check_versions()
+        self._check_leases()
+        self._check_health()
+        self._check_settled()
+        self._check_pods()
+        self._count()
+
+    def _say(self, kind: str, conversation: str, sentence: str, *events: Event) -> None:
+        self.report.violations.append(Violation(kind, conversation, sentence, events))
+
+    def _pair(self) -> None:
+        """Pair each operation's invocation with its end."""
+        open_ops: dict[tuple[str, int], Op] = {}
+        for event in self._events:
+            if event.phase == "info":
+                self._infos[event.what].append(event)
+            elif event.phase == "invoke":
+                op = open_ops[event.process, event.op] = Op(event)
+                self._ops[event.what].append(op)
+            elif (op := open_ops.pop((event.process, event.op), None)) is not None:
+                op.end = event
+            else:
+                self._say("history", event.conversation, "an operation ended that had not begun", event)
+
+    def _times_of_degradation(self) -> dict[str, list[float]]:
+        times: dict[str, list[float]] = defaultdict(list)
+        for event in self._infos["health"]:
+            if "degraded" in (event.data.get("old"), event.data.get("new")):
+                times[event.conversation].append(event.t)
+        return times
+
+    # Conversations
+
+    def _of_conversations(self) -> dict[str, Conversation]:
+        found: dict[str, Conversation] = {}
+
+        def of(op: Op) -> Conversation:
+            name = op.begin.conversation
+            return found.setdefault(name, Conversation(name))
+
+        for op in self._ops["add"]:
+            of(op).adds.setdefault(op.begin.data["turn"], []).append(op)
+        for op in self._ops["erase"]:
+            of(op).erases.append(op)
+        for op in self._ops["read"]:
+            if op.end is not None and op.end.phase == "ok":
+                of(op).reads.append(self._read(op, op.end))
+        return found
+
+    def _read(self, op: Op, end: Event) -> Read:
+        data = end.data
+        summary, pending, recent = data.get("summary", ()), data.get("pending", ()), data.get("recent", ())
+        return Read(
+            op=op,
+            shown=(*summary, *pending, *recent),
+            covered=len(summary),
+            dropped=int(data.get("dropped") or 0),
+            foreign=int(data.get("foreign") or 0),
+            newest_only=bool(recent) and not summary and not pending and self._was_degraded(op, end),
+            invoked=op.begin.t,
+            ended=end.t,
+        )
+
+    def _was_degraded(self, op: Op, end: Event) -> bool:
+        """Say whether a read met a degraded conversation, by its own word or by what a pod saw meanwhile.
+
+        A pod asks for the health after it has read. A moment may lie between, in which it may have changed.
+        """
+        if str(end.data.get("health")) == "degraded":
+            return True
+        times = self._degraded.get(op.begin.conversation, [])
+        at = bisect.bisect_left(times, op.begin.t)
+        return at < len(times) and times[at] <= end.t + 1.0
+
+    def _check_conversations(self) -> None:
+        unknown = late = unjudged = 0
+        for conversation in self._conversations.values():
+            if self._imported_after_doubt(conversation):
+                unjudged += 1
+                continue
+            checked = Checked(conversation)
+            self.report.violations += checked.violations
+            late += len(checked.late_after_erasure)
+            unknown += sum(
+                all(op.status != "ok" for op in ops) and turn in checked.appeared
+                for turn, ops in conversation.adds.items()
+            )
+            self._check_final(conversation)
+        figures = self.report.figures
+        figures["conversations not judged"] = unjudged
+        figures["unknown turns that stand"] = unknown
+        figures["unknown turns that came after an erasure"] = late
+
+    def _imported_after_doubt(self, conversation: Conversation) -> bool:
+        """Say whether a person imported what an erasure of unknown outcome may have erased after the export.
+
+        What was exported then stands again, and what was added since is gone: both are as they should be.
+        """
+        doubts = [op.invoked for op in conversation.erases if op.status != "ok"]
+        return bool(doubts) and any(
+            op.begin.conversation == conversation.name
+            and op.begin.data.get("kind") == "import"
+            and op.latest > min(doubts)
+            for op in self._ops["people"]
+        )
+
+    def _check_final(self, conversation: Conversation) -> None:
+        """Check that the conversation was read at the end, without which a loss cannot be seen."""
+        adds = [op for ops in conversation.adds.values() for op in ops if op.status == "ok"]
+        final = self._final
+        if adds and (final is None or not any(read.invoked >= final for read in conversation.reads)):
+            what = "turns were acknowledged, and nobody has read them at the end"
+            self._say("unread", conversation.name, what, *adds[-1].events)
+
+    # Versions, leases, health
+
+    def _check_versions(self) -> None:
+        first: dict[tuple[str, str], Event] = {}
+        for event in self._infos["write"]:
+            place = event.data["record"], event.data["version"]
+            if (other := first.setdefault(place, event)) is not event:
+                self._say("version", event.conversation, f"the version {place[1]} came twice", other, event)
+
+    def _check_leases(self) -> None:
+        """Check that no process takes a lease while another one holds it and it has not expired.
+
+        A process may take a lease once it has seen it for as long as it lasts, by a clock that nothing moves.
+        So the next lease is not stored earlier than that after the first write began, unless the first was
+        given back. Its holder does so after the call of the summarizer: until this call ends, it is held.
+        """
+        calls: dict[tuple[str, str], list[Op]] = defaultdict(list)
+        for op in self._ops["summarize"]:
+            calls[op.begin.process, op.begin.conversation].append(op)
+        records: dict[str, list[Event]] = defaultdict(list)
+        for event in self._infos["write"]:
+            records[event.data["record"]].append(event)
+        for record, writes in records.items():
+            # A record is named by its scope and its name, which is that of the conversation.
+            name = writes[0].conversation or record.rpartition("|")[2]
+            erases = [(op.invoked, op.latest) for op in self._of(name).erases]
+            for first, second in itertools.pairwise(writes):
+                began = _began(first)
+                if not (first.data.get("lease") and second.data.get("lease")):
+                    continue
+                made = calls.get((first.process, name), [])
+                call = next((op for op in made if op.invoked >= first.t), None)
+                if (
+                    call is not None
+                    and call.invoked <= second.t < min(began + self._lease_s, _over(call))
+                    and not any(begun < second.t and began < over for begun, over in erases)
+                ):
+                    what = f"{second.process} takes a lease that {first.process} holds"
+                    self._say("lease", name, what, first, *call.events, second)
+
+    def _of(self, name: str) -> Conversation:
+        return self._conversations.get(name) or Conversation(name)
+
+    def _quiet(self) -> list[tuple[float, float]]:
+        """Return the times in which the model was well and nothing was done to anybody."""
+        ill: list[tuple[float, float]] = [(start, end) for start, end, _ in self._faults]
+        since: float | None = None
+        for event in self._infos["model"]:
+            well = event.data.get("how") == "well"
+            if well and since is not None:
+                ill.append((since, event.t))
+                since = None
+            elif not well and since is None:
+                since = event.t
+        if since is not None:
+            ill.append((since, self._last))
+        quiet: list[tuple[float, float]] = []
+        free = self._events[0].t if self._events else 0.0
+        for start, end in sorted(ill):
+            if start > free:
+                quiet.append((free, start))
+            free = max(free, end)
+        return [*quiet, (free, self._last)]
+
+    def _check_health(self) -> None:
+        """Check that a conversation is healthy once all is well, and has been used, for that long."""
+        slowest = 0.0
+        quiet = self._quiet()
+        starts = [start for start, _ in quiet]
+        for conversation in self._conversations.values():
+            used: dict[int, float] = {}
+            for read in sorted(conversation.reads, key=attrgetter("invoked")):
+                place = bisect.bisect_right(starts, read.invoked) - 1
+                if place < 0 or read.ended > quiet[place][1]:
+                    continue
+                end = read.op.end
+                health = str(end.data.get("health", "healthy")) if end else "healthy"
+                noticed = used.setdefault(place, read.ended)
+                if health == "healthy":
+                    continue
+                slowest = max(slowest, read.invoked - noticed)
+                if read.invoked > noticed + self._recovery_s:
+                    took = read.invoked - noticed
+                    what = f"it is {health} although all has been well for {took:.1f} s"
+                    self._say("health", conversation.name, what, *read.op.events)
+                    break
+        self.report.figures["slowest recovery seen (s)"] = round(slowest, 3)
+
+    def _check_settled(self) -> None:
+        """Check that nothing is left to summarize once it was asked for, long enough, and all was well."""
+        last_quiet = self._quiet()[-1][0]
+        flushes: dict[str, list[Op]] = defaultdict(list)
+        for op in self._ops["flush"]:
+            if op.end is not None and op.end.phase == "ok" and op.invoked >= last_quiet:
+                flushes[op.begin.conversation].append(op)
+        judged = 0
+        for name, ops in flushes.items():
+            conversation = self._conversations.get(name)
+            enough = ops[0].invoked + self._lease_s + self._recovery_s
+            asked = [op.ended for op in ops if op.ended >= enough]
+            if conversation is None or not asked:
+                continue
+            judged += 1
+            sure = {
+                turn
+                for turn, adds in conversation.adds.items()
+                if any(op.ended < ops[0].invoked for op in adds)
+            }
+            for read in conversation.reads:
+                left = read.op.end.data.get("pending", ()) if read.op.end else ()
+                # A turn that arrives late makes an earlier one pending.
+                if read.invoked > asked[0] and len(left) > len({*read.shown} - sure):
+                    what = f"{len(left)} turns are pending although nothing has kept them from a summary"
+                    self._say("stuck", name, what, *ops[0].events, *read.op.events)
+                    break
+        self.report.figures["conversations whose end was settled"] = judged
+
+    # Pods
+
+    def _check_pods(self) -> None:
+        series: dict[str, list[Event]] = defaultdict(list)
+        for event in self._infos["figures"]:
+            series[event.process].append(event)
+        judged = 0
+        for process, events in series.items():
+            judged += len(events) >= flat.FEWEST
+            for name, allowed in self._allowed.items():
+                values = [float(event.data[name]) for event in events if event.data.get(name) is not None]
+                if flat.grows(values, allowed):
+                    by = flat.growth(values)
+                    what = f"{name} of {process} grow without end: by {by:,.0f} after the warm-up"
+                    self._say("flat", "", what, events[len(events) // 4], events[-1])
+        self.report.figures["pods whose figures were judged"] = judged
+
+    # Figures
+
+    def _count(self) -> None:
+        figures = self.report.figures
+        for what, name in (
+            ("add", "adds"),
+            ("read", "reads"),
+            ("summarize", "summaries"),
+            ("erase", "erasures"),
+        ):
+            phases = Counter(op.status for op in self._ops[what])
+            for phase in ("ok", "unknown", "fail"):
+                figures[f"{name} {phase}"] = phases[phase]
+        figures["conversations"] = len(self._conversations)
+        figures["turns acknowledged"] = sum(
+            any(op.status == "ok" for op in ops)
+            for conversation in self._conversations.values()
+            for ops in conversation.adds.values()
+        )
+        reads = [read for conversation in self._conversations.values() for read in conversation.reads]
+        figures["reads while degraded"] = sum(read.newest_only for read in reads)
+        figures["turns dropped"] = sum(
+            max((read.dropped for read in conversation.reads), default=0)
+            for conversation in self._conversations.values()
+        )
+        figures["faults"] = len(self._faults)
+        figures["pods"] = len({event.process for event in self._events} - {"nemesis"})
+        figures["events"] = len(self._events)
+        figures["minutes"] = round((self._last - self._events[0].t) / 60, 2) if self._events else 0.0
+        figures["longest unavailability (s)"] = round(self._longest_gap(), 3)
+
+    def _longest_gap(self) -> float:
+        """Return the longest time in which no turn was acknowledged and no read answered, of any pod."""
+        until = self._last if self._final is None else self._final
+        ops = [op for what in ("add", "read") for op in self._ops[what] if op.invoked <= until]
+        if not ops:
+            return 0.0
+        begun = min(op.invoked for op in ops)
+        times = sorted([begun, *(op.ended for op in ops if op.ended <= until)])
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+
+def _began(write: Event) -> float:
+    """Return when a noted write began."""
+    return float(write.data.get("began", write.t))
+
+
+def _over(call: Op) -> float:
+    """Return when a call was over; that of a process that was killed is not, and gives nothing back."""
+    return call.end.t if call.end is not None else math.inf
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check a recorded history once more; 1 if it has a violation."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.checker", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="where the events of a run are")
+    parser.add_argument("--lease", type=float, default=None, help="seconds; by default those of the run")
+    parser.add_argument("--recovery", type=float, default=None, help="seconds; by default those of the run")
+    given = parser.parse_args(arguments)
+    settings = given.folder / "settings.json"
+    kept: dict[str, float] = json.loads(settings.read_text()) if settings.exists() else {}
+    report = check(
+        history.read(given.folder),
+        lease_s=given.lease or kept.get("lease_s", 10.0),
+        recovery_s=given.recovery or kept.get("recovery_s", 30.0),
+    )
+    sys.stdout.write(f"{report}\n")
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
