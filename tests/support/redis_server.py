@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.support import apt
 from tests.support.servers import Server, free_port
@@ -79,5 +81,6 @@ class RedisServer(Server):
 
     def ask(self, *command: str | int) -> object:
         """Return the answer to one command, `PING` unless told otherwise, on a connection of its own."""
-        with contextlib.closing(redis.Redis(port=self.port, socket_timeout=10)) as client:
+        once = Retry(NoBackoff(), 0)
+        with contextlib.closing(redis.Redis(port=self.port, socket_timeout=10, retry=once)) as client:
             return client.execute_command(*(command or ("PING",)))

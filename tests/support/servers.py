@@ -86,17 +86,16 @@ class Server:
     def _wait(self) -> str | None:
         """Return nothing once the server answers, or why it does not: it has ended, or takes too long."""
         assert self._process is not None
-        until = time.monotonic() + START_S
-        while True:
+        until, problem = time.monotonic() + START_S, "it has ended"
+        while self._process.poll() is None and time.monotonic() < until:
             try:
                 if self._is_ready() is not False:
                     return None
                 problem = "it is not ready"
             except Exception as error:  # noqa: BLE001 -- whatever a client raises while nobody listens yet
                 problem = repr(error)
-            if self._process.poll() is not None or time.monotonic() > until:
-                return problem
             time.sleep(0.05)
+        return problem
 
     def kill(self) -> None:
         """End the process as a power cut would: SIGKILL, with nothing flushed."""

@@ -15,9 +15,7 @@ from stm_backends.testing import open_at
 from tests.chaos.stands import Fault
 from tests.chaos.stands.disk import Disk
 from tests.chaos.stands.network import Proxy, network_faults
-from tests.support.servers import Server
-
-Settle = Callable[[], Awaitable[None]]
+from tests.support.servers import START_S, Server
 
 
 class Base:
@@ -27,11 +25,10 @@ class Base:
     Whatever it enters into `self._stack` is left in the end, in the reverse order.
     """
 
-    name = ""
+    name = url = direct_url = ""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.url = self.direct_url = ""
         self.versions: dict[str, str] = {}
         self.servers: list[Server] = []
         self.proxies: list[Proxy] = []
@@ -59,15 +56,18 @@ class Base:
         own = {"server-kill": self._kill, "server-pause": self._pause, **self._faults()}
         if self.disk.can_fill:
             own["disk-full"] = self._fill
-        # The network's faults may coincide with those of servers.
         alone = {name: _alone(self._busy, fault) for name, fault in own.items()}
-        return {**alone, **network_faults(self.proxies)}
+        network = network_faults(self.proxies)
+        return {**alone, **{name: self._settling(fault) for name, fault in network.items()}}
 
     async def _start(self) -> None:
         raise NotImplementedError
 
     def _faults(self) -> Mapping[str, Fault]:
         return {}
+
+    async def _when_full(self) -> None:
+        """Have the servers write to a disk that is full, if nothing that pods do makes them."""
 
     async def _settle(self) -> None:
         """Wait until all servers serve as they did in the beginning."""
@@ -84,6 +84,20 @@ class Base:
         proxy = await self._stack.enter_async_context(Proxy(f"{host}:{port}"))
         self.proxies.append(proxy)
         return proxy
+
+    def _settling(self, fault: Fault) -> Fault:
+        """Return the fault, which may coincide with others and after which the servers are waited for."""
+
+        @contextlib.asynccontextmanager
+        async def settling(chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+            async with fault(chance, seconds) as figures:
+                yield figures
+            began = time.monotonic()
+            async with self._busy:
+                await self._settle()
+            figures["settled_s"] = round(time.monotonic() - began, 3)
+
+        return settling
 
     @contextlib.asynccontextmanager
     async def _kill(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
@@ -113,6 +127,7 @@ class Base:
         figures: dict[str, Any] = {"bytes": await asyncio.to_thread(self.disk.fill)}
         async with self._mended(figures):
             try:
+                await self._when_full()
                 yield figures
             finally:
                 await asyncio.to_thread(self.disk.free)
@@ -179,6 +194,19 @@ def _alone(busy: asyncio.Lock, fault: Fault) -> Fault:
 def libraries(*names: str) -> dict[str, str]:
     """Return the versions of packages."""
     return {name: version(name) for name in names}
+
+
+async def until(ask: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Return what a question is answered, once that is a yes and no error."""
+    give_up_at, problem = time.monotonic() + START_S, ""
+    while time.monotonic() < give_up_at:
+        try:
+            if answer := await ask():
+                return answer
+        except Exception as error:  # noqa: BLE001 -- whatever a client raises while servers are in trouble
+            problem = f": {error!r}"
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"in vain for {START_S:.0f} s: {what}{problem}")
 
 
 async def asked(server: Any, *command: Any) -> Any:

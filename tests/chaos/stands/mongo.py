@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.chaos.stands import Fault
 from tests.chaos.stands.common import Base, libraries, repeated
 from tests.support import mongod
 from tests.support.mongod import Mongod
+from tests.support.servers import Server
 
 DATABASE = "chaos"
 COLLECTION = "stm_records"
@@ -25,12 +26,15 @@ class MongoStand(Base):
     name = "mongo"
 
     async def _start(self) -> None:
-        server = Mongod(program(), self.disk.folder / "data")
+        server = Mongod(program(), self.disk.folder / "data", "--nounixsocket")
         await self._run(server)
         proxy = await self._lead_to(int(server.address.rpartition(":")[2]))
         self.direct_url = f"mongodb://{server.address}/{DATABASE}?directConnection=true"
         self.url = f"mongodb://{proxy.address}/{DATABASE}?directConnection=true"
         self.versions = await versions_of(server)
+
+    async def _when_full(self) -> None:
+        await checkpoint(self.servers)
 
     def _faults(self) -> Mapping[str, Fault]:
         async def primary() -> Mongod:
@@ -55,6 +59,14 @@ async def versions_of(server: Mongod) -> dict[str, str]:
     """Return the versions of a server and of its client library."""
     found = await asyncio.to_thread(server.ask, "buildInfo")
     return {"mongodb": found["version"], **libraries("pymongo")}
+
+
+async def checkpoint(servers: Iterable[Server]) -> None:
+    """Have servers write their data to their files; until then they need no room but in the journal."""
+    for server in servers:
+        assert isinstance(server, Mongod)
+        with contextlib.suppress(PyMongoError):
+            await asyncio.to_thread(server.ask, "fsync")
 
 
 def mongo_faults(primary: Callable[[], Awaitable[Mongod]]) -> dict[str, Fault]:

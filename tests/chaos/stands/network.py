@@ -57,16 +57,14 @@ async def _losing(proxy: Proxy, figures: dict[str, Any], chance: random.Random) 
     figures.setdefault("lost", 0)
 
     async def go_on() -> None:
+        nonlocal loss
         while True:
-            loss = proxy.lose_answer(skip=chance.randrange(3))
-            try:
-                while not loss.is_over:
-                    await asyncio.sleep(0.02)
-            finally:
-                loss.cancel()
-                figures["lost"] += loss.happened
             await asyncio.sleep(chance.uniform(0.02, 0.3))
+            if loss.is_over:
+                figures["lost"] += loss.happened
+                loss = proxy.lose_answer(skip=chance.randrange(3))
 
+    loss = proxy.lose_answer()
     going_on = asyncio.ensure_future(go_on())
     try:
         yield
@@ -74,3 +72,5 @@ async def _losing(proxy: Proxy, figures: dict[str, Any], chance: random.Random) 
         going_on.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await going_on
+        loss.cancel()
+        figures["lost"] += loss.happened

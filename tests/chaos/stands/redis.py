@@ -33,30 +33,34 @@ class RedisStand(Base):
 stand = RedisStand
 
 
-def new_server(folder: Path, *options: str) -> RedisServer:
-    """Return a server with durable settings, and its folder."""
+def new_server(folder: Path, *options: str, config: str | None = None) -> RedisServer:
+    """Return a server in a folder, with durable settings unless it has a configuration of its own.
+
+    The server writes to its configuration, as that of a sentinel and of what a sentinel watches has to be.
+    """
     program = redis_server.find("Redis 8.2")
     path = program.path if program else redis_server.find_binary()
     assert path, "no redis-server: install the packages of the group `services`"
     folder.mkdir(exist_ok=True)
-    return RedisServer(path, folder, *ALWAYS_SYNCED, *options)
+    if config is None:
+        return RedisServer(path, folder, *ALWAYS_SYNCED, *options)
+    file = folder / "redis.conf"
+    file.write_text(config)
+    return RedisServer(path, folder, *options, config=file)
 
 
 async def versions_of(server: RedisServer) -> dict[str, str]:
     """Return the versions of a server and of its client library."""
-    (version,) = [(await asked(server, "INFO", "server"))["redis_version"]]
-    return {"redis": version, **libraries("redis")}
+    version = (await asked(server, "INFO", "server"))["redis_version"]
+    return {"redis-server": version, "redis-py": libraries("redis")["redis"]}
 
 
 def redis_faults(stand: Base) -> dict[str, Fault]:
     """Return what can be done to each of a stand's servers while it runs."""
 
-    def servers() -> list[RedisServer]:
-        return [server for server in stand.servers if isinstance(server, RedisServer)]
-
     async def on_each(*command: str | int) -> int:
         done = 0
-        for server in servers():
+        for server in stand.servers:
             with contextlib.suppress(redis.RedisError):
                 answer = await asked(server, *command)
                 done += answer if isinstance(answer, int) else 1
