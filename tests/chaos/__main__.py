@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m tests.chaos",
         description="Pods share conversations over a datastore while faults befall pods, servers, the "
-        "network, the model and people. Then everything that happened is checked. Exits with 1 on a violation.",
+        "network, the model and people. Then what happened is checked. Exits with 1 on a violation.",
     )
     found.add_argument(
         "stand",
@@ -55,6 +55,13 @@ def parser() -> argparse.ArgumentParser:
         default="",
         metavar="NAME",
         help=f"a fault in the library that the run must find: {', '.join(sorted(MUTANTS))}",
+    )
+    found.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="FAULT",
+        help="how the faults' names begin, such as pod- (all)",
     )
     found.add_argument(
         "--out", type=Path, help="a folder for the histories and results; by default a new one"
@@ -88,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 pods=options.pods,
                 pause=options.pause,
                 mutant=options.mutant,
+                only=options.only,
             )
             stand = importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)
             results.append(asyncio.run(run(order, stand)))

@@ -29,7 +29,7 @@ class Mutant(WrapperDriver):
 
     def __init__(self, inner: Driver, folder: Path) -> None:
         super().__init__(inner)
-        self._file = os.open(folder / "strikes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = os.open(folder.parent / "strikes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.change()
 
     def change(self) -> None:

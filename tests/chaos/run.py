@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,6 @@ DEADLINE_S: Final = 1.0
 GAP_S: Final = 0.45
 AT_ONCE: Final = 5
 """How many faults are in force at a time, at most."""
-
-SETTLED_WITHIN_S: Final = 60.0
 
 WEIGHTS: Final[Mapping[str, float]] = {
     "pod-kill": 2.0,
@@ -53,6 +51,8 @@ class Order:
     pods: int = 4
     pause: float = 0.1
     mutant: str = ""
+    only: Sequence[str] = ()
+    """How the names of the faults begin that may happen; by default all may."""
 
 
 @dataclass(kw_only=True)
@@ -139,10 +139,14 @@ class _Run:
 
     async def _torment(self, faults: Mapping[str, Fault], of_pods: Mapping[str, PodFault]) -> None:
         order = self._order
-        weights = {name: WEIGHTS.get(name, 1.0) for name in (*faults, *of_pods)}
+        allowed = tuple(order.only) or ("",)
+        names = [name for name in (*faults, *of_pods) if name.startswith(allowed)]
+        if not names:
+            raise ValueError(f"no fault is named so; there are {', '.join(sorted((*faults, *of_pods)))}")
+        weights = {name: WEIGHTS.get(name, 1.0) for name in names}
         until = self._start + 60 * order.minutes
         running: set[asyncio.Task[None]] = set()
-        shown = time.monotonic()
+        shown, begun = time.monotonic(), 0
         try:
             for one in schedule.planned(
                 order.seed,
@@ -151,9 +155,9 @@ class _Run:
                 lease=self._times["lease_s"],
                 calm=1.3 * self._times["recovery_s"],
             ):
-                enough = order.faults and sum(self._counts.values()) + len(running) >= order.faults
-                if enough or time.monotonic() > until:
+                if (order.faults and begun >= order.faults) or time.monotonic() > until:
                     break
+                begun += 1
                 fault = of_pods.get(one.kind)
                 happening = self._on_pod(fault, one) if fault else self._inject(faults[one.kind], one)
                 running.add(asyncio.create_task(happening))
@@ -205,7 +209,7 @@ class _Run:
         shares = [conversations[number :: len(pods.all)] for number in range(len(pods.all))]
         answers = await asyncio.gather(
             *(
-                pod.ask("settle", conversations=share, within=SETTLED_WITHIN_S)
+                pod.ask("settle", conversations=share, within=2 * self._times["recovery_s"])
                 for pod, share in zip(pods.all, shares, strict=True)
             )
         )

@@ -319,13 +319,12 @@ class _Pod:
 
     async def do_settle(self, backend: Backend, conversations: list[str], within: float) -> dict[str, Any]:
         """Flush conversations until each is healthy and nothing is pending; returns which are not."""
-        until = time.monotonic() + within
-        left = [one for one in conversations if not await self._settled(backend, one, until)]
+        left = [one for one in conversations if not await self._settled(backend, one, within)]
         self.memories.clear()
         return {"left": left}
 
-    async def _settled(self, backend: Backend, conversation: str, until: float) -> bool:
-        memory = self._memory(backend, conversation)
+    async def _settled(self, backend: Backend, conversation: str, within: float) -> bool:
+        memory, until = self._memory(backend, conversation), time.monotonic() + within
         while True:
             flushed = await self._noted("flush", conversation, partial(memory.flush, timeout=2.0))
             data = await self._calling(partial(turns.read, self.writer, conversation, memory))
