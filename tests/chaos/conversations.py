@@ -19,14 +19,19 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
 from tests.chaos.history import Event
 
 NEVER: Final = math.inf
+MOST_COURSES: Final = 100
+"""How many courses of events are tried for a conversation that was erased."""
+
 _FAR: Final = 1e15
 """A time after all others that can still be added to another."""
 
@@ -139,6 +144,15 @@ class _Log:
         self.turns[turn] = span
         self.first, self.last = min(self.first, span.ended), max(self.last, span.invoked)
 
+    def with_all_of(self, other: _Log) -> _Log:
+        """Return this log and another one as one."""
+        first, last = min(self.first, other.first), max(self.last, other.last)
+        return _Log({**self.turns, **other.turns}, [*self.reads, *other.reads], first, last)
+
+    def copy(self) -> _Log:
+        """Return a log that can be changed."""
+        return _Log({**self.turns}, [*self.reads], self.first, self.last)
+
     @property
     def narrow(self) -> bool:
         """Whether all its reads show the newest turns only, so that they need not have a turn in common."""
@@ -155,8 +169,16 @@ class Checked:
         self.late_after_erasure: set[str] = set()
         self._said = set[tuple[str, str]]()
         self._clean()
-        for log in self._logs():
-            self._check(log)
+        self._check_all()
+
+    def said_by(self, judge: Callable[[], None]) -> list[Violation]:
+        """Return what a judgement says, which does not count yet."""
+        kept, said, self.violations, self._said = self.violations, self._said, [], set(self._said)
+        try:
+            judge()
+            return self.violations
+        finally:
+            self.violations, self._said = kept, said
 
     def say(self, kind: str, subject: str, sentence: str, *ops: Op | None) -> None:
         if (kind, subject) not in self._said:
@@ -202,25 +224,26 @@ class Checked:
 
     # Which reads are of the same log
 
-    def _logs(self) -> list[_Log]:
+    def _check_all(self) -> None:
         spans = {
             turn: _Span(min(op.invoked for op in able), min(op.ended for op in able))
             for turn, ops in self.of.adds.items()
             if (able := [op for op in ops if op.status != "fail"])
         }
-        if not self.of.erases:
-            log = _Log()
-            for turn, span in spans.items():
-                if span.ended < NEVER or turn in self.appeared:
-                    log.hold(turn, span)
-            for read in self.of.reads:
-                log.take(read)
-            return [log]
-        return _Erased(self, spans).logs()
+        if self.of.erases:
+            _Erased(self, spans).check()
+            return
+        log = _Log()
+        for turn, span in spans.items():
+            if span.ended < NEVER or turn in self.appeared:
+                log.hold(turn, span)
+        for read in self.of.reads:
+            log.take(read)
+        self.check_log(log)
 
     # One log
 
-    def _check(self, log: _Log) -> None:
+    def check_log(self, log: _Log) -> None:
         longest = max((read.shown for read in log.reads), key=len, default=())
         if all(not read.excused and longest[: len(read.shown)] == read.shown for read in log.reads):
             self._check_order(log, longest)
@@ -444,6 +467,7 @@ class _Erased:
         self._of = checked.of
         self._spans = spans
         self._erases = [_Erase(op) for op in self._of.erases]
+        self._needs: dict[int, tuple[Op, ...]] = {}
         self._twice = {turn for turn in spans if self._may_stand_twice(turn)}
 
     def _may_stand_twice(self, turn: str) -> bool:
@@ -460,29 +484,65 @@ class _Erased:
             return any(erase.latest < NEVER or erase.op.invoked > first for erase in erases)
         return bool(erases)
 
-    def logs(self) -> list[_Log]:
-        logs = self._clusters()
-        seen = set[str]()
-        for log in logs:
-            for read in log.reads:
-                seen.update(read.shown)
-        logs = self._in_order(logs)
-        for log in logs:
-            if not self._straddled(log):
+    def check(self) -> None:
+        """Judge the most likely course of events, and others while that one would not be right.
+
+        What was read does not always say of which log it is, nor which of two logs came first.
+        """
+        first: list[Violation] | None = None
+        for logs in itertools.islice(self._courses(), MOST_COURSES):
+            self._needs = {}
+            found = self._checked.said_by(partial(self._judge, logs))
+            if not found:
+                self._count_late(logs)
+                return
+            first = found if first is None else first
+        self._checked.violations += first or []
+
+    def _courses(self) -> Iterator[list[_Log]]:
+        """Yield the logs in orders in which they may have been, each once."""
+        # An order of these sums keeps every order that time demands, if any order does.
+        queue = deque(
+            sorted(self._clusters(prefer), key=lambda log: log.first + log.last) for prefer in (_apart, _age)
+        )
+        known = set[tuple[int, ...]]()
+        while queue:
+            logs = queue.popleft()
+            course = tuple(hash(tuple(id(read) for read in log.reads)) for log in logs)
+            if course in known:
                 continue
-            # What follows would only repeat this.
-            return []
-        empty = [read for read in self._of.reads if not read.shown]
-        for read in empty:
-            self._check_empty(logs, read)
+            known.add(course)
+            yield [log.copy() for log in logs]
+            for place, (one, other) in enumerate(itertools.pairwise(logs)):
+                if one.narrow or other.narrow:
+                    queue.append([*logs[:place], one.with_all_of(other), *logs[place + 2 :]])
+                if one.first >= other.last:
+                    queue.append([*logs[:place], other, one, *logs[place + 2 :]])
+
+    def _judge(self, logs: list[_Log]) -> None:
+        for log in logs:
+            if self._straddled(log):
+                # What follows would only repeat this.
+                return
+        if not _in_time(logs):
+            self._say_mixed(logs)
+        if gaps := self._gaps(logs):
+            self._say_gap(logs[gaps[0] - 1], logs[gaps[0]])
+        for read in self._of.reads:
+            if not read.shown:
+                self._check_empty(logs, read)
+        seen = {turn for log in logs for turn in log.turns}
         for turn, ops in self._of.adds.items():
             for op in ops:
                 if op.status == "ok" and (turn not in seen or not self._stood(logs, turn, op)):
                     self._check_unseen(logs, turn, op)
-        self._count_late(logs)
-        return logs
+        for gap in self._without(sorted({*range(1, len(logs)), *self._needs})) if not gaps else ():
+            what = "an erasure of unknown outcome would have to take effect twice to explain what is missing"
+            self._checked.say("lost", str(gap), what, *self._needs.get(gap, ()))
+        for log in logs:
+            self._checked.check_log(log)
 
-    def _clusters(self) -> list[_Log]:
+    def _clusters(self, prefer: Callable[[_Log, Read], float]) -> list[_Log]:
         """Gather reads that have a turn in common which can stand in one log only."""
         root: dict[str, str] = {}
 
@@ -511,7 +571,7 @@ class _Erased:
                 unsure.append(read)
             else:
                 self._put(logs.setdefault(find(once), _Log()), read)
-        return self._place_unsure([*logs.values()], unsure)
+        return self._place_unsure([*logs.values()], unsure, prefer)
 
     def _put(self, log: _Log, read: Read) -> None:
         log.take(read)
@@ -520,18 +580,24 @@ class _Erased:
                 span = self._spans[turn]
                 log.hold(turn, _Span(span.invoked, NEVER) if turn in self._twice else span)
 
-    def _place_unsure(self, logs: list[_Log], unsure: list[Read]) -> list[_Log]:
+    def _place_unsure(
+        self, logs: list[_Log], unsure: list[Read], prefer: Callable[[_Log, Read], float]
+    ) -> list[_Log]:
         """Put reads of which each turn may stand in two logs where they fit, beginning with the longest."""
         for read in sorted(unsure, key=lambda read: (-len(read.shown), read.invoked)):
             fits = [log for log in logs if self._fits(log, read)]
             if not fits:
                 fits = [_Log()]
                 logs.append(fits[0])
-            self._put(min(fits, key=lambda log: _apart(log, read)), read)
+            self._put(min(fits, key=lambda log: (_contradicts(log, read), prefer(log, read))), read)
         return logs
 
     def _fits(self, log: _Log, read: Read) -> bool:
-        if not any(other.shown[: len(read.shown)] == read.shown for other in log.reads):
+        if read.newest_only or log.narrow:
+            alike = any(turn in log.turns for turn in read.shown)
+        else:
+            alike = any(other.shown[: len(read.shown)] == read.shown for other in log.reads)
+        if not alike:
             return False
         first, last = min(log.first, read.ended), max(log.last, read.invoked)
         return not any(erase.op.status == "ok" and _between(erase, first, last) for erase in self._erases)
@@ -559,41 +625,19 @@ class _Erased:
         reads = (read.op for read in log.reads[-1:])
         self._checked.say("erasure", "", what, erase.op, *reads)
 
-    def _in_order(self, logs: list[_Log]) -> list[_Log]:
-        """Return the logs in an order that time and erasures allow; says so if there is none."""
-        # An order of these sums keeps every order that time demands, if any order does.
-        logs = sorted(logs, key=lambda log: log.first + log.last)
-        gaps = self._gaps(logs)
-        for index in range(len(logs) - 1) if gaps else ():
-            swapped = [*logs[:index], logs[index + 1], logs[index], *logs[index + 2 :]]
-            if _in_time(swapped) and not self._gaps(swapped):
-                return self._ranged(swapped)
-        while gaps:
-            at = next((gap for gap in gaps if logs[gap - 1].narrow or logs[gap].narrow), None)
-            if at is None:
-                self._say_gap(logs[gaps[0] - 1], logs[gaps[0]])
-                break
-            for read in logs[at].reads:
-                self._put(logs[at - 1], read)
-            del logs[at]
-            gaps = self._gaps(logs)
-        if not _in_time(logs):
-            self._say_mixed(logs)
-        return self._ranged(logs)
-
-    def _ranged(self, logs: Sequence[_Log]) -> list[_Log]:
+    def _gaps(self, logs: Sequence[_Log]) -> list[int]:
+        """Return before which logs there is no erasure."""
         for erase in self._erases:
             early = [place for place, log in enumerate(logs, 1) if log.first < erase.op.invoked]
             late = [place for place, log in enumerate(logs) if erase.latest < log.last]
             erase.low, erase.high = max(early, default=0), min(late, default=len(logs))
-        return [*logs]
+        return self._without(range(1, len(logs)))
 
-    def _gaps(self, logs: Sequence[_Log]) -> list[int]:
-        """Return before which logs there is no erasure, each of which explains one change of logs."""
-        self._ranged(logs)
+    def _without(self, gaps: Iterable[int]) -> list[int]:
+        """Return which of these changes of logs no erasure explains; each explains only one."""
         free = list(self._erases)
         without: list[int] = []
-        for gap in range(1, len(logs)):
+        for gap in gaps:
             able = [erase for erase in free if erase.low <= gap <= erase.high]
             if not able:
                 without.append(gap)
@@ -622,6 +666,8 @@ class _Erased:
             max(low, erase.low) <= min(high, erase.high) and erase.op.invoked <= read.ended
             for erase in self._erases
         ):
+            if 0 < low == high:
+                self._needs[low] = (read.op,)
             return
         log = logs[low - 1]
         turn = min(log.turns, key=lambda one: log.turns[one].ended)
@@ -654,6 +700,8 @@ class _Erased:
         for erase in self._erases:
             fits = max(low, erase.low) <= min(high, erase.high)
             if fits and erase.latest >= op.invoked and erase.op.invoked <= soon.ended:
+                if low == high and not any(read.excused for log in logs for read in log.reads):
+                    self._needs[low] = op, soon.op
                 return
         for log in logs[max(0, low - 1) : high + 1]:
             if any(read.dropped or read.newest_only for read in log.reads):
@@ -670,6 +718,29 @@ class _Erased:
                     if log.first > erase.latest:
                         old = (turn for turn, span in log.turns.items() if span.invoked < erase.op.invoked)
                         self._checked.late_after_erasure.update(old)
+
+
+def _contradicts(log: _Log, read: Read) -> bool:
+    """Say whether a read cannot be of a log, by what was surely in it, or not yet, at the time."""
+    oldest = log.turns[read.shown[0]].ended if read.shown[0] in log.turns else NEVER
+    lacks = (
+        span.ended < read.invoked and (not read.newest_only or span.invoked > oldest)
+        for turn, span in log.turns.items()
+        if turn not in read.shown
+    )
+    if any(lacks):
+        return True
+    count = len(read.shown)
+    return not read.newest_only and any(
+        (other.ended < read.invoked and len(other.shown) > count)
+        or (read.ended < other.invoked and len(other.shown) < count)
+        for other in log.reads
+        if not other.excused
+    )
+
+
+def _age(log: _Log, read: Read) -> float:
+    return log.first
 
 
 def _apart(log: _Log, read: Read) -> float:

@@ -1,0 +1,431 @@
+"""The checker on histories that are wrong, on right ones that look wrong, and on random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.chaos import checker, simulated
+from tests.chaos.history import Event, Phase
+from tests.chaos.simulated import Fault, Kind, Simulation
+
+LEASE_S = 4.0
+RECOVERY_S = 10.0
+END = 1_000.0
+
+
+class Story:
+    """A history in a line for each operation, with the times of its begin and its end."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._ops = 0
+
+    def op(
+        self, what: str, begin: float, end: float | None = None, phase: Phase = "ok", /, **more: Any
+    ) -> Story:
+        self._ops += 1
+        process, given = more.pop("process", "p0.0"), more.pop("given", {})
+        self._event(begin, self._ops, "invoke", what, process, more)
+        if end is not None:
+            self._event(end, self._ops, phase, what, process, {**more, **given})
+        return self
+
+    def add(self, turn: str, begin: float, end: float | None = None, phase: Phase = "ok") -> Story:
+        return self.op("add", begin, end, phase, turn=turn)
+
+    def read(self, shown: str, begin: float, end: float, **more: Any) -> Story:
+        """A read of `summary|pending|recent`, each a word of turns; without bars all are recent."""
+        parts = shown.split("|") if "|" in shown else ["", "", shown]
+        data = dict(zip(("summary", "pending", "recent"), map(list, parts), strict=True))
+        return self.op("read", begin, end, given={**data, "health": "healthy", "foreign": 0, **more})
+
+    def erase(self, begin: float, end: float | None = None, phase: Phase = "ok") -> Story:
+        return self.op("erase", begin, end, phase)
+
+    def info(self, what: str, t: float, process: str = "p0.0", **data: Any) -> Story:
+        self._event(t, -1, "info", what, process, data)
+        return self
+
+    def finally_(self, shown: str, **more: Any) -> list[Event]:
+        self.info("final", END).read(shown, END + 1, END + 2, **more)
+        return sorted(self.events, key=lambda event: event.t)
+
+    def _event(self, t: float, op: int, phase: Phase, what: str, process: str, data: dict[str, Any]) -> None:
+        self.events.append(
+            Event(t=t, process=process, op=op, phase=phase, what=what, conversation="c", data=data)
+        )
+
+
+def found_in(events: Sequence[Event]) -> list[str]:
+    return sorted({one.kind for one in report_of(events).violations})
+
+
+def report_of(events: Sequence[Event]) -> checker.Report:
+    return checker.check(events, lease_s=LEASE_S, recovery_s=RECOVERY_S)
+
+
+def ab() -> Story:
+    return Story().add("a", 0, 1).add("b", 2, 3)
+
+
+DEGRADED: dict[str, Any] = {"health": "degraded"}
+
+
+WRONG: dict[str, tuple[str, list[Event]]] = {
+    "an acknowledged turn is nowhere": ("lost", ab().finally_("a")),
+    "the only turn is nowhere": ("lost", Story().add("a", 0, 1).finally_("")),
+    "a turn is missing from a summary": ("lost", ab().add("c", 4, 5).finally_("ac||")),
+    "a read that began after the answer lacks the turn": (
+        "lost",
+        ab().read("a", 4, 5).finally_("ab"),
+    ),
+    "a later read lacks what a finished one showed": (
+        "lost",
+        Story().add("a", 0, 1).add("x", 2).read("ax", 3, 4).read("a", 5, 6).finally_("ax"),
+    ),
+    "a read lacks the first turn": ("lost", ab().read("b", 2.5, 2.6).finally_("ab")),
+    "an unknown turn that was read is lost": (
+        "lost",
+        Story().add("x", 0).read("x", 1, 2).finally_(""),
+    ),
+    "two reads at once show two orders": (
+        "order",
+        Story().add("a", 0, 5).add("b", 0, 5).read("ab", 1, 9).read("ba", 1, 9).finally_("ab"),
+    ),
+    "a turn stands twice among the recent ones": ("duplicate", ab().finally_("aba")),
+    "a turn stands in the summary and beside it": ("duplicate", ab().finally_("a|a|b")),
+    "a summary covers a turn twice": ("duplicate", ab().finally_("abab||")),
+    "an unknown turn stands twice": ("duplicate", ab().add("x", 4).finally_("abxx")),
+    "a turn that nobody added": ("foreign", ab().finally_("abz")),
+    "a turn of another conversation, by the pod's word": ("foreign", ab().finally_("ab", foreign=1)),
+    "a refused turn stands": ("refused", ab().add("r", 4, 5, "fail").finally_("abr")),
+    "a refused turn was read once": (
+        "refused",
+        ab().add("r", 4, 5, "fail").read("abr", 6, 7).finally_("ab"),
+    ),
+    "the later turn stands first": ("order", ab().finally_("ba")),
+    "the later turn stands first in the summary": ("order", ab().finally_("ba||")),
+    "a turn is read before it is added": (
+        "order",
+        ab().add("c", 9, 10).read("abc", 4, 5).finally_("abc"),
+    ),
+    "a turn moves": (
+        "order",
+        Story().add("a", 0, 9).add("b", 0, 9).read("ab", 1, 2).read("ba", 3, 4).finally_("ab"),
+    ),
+    "turns go without an erasure, and others come": (
+        "lost",
+        Story().add("a", 0, 1).read("a", 2, 3).add("b", 4, 5).read("b", 6, 7).finally_("b"),
+    ),
+    "more turns are missing than were dropped": (
+        "lost",
+        ab().add("c", 4, 5).add("d", 6, 7).finally_("||d", dropped=2),
+    ),
+    "a turn is missing behind one that is retained": (
+        "lost",
+        ab().add("c", 4, 5).finally_("||ac", dropped=1),
+    ),
+    "a dropped turn comes back": (
+        "order",
+        ab().add("c", 4, 5).read("||bc", 6, 7, dropped=1).read("||abc", 8, 9).finally_("||bc", dropped=1),
+    ),
+    "a turn is missing among the newest while degraded": (
+        "lost",
+        ab().add("c", 4, 5).read("ac", 6, 7, **DEGRADED).finally_("abc||"),
+    ),
+    "the newest turn is missing while degraded": (
+        "lost",
+        ab().add("c", 4, 5).read("ab", 6, 7, **DEGRADED).finally_("abc||"),
+    ),
+    "a healthy conversation shows the newest turns only": (
+        "lost",
+        ab().read("b", 4, 5).finally_("ab||"),
+    ),
+    "a degraded one lacks turns beside a summary": (
+        "lost",
+        ab().add("c", 4, 5).read("a||c", 6, 7, **DEGRADED).finally_("abc||"),
+    ),
+    "nobody has read at the end": ("unread", ab().read("ab", 4, 5).events),
+    "something ends that has not begun": (
+        "history",
+        [*ab().finally_("ab"), Event(t=END + 9, process="q", op=7, phase="ok", what="add")],
+    ),
+    # Erasures
+    "an acknowledged erasure leaves a turn": ("erasure", ab().erase(4, 5).finally_("b")),
+    "an acknowledged erasure leaves all": ("erasure", ab().read("ab", 3.2, 3.5).erase(4, 5).finally_("ab")),
+    "an erased turn comes back beside new ones": (
+        "erasure",
+        ab().read("ab", 3.2, 3.5).erase(4, 5).read("", 5.1, 5.2).add("n", 6, 7).finally_("an"),
+    ),
+    "an erased turn is in a summary": (
+        "erasure",
+        ab().erase(4, 5).add("n", 6, 7).finally_("ab||n"),
+    ),
+    "an erased turn shows for a moment": (
+        "erasure",
+        ab().erase(4, 5).read("a", 6, 7).finally_(""),
+    ),
+    "an unknown turn that was read comes back alone": (
+        "erasure",
+        ab().add("x", 3, 4, "ok").read("abx", 4.1, 4.2).erase(5, 6).finally_("x"),
+    ),
+    "an acknowledged turn goes by an erasure of before": (
+        "lost",
+        ab().erase(4, 5).add("n", 6, 7).finally_(""),
+    ),
+    "an acknowledged turn goes by an erasure of before, beside others": (
+        "lost",
+        ab().erase(4, 5).add("n", 6, 7).add("o", 8, 9).finally_("o"),
+    ),
+    "an acknowledged turn goes by a refused erasure of before": (
+        "lost",
+        ab().erase(4, 5, "fail").add("n", 6, 7).finally_(""),
+    ),
+    "one erasure of unknown outcome takes effect twice": (
+        "lost",
+        Story()
+        .add("a", 0, 1)
+        .erase(2)
+        .read("a", 3, 4)
+        .read("", 5, 6)
+        .add("b", 7, 8)
+        .read("b", 9, 10)
+        .add("c", 11, 12)
+        .read("c", 13, 14)
+        .finally_("c"),
+    ),
+    "one erasure of unknown outcome empties twice": (
+        "lost",
+        ab()
+        .erase(4)
+        .read("", 5, 6)
+        .add("c", 7, 8)
+        .read("c", 9, 10)
+        .read("", 11, 12)
+        .add("d", 13, 14)
+        .finally_("d"),
+    ),
+    "an erasure of unknown outcome takes effect before it began": (
+        "lost",
+        ab().read("ab", 3.1, 3.2).read("", 4, 5).erase(6).finally_(""),
+    ),
+    "an erasure of unknown outcome takes one turn of two": (
+        "lost",
+        ab().read("ab", 3.1, 3.2).erase(4).finally_("a"),
+    ),
+    "a refused erasure takes effect later": (
+        "lost",
+        ab().erase(4, 5, "fail").read("ab", 6, 7).finally_(""),
+    ),
+    "a read within a log finds nothing": (
+        "lost",
+        ab().read("ab", 4, 5).erase(6).read("", 7, 8).read("ab", 9, 10).finally_("ab"),
+    ),
+    "a turn is lost after an erasure that explains another": (
+        "lost",
+        ab().erase(4, 5).add("n", 6, 7).add("o", 8, 9).read("n", 10, 11).finally_("no"),
+    ),
+    "an erasure is overtaken by the old turns": (
+        "erasure",
+        ab().add("n", 6, 7).erase(4, 5).read("n", 8, 9).finally_("abn"),
+    ),
+    "a repeated add is acknowledged and lost": (
+        "lost",
+        Story().add("a", 0).erase(2, 3).add("a", 4, 5).finally_(""),
+    ),
+}
+
+RIGHT: dict[str, list[Event]] = {
+    "nothing happens": [],
+    "adds at the same time stand in either order": Story().add("a", 0, 5).add("b", 0, 5).finally_("ba"),
+    "adds at the same time, in the other order": Story().add("a", 0, 5).add("b", 0, 5).finally_("ab"),
+    "an unknown turn never comes": ab().add("x", 4).finally_("ab"),
+    "an unknown turn comes late": ab().add("x", 4, 5, "unknown").read("ab", 6, 7).finally_("abx"),
+    "an unknown turn stands before later ones": ab().add("x", 1.5).finally_("axb"),
+    "an unknown turn stands behind later ones": ab().add("x", 1.5).finally_("abx"),
+    "a refused turn is nowhere": ab().add("r", 4, 5, "fail").finally_("ab"),
+    "a turn is refused, and then added": ab().add("r", 4, 5, "fail").add("r", 6, 7).finally_("abr"),
+    "a turn is unknown, and then added": ab().add("x", 4, 5, "unknown").add("x", 6, 7).finally_("abx"),
+    "a turn is added twice and stands once": ab().add("a", 4, 5).finally_("ab"),
+    "a read during an add shows it": Story().add("a", 0, 9).read("a", 1, 2).finally_("a"),
+    "a read during an add does not show it": Story().add("a", 0, 9).read("", 1, 2).finally_("a"),
+    "a read overtakes another": Story().add("a", 0, 9).read("a", 1, 5).read("", 2, 6).finally_("a"),
+    "a read during a fold shows turns, a later one the summary": ab()
+    .add("c", 4, 5)
+    .read("|ab|c", 6, 9)
+    .read("ab||c", 6, 9)
+    .read("ab||c", 10, 11)
+    .finally_("ab||c"),
+    "turns were dropped and counted": ab().add("c", 4, 5).add("d", 6, 7).finally_("a||d", dropped=2),
+    "turns were dropped before any summary": ab().add("c", 4, 5).finally_("||c", dropped=2),
+    "turns were dropped before the newest, then covered": ab()
+    .add("c", 4, 5)
+    .add("d", 6, 7)
+    .read("a||cd", 8, 9, dropped=1)
+    .finally_("ac||d", dropped=1),
+    "a degraded conversation shows its newest turns": ab()
+    .add("c", 4, 5)
+    .read("bc", 6, 7, **DEGRADED)
+    .read("c", 6, 7, **DEGRADED)
+    .finally_("abc||"),
+    "the health changed just after a degraded read": ab()
+    .info("health", 5.5, old="degraded", new="healthy")
+    .read("b", 4, 5)
+    .finally_("ab||"),
+    "a turn that was read while degraded is dropped later": ab()
+    .add("c", 4, 5)
+    .read("ab", 3.2, 3.4, **DEGRADED)
+    .add("d", 6, 7)
+    .add("e", 8, 9)
+    .finally_("||de", dropped=3),
+    "a failed read tells nothing": ab().op("read", 4, 5, "fail").finally_("ab"),
+    # Erasures
+    "an erasure": ab().erase(4, 5).finally_(""),
+    "an erasure, then new turns": ab().erase(4, 5).add("n", 6, 7).finally_("n"),
+    "a turn is added during an erasure and stays": ab().add("n", 4, 6).erase(4, 5).finally_("n"),
+    "a turn is added during an erasure and goes": ab().add("n", 4, 6).erase(4, 5).finally_(""),
+    "reads during an erasure show both states": ab().erase(4, 8).read("", 5, 6).read("ab", 5, 6).finally_(""),
+    "an erasure of nothing": Story().erase(0, 1).add("a", 2, 3).finally_("a"),
+    "two erasures of one conversation": ab().erase(4, 5).erase(6, 7).add("n", 8, 9).finally_("n"),
+    "an erasure between two reads that nobody noticed": ab().erase(4, 5).erase(4, 5).finally_(""),
+    "an erasure of unknown outcome has no effect": ab().erase(4).add("n", 5, 6).finally_("abn"),
+    "an erasure of unknown outcome takes effect at once": ab().erase(4).finally_(""),
+    "an erasure of unknown outcome takes effect later": ab()
+    .erase(4, 5, "unknown")
+    .read("ab", 6, 7)
+    .add("n", 8, 9)
+    .read("abn", 10, 11)
+    .read("", 12, 13)
+    .add("o", 14, 15)
+    .finally_("o"),
+    "an erasure of unknown outcome takes effect between reads": ab()
+    .erase(4)
+    .read("ab", 6, 7)
+    .add("n", 8, 9)
+    .read("n", 10, 11)
+    .finally_("n"),
+    "an erasure of unknown outcome takes what nobody has read": ab().erase(1.5).finally_(""),
+    "two erasures of unknown outcome take effect in turn": ab()
+    .erase(3.1)
+    .erase(3.2)
+    .read("", 4, 5)
+    .add("c", 6, 7)
+    .read("c", 8, 9)
+    .add("d", 10, 11)
+    .finally_("d"),
+    "a refused erasure erased before it was refused": ab().erase(4, 5, "fail").finally_(""),
+    "a refused erasure did nothing": ab().erase(4, 5, "fail").finally_("ab"),
+    "an unknown turn comes after an erasure": ab().add("x", 3.5).erase(4, 5).finally_("x"),
+    "an unknown turn stands before an erasure and after it": Story()
+    .add("x", 0)
+    .read("x", 1, 2)
+    .erase(3, 4)
+    .read("", 5, 6)
+    .finally_("x"),
+    "a turn is added again after an erasure": Story()
+    .add("x", 0, 1, "unknown")
+    .read("x", 1.2, 1.5)
+    .erase(2, 3)
+    .add("x", 4, 5)
+    .add("n", 6, 7)
+    .read("xn", 8, 9)
+    .finally_("xn"),
+    "the same turn heads two logs": Story()
+    .add("x", 0, 1)
+    .add("a", 2, 3)
+    .read("xa", 4, 5)
+    .erase(6, 7)
+    .add("x", 8, 9)
+    .add("b", 10, 11)
+    .read("xb", 12, 13)
+    .finally_("xb"),
+    "an import after an erasure of unknown outcome restores": ab()
+    .read("ab", 3.1, 3.2)
+    .erase(4)
+    .op("people", 5, 9, kind="import")
+    .add("c", 6, 7)
+    .finally_("ab"),
+    "an empty read at the beginning lasts long": Story()
+    .read("", 0, 20)
+    .add("a", 5, 6)
+    .erase(30, 31)
+    .finally_(""),
+    "degraded reads have no turn in common": ab()
+    .erase(3.1, 3.2)
+    .add("c", 4, 5)
+    .add("d", 6, 7)
+    .read("d", 8, 9, **DEGRADED)
+    .add("e", 10, 11)
+    .add("f", 12, 13)
+    .read("f", 14, 15, **DEGRADED)
+    .finally_("cdef||"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_history_that_is_wrong_is_found_out(name: str) -> None:
+    kind, events = WRONG[name]
+    assert kind in found_in(events), name
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_history_that_is_right_passes(name: str) -> None:
+    assert not [str(one) for one in report_of(RIGHT[name]).violations], name
+
+
+def test_violation_shows_the_events_that_prove_it() -> None:
+    (one,) = report_of(ab().finally_("a")).violations
+    assert "b was acknowledged" in one.sentence
+    assert [(event.what, event.phase) for event in one.events] == [
+        ("add", "invoke"),
+        ("add", "ok"),
+        ("read", "invoke"),
+        ("read", "ok"),
+    ]
+    assert "'recent': ['a']" in str(one)
+
+
+# Random histories
+
+CALM = Kind()
+ILL = Kind(degrades=True)
+ERASING = Kind(erases=4, reads=40)
+DOUBTFUL = Kind(erases=5, unknown_erases=True, reads=40)
+ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40)
+SEEDS = st.integers(0, 2**40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SEEDS, st.sampled_from([CALM, ILL, ERASING, DOUBTFUL, ALL]))
+def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None:
+    report = report_of(Simulation(seed, kind).events)
+    assert not report.violations, str(report)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [
+        (simulated.loses, [CALM]),
+        (simulated.repeats, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
+        (simulated.covers_twice, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
+        (simulated.reorders, [CALM]),
+        (simulated.mixes_in, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
+        (simulated.brings_back, [Kind(erases=2)]),
+        (simulated.forgets_all, [CALM]),
+        (simulated.keeps_dropping, [ILL]),
+    ],
+)
+def test_fault_of_a_memory_is_found(fault: Fault, kinds: list[Kind]) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(SEEDS, st.sampled_from(kinds))
+    def found(seed: int, kind: Kind) -> None:
+        run = Simulation(seed, kind, fault=fault)
+        assume(run.faulty)
+        assert report_of(run.events).violations, fault.__doc__
+
+    found()
