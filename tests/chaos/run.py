@@ -19,7 +19,7 @@ from stm_backends import open_backend
 from tests.chaos import checker, history, schedule, turns
 from tests.chaos.history import Writer
 from tests.chaos.nemesis import model, people
-from tests.chaos.nemesis.pods import Pod, PodFault, Pods
+from tests.chaos.nemesis.pods import ENDING, Pod, PodFault, Pods
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
@@ -178,7 +178,7 @@ class _Run:
         self._show()
 
     async def _on_pod(self, fault: PodFault, planned: schedule.Planned) -> None:
-        async with self._pods.one(random.Random(planned.chance)) as pod:
+        async with self._pods.one(random.Random(planned.chance), survives=planned.kind not in ENDING) as pod:
             await self._inject(partial(fault, pod), planned, target=pod.settings.process)
 
     async def _inject(self, fault: Fault, planned: schedule.Planned, **data: str) -> None:

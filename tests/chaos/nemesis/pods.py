@@ -145,6 +145,9 @@ class Pod:
         await self.kill()
 
 
+ENDING: Final = ("pod-kill", "pod-restart")
+"""Faults that end a pod's process."""
+
 PodFault: TypeAlias = Callable[[Pod, random.Random, float], AbstractAsyncContextManager[dict[str, Any]]]
 """A fault of one pod, in other respects as a `Fault` of a stand."""
 
@@ -155,8 +158,7 @@ class Pods:
     def __init__(self, pods: Sequence[Pod], *, ahead: float) -> None:
         self.all = pods
         self._ahead = ahead
-        # One pod is always left alone.
-        self._some = asyncio.Semaphore(max(1, len(pods) - 1))
+        self._freed = asyncio.Condition()
 
     @property
     def generations(self) -> list[int]:
@@ -175,15 +177,19 @@ class Pods:
         }
 
     @asynccontextmanager
-    async def one(self, chance: random.Random) -> AsyncIterator[Pod]:
-        """Give a pod that nothing else happens to."""
-        async with self._some:
-            pod = chance.choice([pod for pod in self.all if not pod.busy])
+    async def one(self, chance: random.Random, *, survives: bool) -> AsyncIterator[Pod]:
+        """Give a pod that nothing else happens to; the first pod lives to the end, to show what it needs."""
+        which = self.all if survives else self.all[1:] or self.all
+        async with self._freed:
+            await self._freed.wait_for(lambda: any(not pod.busy for pod in which))
+            pod = chance.choice([pod for pod in which if not pod.busy])
             pod.busy = True
-            try:
-                yield pod
-            finally:
+        try:
+            yield pod
+        finally:
+            async with self._freed:
                 pod.busy = False
+                self._freed.notify_all()
 
 
 @asynccontextmanager
