@@ -60,20 +60,28 @@ def check(
     *,
     lease_s: float,
     recovery_s: float,
+    full_zone: int = 0,
     allowed: Mapping[str, float] = ALLOWED,
 ) -> Report:
     """Return what no correct memory would have done, and the figures of the run.
 
     `lease_s` is how long a lease lasts. `recovery_s` is the longest time from when all is well again until a
     conversation that a process uses is healthy: the delay between two attempts, and what an attempt takes.
+    `full_zone` is how many turns are recent where others are pending; 0 if that is not known.
     """
-    return _Check(list(events), lease_s, recovery_s, allowed).report
+    return _Check(list(events), lease_s, recovery_s, full_zone, allowed).report
 
 
 class _Check:
     def __init__(
-        self, events: list[Event], lease_s: float, recovery_s: float, allowed: Mapping[str, float]
+        self,
+        events: list[Event],
+        lease_s: float,
+        recovery_s: float,
+        full_zone: int,
+        allowed: Mapping[str, float],
     ) -> None:
+        self._zone = full_zone
         self._events = events
         self._lease_s = lease_s
         self._recovery_s = recovery_s
@@ -140,16 +148,20 @@ class _Check:
     def _read(self, op: Op, end: Event) -> Read:
         data = end.data
         summary, pending, recent = data.get("summary", ()), data.get("pending", ()), data.get("recent", ())
+        newest_only = not (summary or pending) and self._only_newest(recent)
         return Read(
             op=op,
             shown=(*summary, *pending, *recent),
             covered=len(summary),
             dropped=int(data.get("dropped") or 0),
             foreign=int(data.get("foreign") or 0),
-            newest_only=bool(recent) and not summary and not pending and self._was_degraded(op, end),
+            newest_only=newest_only and self._was_degraded(op, end),
             invoked=op.begin.t,
             ended=end.t,
         )
+
+    def _only_newest(self, recent: Sequence[str]) -> bool:
+        return len(recent) == (self._zone or len(recent)) > 0
 
     def _was_degraded(self, op: Op, end: Event) -> bool:
         """Say whether a read met a degraded conversation, by its own word or by what a pod saw meanwhile.
@@ -401,6 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         history.read(given.folder),
         lease_s=given.lease or kept.get("lease_s", 10.0),
         recovery_s=given.recovery or kept.get("recovery_s", 30.0),
+        full_zone=int(kept.get("full_zone", 0)),
     )
     sys.stdout.write(f"{report}\n")
     return 1 if report.violations else 0

@@ -154,6 +154,11 @@ class _Log:
         return _Log({**self.turns}, [*self.reads], self.first, self.last)
 
     @property
+    def loose(self) -> bool:
+        """Whether it has a read that shows less than all, and may have no turn in common with others."""
+        return any(read.excused for read in self.reads)
+
+    @property
     def narrow(self) -> bool:
         """Whether all its reads show the newest turns only, so that they need not have a turn in common."""
         return all(read.newest_only for read in self.reads)
@@ -514,7 +519,7 @@ class _Erased:
             known.add(course)
             yield [log.copy() for log in logs]
             for place, (one, other) in enumerate(itertools.pairwise(logs)):
-                if one.narrow or other.narrow:
+                if one.loose or other.loose:
                     queue.append([*logs[:place], one.with_all_of(other), *logs[place + 2 :]])
                 if one.first >= other.last:
                     queue.append([*logs[:place], other, one, *logs[place + 2 :]])

@@ -67,6 +67,8 @@ class Kind:
     degrades: bool = False
     adds: int = 25
     reads: int = 25
+    lasts: float = 3.0
+    """How long an operation lasts, on average, in seconds; one of unknown outcome may be done much later."""
 
 
 Fault = Callable[[State, "Simulation"], bool]
@@ -108,7 +110,7 @@ class Simulation:
             self._plan_add(f"t{number}", chance.uniform(0, LENGTH))
         for _ in range(kind.reads):
             start = chance.uniform(0, LENGTH)
-            self._plan_read(start, start + chance.expovariate(0.3))
+            self._plan_read(start, start + chance.expovariate(1 / kind.lasts))
         for _ in range(kind.erases):
             self._plan_erase(chance.uniform(0, LENGTH))
         if kind.degrades:
@@ -138,38 +140,38 @@ class Simulation:
             self.faulty = self._fault(self.state, self)
 
     def _plan_add(self, turn: str, start: float) -> None:
-        chance, op = self.chance, next(self._numbers)
-        end = start + chance.expovariate(0.3)
+        chance, kind, op = self.chance, self.kind, next(self._numbers)
+        end = start + chance.expovariate(1 / kind.lasts)
         phase = chance.choices(("ok", "unknown", "fail"), (8, 2, 1))[0]
         self.begun[turn] = min(start, self.begun.get(turn, start))
         self._event(start, op, "invoke", "add", turn=turn)
         add = lambda: self.state.add(turn)  # noqa: E731 -- what happens at a moment
         if phase == "ok":
             # An erasure of unknown outcome between two attempts is the case that the checker leaves out.
-            attempts = 1 if self.kind.unknown_erases else chance.choice((1, 1, 2))
+            attempts = 1 if kind.unknown_erases else chance.choice((1, 1, 2))
             for _ in range(attempts):
                 self._at(chance.uniform(start, end), add)
             self._at(end, lambda: self.acked.setdefault(turn, end))
         elif phase == "unknown":
             for _ in range(chance.randint(0, 2)):
-                self._at(start + chance.expovariate(0.05), add)
+                self._at(start + chance.expovariate(0.2 / kind.lasts), add)
             if chance.random() < 0.5:
                 self._plan_add(turn, end + chance.expovariate(1))
         if phase != "unknown" or chance.random() < 0.5:
             self._event(end, op, phase, "add", turn=turn)
 
     def _plan_erase(self, start: float) -> None:
-        chance, op = self.chance, next(self._numbers)
-        end = start + chance.expovariate(0.3)
+        chance, kind, op = self.chance, self.kind, next(self._numbers)
+        end = start + chance.expovariate(1 / kind.lasts)
         phases: list[Phase] = ["ok", "unknown", "fail"]
-        phase = chance.choice(phases) if self.kind.unknown_erases else "ok"
+        phase = chance.choice(phases) if kind.unknown_erases else "ok"
         self._event(start, op, "invoke", "erase", by="backend")
         if phase == "ok":
             self._at(chance.uniform(start, end), self._erase)
             self._at(start, lambda: self._note_before(op))
             self._at(end, lambda: self._note_erased(op))
         elif chance.random() < 0.7:
-            late = start + chance.expovariate(0.05)
+            late = start + chance.expovariate(0.2 / kind.lasts)
             self._at(late if phase == "unknown" else chance.uniform(start, end), self._erase)
         self._event(end, op, phase, "erase", by="backend")
 
