@@ -24,7 +24,16 @@ pytestmark = pytest.mark.full
 
 logger = logging.getLogger(__name__)
 
-STANDS = ("redis", "postgres", "mongo", "dynamo", "redis_sentinel")
+STANDS = (
+    "redis",
+    "postgres",
+    "mongo",
+    "dynamo",
+    "redis_sentinel",
+    "redis_cluster",
+    "postgres_standby",
+    "mongo_set",
+)
 HELD_S = 2.0
 
 

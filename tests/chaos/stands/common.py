@@ -21,18 +21,20 @@ from tests.support.servers import START_S, Server
 class Base:
     """A stand whose servers have the faults of any server.
 
-    A subclass starts its servers in `_start`, calls `_set_up` and names in `_faults` what only they have.
+    A subclass starts its servers in `_start` and names in `_faults` what only they have.
     Whatever it enters into `self._stack` is left in the end, in the reverse order.
     """
 
     name = url = direct_url = ""
+    megabytes = 512
+    """The size of the file system."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.versions: dict[str, str] = {}
         self.servers: list[Server] = []
         self.proxies: list[Proxy] = []
-        self.disk = Disk(folder / "disk")
+        self.disk = Disk(folder / "disk", self.megabytes)
         self._stack = contextlib.AsyncExitStack()
         self._busy = asyncio.Lock()
 
@@ -42,7 +44,7 @@ class Base:
             self.disk.open()
             self._stack.callback(self.disk.close)
             await self._start()
-            await (await open_at(self.direct_url, create=True)).close()
+            await until(self._set_up, "a datastore that is set up")
         except BaseException:
             await self.stop()
             raise
@@ -59,6 +61,10 @@ class Base:
         alone = {name: _alone(self._busy, fault) for name, fault in own.items()}
         network = network_faults(self.proxies)
         return {**alone, **{name: self._settling(fault) for name, fault in network.items()}}
+
+    async def _set_up(self) -> bool:
+        await (await open_at(self.direct_url, create=True)).close()
+        return True
 
     async def _start(self) -> None:
         raise NotImplementedError

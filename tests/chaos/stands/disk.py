@@ -9,8 +9,6 @@ import subprocess
 import time
 from pathlib import Path
 
-SIZE = 512 * 1024 * 1024
-
 
 class Disk:
     """A `tmpfs` at `folder`, or a plain folder where nothing may be mounted: that one is never full.
@@ -18,14 +16,15 @@ class Disk:
     What a server has written outlives the server, as on any file system, for as long as it is mounted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
+        self._size = megabytes * 1024 * 1024
         self.can_fill = False
 
     def open(self) -> None:
         """Mount it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        mode = f"size={SIZE},mode=0755"
+        mode = f"size={self._size},mode=0755"
         self.can_fill = _mount("-t", "tmpfs", "-o", mode, "stm-chaos", str(self.folder))
 
     def close(self) -> None:
@@ -49,7 +48,7 @@ class Disk:
 
     def free(self) -> None:
         """Make room again."""
-        assert self._resize(SIZE)
+        assert self._resize(self._size)
 
     def _resize(self, size: int) -> bool:
         return _mount("-o", f"remount,size={size}", str(self.folder))

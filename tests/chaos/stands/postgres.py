@@ -37,7 +37,7 @@ class PostgresStand(Base):
         self.folder = Path(tempfile.mkdtemp(prefix="stm-chaos-"))
         self.folder.chmod(0o755)
         self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        self.disk = Disk(self.folder / "disk")
+        self.disk = Disk(self.folder / "disk", self.megabytes)
         await super().start()
 
     async def _start(self) -> None:
