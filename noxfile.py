@@ -142,6 +142,14 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def chaos(session: nox.Session) -> None:
+    """Faults at random on each datastore, and a checker; `-- --minutes 60 redis`, `-- --help` for more."""
+    install_group(session, "services")
+    session.install("-e", ".[all]")
+    session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """The main job: conversations shared by four processes, checked, and one of them shown."""
     session.install(".[cli]")

@@ -54,7 +54,11 @@ ACTIONS = {
         "the conversation is erased; `by`: whether through the memory, the command line or the backend"
     ),
     "health": "`info`: a pod saw the health change; `old`, `new`",
-    "write": "`info`: the driver reported a successful replace; `record`, `version`",
+    "write": (
+        "`info`: the driver reported a successful replace; `record`, `version`, `began`: the time of "
+        "the call, `drop`, and `lease`: for how many seconds it takes the lease, if it does"
+    ),
+    "defect": "`info`: a call raised what is not an error of the library; `during`, `error`",
     "fault": "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures",
     "model": "`info`: the model changes; `how` is one of well, hangs, raises, garbage, slow",
     "figures": (

@@ -7,15 +7,18 @@ import re
 from xdist.scheduler import LoadScopeScheduling
 
 _SLOW_TO_START = re.compile(r"tests/services/(mongo|dynamo)/|\[(mongo|dynamo)\b|/test_(ring)\.py")
-_WHOLE_FILES = re.compile(r"(tests/services/\w+/test_(?:cluster|newer|pgbouncer|access)\.py)::")
+_WHOLE_FILES = re.compile(
+    r"(tests/(?:services/\w+/test_(?:cluster|newer|pgbouncer|access)|chaos/test_runs)\.py)::"
+)
 
 
 class ByServer(LoadScopeScheduling):
     """Give all tests on MongoDB to one worker, all on DynamoDB to one, and any other test to a free worker.
 
     Redis and PostgreSQL start within a second, so each worker has its own. Files whose tests share further
-    servers stay together. The largest groups run first. `--dist loadgroup` would need the group in each
-    test's name, where pytest 9.2 no longer puts it.
+    servers stay together, and so do runs of faults, of which two at once would miss deadlines. The largest
+    groups run first. `--dist loadgroup` would need the group in each test's name, where pytest 9.2 no longer
+    puts it.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,0 +1,127 @@
+"""Faults at random, and a checker of what came of them: `python -m tests.chaos --help`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import difflib
+import importlib
+import pkgutil
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.chaos import stands
+from tests.chaos.mutants import MUTANTS
+from tests.chaos.run import Order, Result, run
+
+SINGLE = ("sqlite", "redis", "postgres", "mongo", "dynamo")
+
+
+def names() -> list[str]:
+    """Return the names of all stands, the single ones first."""
+    modules = [one.name for one in pkgutil.iter_modules(stands.__path__)]
+    has = [one.replace("_", "-") for one in modules if one not in {"common", "disk", "network"}]
+    return sorted(has, key=lambda name: (name not in SINGLE, name))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what the command takes."""
+    found = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description="Pods share conversations over a datastore while faults befall pods, servers, the "
+        "network, the model and people. Then what happened is checked. Exits with 1 on a violation.",
+    )
+    found.add_argument(
+        "stand",
+        nargs="*",
+        default=SINGLE,
+        help=f"what to run on: {', '.join(names())}; by default the five datastores without their ensembles",
+    )
+    found.add_argument("--minutes", type=float, default=2.0, help="how long, for each stand (2)")
+    found.add_argument(
+        "--faults", type=int, default=0, help="end a stand after so many faults, if that comes first"
+    )
+    found.add_argument("--seed", type=int, help="repeats a schedule of faults; by default a new one")
+    found.add_argument("--pods", type=int, default=4, help="how many processes (4)")
+    found.add_argument(
+        "--pause", type=float, default=0.1, help="seconds between two calls of a pod's worker (0.1)"
+    )
+    found.add_argument(
+        "--mutant",
+        choices=sorted(MUTANTS),
+        default="",
+        metavar="NAME",
+        help=f"a fault in the library that the run must find: {', '.join(sorted(MUTANTS))}",
+    )
+    found.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="FAULT",
+        help="how the faults' names begin, such as pod- (all)",
+    )
+    found.add_argument(
+        "--out", type=Path, help="a folder for the histories and results; by default a new one"
+    )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    for name in options.stand:
+        if name not in names():
+            near = difflib.get_close_matches(name, names(), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            print(f"there is no stand {name!r}.{hint} There are: {', '.join(names())}", file=sys.stderr)
+            return 2
+    seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
+    out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-chaos-"))
+    print(f"seed {seed}; histories and results in {out}")
+    results: list[Result] = []
+    try:
+        for name in options.stand:
+            folder = (out / name).absolute()
+            folder.mkdir(parents=True)
+            order = Order(
+                stand=name,
+                folder=folder,
+                seed=seed,
+                faults=options.faults,
+                minutes=options.minutes,
+                pods=options.pods,
+                pause=options.pause,
+                mutant=options.mutant,
+                only=options.only,
+            )
+            stand = importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)
+            results.append(asyncio.run(run(order, stand)))
+    except KeyboardInterrupt:
+        print("interrupted; what was started is stopped", file=sys.stderr)
+        return 130
+    finally:
+        show(results)
+    return int(any(result.violations for result in results))
+
+
+def show(results: Sequence[Result]) -> None:
+    """Print what the runs came to."""
+    if not results:
+        return
+    print(f"\n{'stand':<18}{'minutes':>8}{'faults':>8}{'turns':>10}{'violations':>12}")
+    for one in results:
+        print(
+            f"{one.stand:<18}{one.minutes:>8.1f}{sum(one.faults.values()):>8,}{one.adds:>10,}{len(one.violations):>12}"
+        )
+    for one in results:
+        for violation in one.violations[:20]:
+            print(f"\n{one.stand}: {violation}")
+        if len(one.violations) > 20:
+            print(f"\n{one.stand}: and {len(one.violations) - 20} more, in results.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

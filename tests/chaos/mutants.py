@@ -1,0 +1,127 @@
+"""Faults in the library itself, each of which a run must find: `--mutant NAME`.
+
+A mutant works in the pods alone. One that is rare counts the writes of all pods, so that it strikes as often
+in every run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from stm_backends.drivers.contract import ANY, AnyType, Driver, Key
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.errors import Unavailable
+from stm_backends.memory import policy
+from stm_backends.records.body import Forgotten
+
+T = TypeVar("T")
+
+
+class Mutant(WrapperDriver):
+    """A driver that is right; derived ones are not, and what they find in the library they change."""
+
+    rate: int = 1
+    """The mutant strikes once in so many writes of its kind."""
+
+    def __init__(self, inner: Driver, folder: Path) -> None:
+        super().__init__(inner)
+        self._file = os.open(folder.parent / "strikes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.change()
+
+    def change(self) -> None:
+        """Change the library in this process."""
+
+    def strikes(self) -> bool:
+        """Say whether the mutant strikes now."""
+        os.write(self._file, b".")
+        return os.fstat(self._file).st_size % self.rate == self.rate // 2
+
+
+class LosesOneWriteIn10000(Mutant):
+    """Acknowledges an entry, and does not store it."""
+
+    rate = 10_000
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        if self.strikes():
+            record = await self.inner.load(key)
+            return 1 if record is None else len(record.tail) + 1
+        return await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class LosesOneWriteIn100(LosesOneWriteIn10000):
+    """The same, for short runs."""
+
+    rate = 100
+
+
+class LeaseWithoutExpiry(Mutant):
+    """A lease never ends by itself."""
+
+    def change(self) -> None:
+        def lease_left(lease: object, **clock: float) -> float:
+            return 0.0 if lease is None else math.inf
+
+        policy.lease_left = lease_left
+
+
+class TwoLeases(Mutant):
+    """Nobody minds a lease."""
+
+    def change(self) -> None:
+        policy.lease_left = lambda *lease, **clock: 0.0
+
+
+class SummaryAppliedTwice(Mutant):
+    """A summary is stored over another one, if that came first."""
+
+    def change(self) -> None:
+        policy.Fold.still_applies = lambda self, body, head: True
+        policy.lease_left = lambda *lease, **clock: 0.0
+
+
+class IdsForgotten(Mutant):
+    """The ids of turns that a summary covers are not remembered."""
+
+    def change(self) -> None:
+        Forgotten.__contains__ = lambda self, turn_id: False
+
+
+class ErasureLeavesOne(Mutant):
+    """Says that a record was deleted, and keeps it; every other time."""
+
+    rate = 2
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        if self.strikes():
+            return True
+        return await self.inner.delete(key, expect=expect)
+
+
+class UnavailableAndStored(Mutant):
+    """Says that an entry was not stored, and stores it."""
+
+    rate = 40
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        result = await send()
+        if operation == "append" and self.strikes():
+            raise Unavailable("a mutant")
+        return result
+
+
+MUTANTS: Final[dict[str, type[Mutant]]] = {
+    "loses-one-write-in-10000": LosesOneWriteIn10000,
+    "loses-one-write-in-100": LosesOneWriteIn100,
+    "lease-without-expiry": LeaseWithoutExpiry,
+    "two-leases": TwoLeases,
+    "summary-applied-twice": SummaryAppliedTwice,
+    "ids-forgotten": IdsForgotten,
+    "erasure-leaves-one": ErasureLeavesOne,
+    "unavailable-and-stored": UnavailableAndStored,
+}
+"""The mutants, by name."""

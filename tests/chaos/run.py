@@ -1,0 +1,260 @@
+"""One run: a stand, its pods, a nemesis, and in the end the judgement of a checker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from stm_backends import open_backend
+from tests.chaos import checker, history, schedule, turns
+from tests.chaos.history import Writer
+from tests.chaos.nemesis import model, people
+from tests.chaos.nemesis.pods import ENDING, Pod, PodFault, Pods
+from tests.chaos.pod import Settings
+from tests.chaos.stands import Fault, Stand
+from tests.chaos.turns import Model
+
+USERS: Final = 4
+DEADLINE_S: Final = 1.0
+GAP_S: Final = 0.45
+AT_ONCE: Final = 5
+"""How many faults are in force at a time, at most."""
+
+WEIGHTS: Final[Mapping[str, float]] = {
+    "pod-kill": 2.0,
+    "pod-pause": 3.0,
+    "pod-cancel": 2.0,
+    "pod-restart": 0.5,
+}
+"""How often a fault is drawn, where that is not once. To start a pod takes much of the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be run."""
+
+    stand: str
+    folder: Path
+    seed: int
+    faults: int = 0
+    minutes: float = 1.0
+    pods: int = 4
+    pause: float = 0.1
+    mutant: str = ""
+    only: Sequence[str] = ()
+    """How the names of the faults begin that may happen; by default all may."""
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What a run came to, as in `results.json`."""
+
+    stand: str
+    seed: int
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    minutes: float = 0.0
+    faults: Mapping[str, int] = field(default_factory=dict[str, int])
+    adds: int = 0
+    violations: list[str] = field(default_factory=list[str])
+    figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+async def run(order: Order, stand: Stand) -> Result:
+    """Run a nemesis against pods on a stand until the time is over or there were enough faults."""
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(stand.stop)
+        await stand.start()
+        return await _Run(order, stand, stack).go()
+
+
+class _Run:
+    def __init__(self, order: Order, stand: Stand, stack: contextlib.AsyncExitStack) -> None:
+        self._order = order
+        self._stand = stand
+        self._stack = stack
+        for name in ("events", "pods"):
+            (order.folder / name).mkdir(parents=True)
+        self._writer = Writer(order.folder / "events", "nemesis")
+        stack.callback(self._writer.close)
+        self._counts: Counter[str] = Counter()
+        self._start = time.monotonic()
+        self._problems: list[str] = []
+        # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
+        self._times = {"lease_s": turns.lease_s(DEADLINE_S), "recovery_s": turns.recovery_s(DEADLINE_S)}
+        settings = json.dumps(self._times) + "\n"
+        (order.folder / "events" / "settings.json").write_text(settings, encoding="utf-8")
+
+    async def go(self) -> Result:
+        order, stand = self._order, self._stand
+        async with open_backend(stand.direct_url, create=True):
+            pass
+        the_model = Model(order.folder / "model")
+        model.become(the_model, self._writer, "well")
+        pods = self._pods = Pods([self._pod(number) for number in range(order.pods)], ahead=self._ahead())
+        for pod in pods.all:
+            self._stack.push_async_callback(pod.kill)
+            await pod.start()
+        await asyncio.gather(*(pod.ready() for pod in pods.all))
+        self._start = time.monotonic()
+        faults: dict[str, Fault] = {
+            **stand.faults(),
+            **model.faults(the_model, self._writer),
+            **people.faults(pods),
+        }
+        await self._torment(faults, pods.faults())
+        minutes = (time.monotonic() - self._start) / 60
+        await self._settle()
+        return self._judged(minutes)
+
+    def _pod(self, number: int) -> Pod:
+        order = self._order
+        return Pod(
+            Settings(
+                name=f"p{number}",
+                life=0,
+                folder=str(order.folder),
+                url=self._stand.url,
+                seed=order.seed,
+                pause=order.pause,
+                deadline=DEADLINE_S,
+                generations=[0] * USERS,
+                mutant=order.mutant,
+                options={"deadline_s": DEADLINE_S},
+            )
+        )
+
+    def _ahead(self) -> float:
+        """Return how far a pod's clock may be off: the processes of one host share a clock, more or less."""
+        return 300.0 if self._stand.name == "sqlite" else 6 * 3_600.0
+
+    async def _torment(self, faults: Mapping[str, Fault], of_pods: Mapping[str, PodFault]) -> None:
+        order = self._order
+        allowed = tuple(order.only) or ("",)
+        names = [name for name in (*faults, *of_pods) if name.startswith(allowed)]
+        if not names:
+            raise ValueError(f"no fault is named so; there are {', '.join(sorted((*faults, *of_pods)))}")
+        weights = {name: WEIGHTS.get(name, 1.0) for name in names}
+        until = self._start + 60 * order.minutes
+        running: set[asyncio.Task[None]] = set()
+        shown, begun = time.monotonic(), 0
+        try:
+            for one in schedule.planned(
+                order.seed,
+                weights,
+                gap=GAP_S,
+                lease=self._times["lease_s"],
+                calm=1.3 * self._times["recovery_s"],
+            ):
+                if (order.faults and begun >= order.faults) or time.monotonic() > until:
+                    break
+                begun += 1
+                fault = of_pods.get(one.kind)
+                happening = self._on_pod(fault, one) if fault else self._inject(faults[one.kind], one)
+                running.add(asyncio.create_task(happening))
+                await asyncio.sleep(one.gap)
+                while len(running) >= AT_ONCE:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running = {task for task in running if not _done(task)}
+                for pod in self._pods.all:
+                    await pod.revive()
+                if time.monotonic() - shown > 5:
+                    shown = time.monotonic()
+                    self._show()
+            await asyncio.wait_for(asyncio.gather(*running), 90)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        self._show()
+
+    async def _on_pod(self, fault: PodFault, planned: schedule.Planned) -> None:
+        async with self._pods.one(random.Random(planned.chance), survives=planned.kind not in ENDING) as pod:
+            await self._inject(partial(fault, pod), planned, target=pod.settings.process)
+
+    async def _inject(self, fault: Fault, planned: schedule.Planned, **data: str) -> None:
+        """Let one fault happen, and count it when it has."""
+        chance = random.Random(planned.chance)
+        op = self._writer.invoke("fault", kind=planned.kind, seconds=planned.seconds, **data)
+        async with fault(chance, planned.seconds) as figures:
+            self._counts[planned.kind] += 1
+            await asyncio.sleep(planned.seconds)
+        self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
+
+    def _show(self) -> None:
+        adds = sum(pod.adds for pod in self._pods.all)
+        print(
+            f"{self._stand.name:<16} {turns.since(self._start):>6}  {sum(self._counts.values()):>6,} faults"
+            f"  {adds:>8,} turns",
+            flush=True,
+        )
+
+    async def _settle(self) -> None:
+        """Let all pods flush and end, then read everything past every proxy."""
+        pods = self._pods
+        for pod in pods.all:
+            await pod.revive()
+            await pod.ready()
+        await asyncio.gather(*(pod.ask("rest") for pod in pods.all))
+        conversations = [f"c{user}-{one}" for user, n in enumerate(pods.generations) for one in range(n + 1)]
+        shares = [conversations[number :: len(pods.all)] for number in range(len(pods.all))]
+        answers = await asyncio.gather(
+            *(
+                pod.ask("settle", conversations=share, within=2 * self._times["recovery_s"])
+                for pod, share in zip(pods.all, shares, strict=True)
+            )
+        )
+        for pod, answer in zip(pods.all, answers, strict=True):
+            if answer.get("ended") or answer["left"]:
+                left = answer.get("left", "all")
+                self._problems.append(f"{pod.settings.process} could not settle {left}")
+        await asyncio.gather(*(pod.end() for pod in pods.all))
+        self._writer.info("final")
+        await self._read_all(conversations)
+
+    async def _read_all(self, conversations: list[str]) -> None:
+        writer = Writer(self._order.folder / "events", "final")
+        self._stack.callback(writer.close)
+        settings = turns.config()
+        unused = os.open(self._order.folder / "model", os.O_RDONLY)
+        self._stack.callback(os.close, unused)
+        async with open_backend(self._stand.direct_url) as backend:
+            for conversation in conversations:
+                summarizer = turns.Summarizer(unused, writer, conversation, random.Random(0))
+                memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
+                await turns.read(writer, conversation, memory)
+
+    def _judged(self, minutes: float) -> Result:
+        events = history.read(self._order.folder / "events")
+        report = checker.check(events, **self._times)
+        defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
+        problems = [*self._problems, *(one for pod in self._pods.all for one in pod.problems)]
+        result = Result(
+            stand=self._stand.name,
+            seed=self._order.seed,
+            versions=dict(self._stand.versions),
+            minutes=round(minutes, 2),
+            faults=dict(sorted(self._counts.items())),
+            adds=sum(event.what == "add" and event.phase == "ok" for event in events),
+            violations=[*problems, *defects, *map(str, report.violations)],
+            figures=report.figures,
+        )
+        text = json.dumps(vars(result), indent=1, default=str)
+        (self._order.folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        return result
+
+
+def _done(task: asyncio.Task[None]) -> bool:
+    """Say whether a task is done; raises what it raised."""
+    if task.done():
+        task.result()
+    return task.done()

@@ -1,0 +1,75 @@
+"""One SQLite file that all pods open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.stands import Fault
+from tests.chaos.stands.disk import Disk
+
+
+class SqliteStand:
+    """A file on a file system of its own, which can be full."""
+
+    name = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self._disk = Disk(folder / "disk")
+        self._file = folder / "disk" / "chaos.db"
+        self.url = self.direct_url = f"sqlite:///{self._file}"
+        self.versions: Mapping[str, str] = {"sqlite": sqlite3.sqlite_version}
+
+    async def start(self) -> None:
+        self._disk.open()
+
+    async def stop(self) -> None:
+        self._disk.close()
+
+    def faults(self) -> Mapping[str, Fault]:
+        faults: dict[str, Fault] = {
+            # As a backup or a person at a prompt does, for as long as the fault is held.
+            "locked": partial(self._doing, "BEGIN IMMEDIATE"),
+            "checkpoint": partial(self._doing, "PRAGMA wal_checkpoint(TRUNCATE)"),
+            "vacuum": partial(self._doing, "VACUUM"),
+            # A reader that stays keeps the log of writes from beginning anew.
+            "long-read": partial(self._doing, "BEGIN; SELECT count(*) FROM sqlite_master"),
+        }
+        return {**faults, "disk-full": self._full} if self._disk.can_fill else faults
+
+    @contextlib.asynccontextmanager
+    async def _doing(
+        self, statements: str, chance: random.Random, seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        with closing(await asyncio.to_thread(self._connect)) as connection:
+            yield {"done": await asyncio.to_thread(_attempt, connection, statements)}
+
+    @contextlib.asynccontextmanager
+    async def _full(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        free = await asyncio.to_thread(self._disk.fill)
+        try:
+            yield {"bytes": free}
+        finally:
+            await asyncio.to_thread(self._disk.free)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._file, timeout=3.0, check_same_thread=False, isolation_level=None)
+
+
+stand = SqliteStand
+
+
+def _attempt(connection: sqlite3.Connection, statements: str) -> bool:
+    try:
+        for statement in statements.split(";"):
+            connection.execute(statement).fetchall()
+    except sqlite3.OperationalError:
+        return False
+    return True

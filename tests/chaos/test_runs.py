@@ -1,0 +1,77 @@
+"""Short runs: nothing is found in the library as it is, and each mutant of it is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import __main__ as command
+from tests.chaos import schedule
+from tests.chaos.mutants import MUTANTS
+
+
+def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Run the command on one stand; returns its exit status and the results."""
+    status = command.main([*options, "--seed", "15", "--out", str(out)])
+    (results,) = out.glob("*/results.json")
+    return status, json.loads(results.read_text(encoding="utf-8"))
+
+
+def test_a_seed_repeats_the_schedule_of_faults() -> None:
+    def drawn(seed: int) -> list[schedule.Planned]:
+        faults = schedule.planned(seed, {"kill": 1.0, "cut": 2.0}, gap=0.5, lease=4.0, calm=9.0)
+        return [next(faults) for _ in range(1_000)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert any(one.seconds > 4.0 for one in drawn(1))
+    assert sum(one.gap for one in drawn(1)) < 1_000
+
+
+def test_a_stand_of_another_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["redsi"]) == 2
+    assert "Did you mean 'redis'?" in capsys.readouterr().err
+
+
+def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
+    status, results = run(tmp_path, "sqlite", "--faults", "6", "--pods", "2", "--minutes", "0.2")
+    assert not status, results["violations"]
+    assert sum(results["faults"].values()) >= 6
+    assert results["adds"]
+    assert not pods_of(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stand", command.SINGLE, ids="on {}".format)  # not in the group of its server
+def test_nothing_is_found_on(stand: str, tmp_path: Path) -> None:
+    status, results = run(tmp_path, stand, "--minutes", "0.35")
+    assert not status, results["violations"]
+    assert sum(results["faults"].values()) > 10
+    assert results["adds"]
+
+
+FAULTS_FOR = {
+    "lease-without-expiry": ("pod-kill", "model-slow", "model-hangs"),
+    "summary-applied-twice": ("pod-pause", "model-slow"),
+    "erasure-leaves-one": ("people-erase",),
+}
+"""Which faults a short run needs in order to find a mutant; others need what is drawn."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutant", sorted(MUTANTS.keys() - {"loses-one-write-in-10000"}))
+def test_a_run_finds_the_mutant(mutant: str, tmp_path: Path) -> None:
+    only = FAULTS_FOR.get(mutant, ("pod-", "model-"))
+    options = ("--minutes", "0.25", "--pause", "0.06", "--only", *only)
+    status, results = run(tmp_path, "sqlite", "--mutant", mutant, *options)
+    assert status == 1
+    assert results["violations"]
+
+
+def pods_of(out: Path) -> list[str]:
+    """Return the command lines of processes that a run started and that still run."""
+    lines = [file.read_bytes().decode(errors="replace") for file in Path("/proc").glob("[0-9]*/cmdline")]
+    return [line for line in lines if str(out) in line and "tests.chaos.pod" in line]

@@ -1,0 +1,392 @@
+"""What a pod does: it adds turns to conversations that other pods use too, and reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from stm_backends import (
+    Backend,
+    DistributedShortTermMemory,
+    OutcomeUnknown,
+    SessionExists,
+    SessionNotFound,
+    StmError,
+    open_backend,
+)
+from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key
+from stm_backends.drivers.wrapper import WrapperDriver
+from stm_backends.errors import Corrupt
+from stm_backends.records.codec import Codec
+from stm_backends.telemetry.observer import Observer
+from stm_backends.types import MemoryHealth
+from tests.chaos import turns
+from tests.chaos.history import Phase, Writer
+from tests.chaos.mutants import MUTANTS
+from tests.chaos.pod import Clock, Settings
+
+WORKERS: Final = 2
+LONGEST: Final = 120
+"""How many turns a conversation has when the next one begins."""
+
+FIGURES_EVERY_S: Final = 3.0
+
+OUTCOMES: Final[Sequence[type[BaseException]]] = (OutcomeUnknown, TimeoutError, asyncio.CancelledError)
+"""After these it is not known whether an operation was done."""
+
+
+def work(settings: Settings, clock: Clock) -> None:
+    """Work until told to end, or until the parent has ended."""
+    # A pod that is stopped would survive its parent, which cannot tell it anything then.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("stm_backends").setLevel(logging.ERROR)
+    asyncio.run(_Pod(settings, clock).run())
+
+
+class _Pod:
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.chance = random.Random(f"{settings.seed} {settings.process}")
+        self.folder = Path(settings.folder)
+        self.writer = Writer(self.folder / "events", settings.process)
+        self.model = os.open(self.folder / "model", os.O_RDONLY)
+        self.generations = settings.generations
+        self.memories: dict[str, DistributedShortTermMemory] = {}
+        self.sent: dict[str, list[str]] = {}
+        self.mine = 0
+        self.adds = 0
+        self.cancelling_until = 0.0
+        self.cancelled = 0
+        self.resting = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def run(self) -> None:
+        lines = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, lines), sys.stdin)
+        backend = await self._open()
+        async with backend, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._commands(lines, backend)), group.create_task(self._figures())]
+            workers = [group.create_task(self._work(backend)) for _ in range(WORKERS)]
+            self.tell(ready=True)
+            await self.ended.wait()
+            for task in [*tasks, *workers]:
+                task.cancel()
+        self.writer.close()
+
+    async def _open(self) -> Backend:
+        """Return the backend, opened; a pod is restarted until its datastore answers."""
+        while True:
+            options = self.settings.options
+            if self.settings.sealing:
+                from stm_backends.sealing.naming import load_sealing  # noqa: PLC0415 -- needs an extra
+
+                options = {**options, "sealing": load_sealing(self.settings.sealing)}
+            backend = open_backend(
+                self.settings.url,
+                observer=_Noting(self.writer, self.settings),
+                close_timeout_s=2.0,
+                **options,
+            )
+            try:
+                await backend.open()
+            except StmError:
+                await asyncio.sleep(0.3)
+            else:
+                return backend
+
+    def tell(self, **what: Any) -> None:
+        """Tell the parent, which may have ended."""
+        with contextlib.suppress(OSError):
+            os.write(1, json.dumps(what).encode() + b"\n")
+
+    # What it does by itself
+
+    async def _work(self, backend: Backend) -> None:
+        while True:
+            await asyncio.sleep(self.settings.pause * (0.5 + self.chance.random()))
+            if self.resting.is_set():
+                continue
+            user = self.chance.randrange(len(self.generations))
+            conversation = f"c{user}-{self.generations[user]}"
+            memory = self._memory(backend, conversation)
+            draw = self.chance.random()
+            if draw < 0.62:
+                await self._add(memory, conversation)
+            elif draw < 0.95:
+                data = await self._calling(partial(turns.read, self.writer, conversation, memory))
+                if data is not None and turns.count(data) >= LONGEST:
+                    self._next_conversation(user, conversation)
+            else:
+                await self._noted("flush", conversation, partial(memory.flush, timeout=2.0))
+
+    def _next_conversation(self, user: int, conversation: str) -> None:
+        if conversation == f"c{user}-{self.generations[user]}":
+            self.generations[user] += 1
+            self.memories.pop(conversation, None)
+            self.sent.pop(conversation, None)
+            self.tell(generations=self.generations)
+
+    def _memory(self, backend: Backend, conversation: str) -> DistributedShortTermMemory:
+        memory = self.memories.get(conversation)
+        if memory is None:
+            summarizer = turns.Summarizer(self.model, self.writer, conversation, self.chance)
+            settings = turns.config(on_health_changed=partial(self._health, conversation))
+            memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
+            self.memories[conversation] = memory
+        return memory
+
+    async def _health(self, conversation: str, old: MemoryHealth, new: MemoryHealth) -> None:
+        self.writer.info("health", conversation, old=old.value, new=new.value)
+
+    async def _add(self, memory: DistributedShortTermMemory, conversation: str) -> None:
+        """Add a turn; if it is not known whether it is stored, perhaps add it again, at once or later."""
+        sent = self.sent.setdefault(conversation, [])
+        if sent and self.chance.random() < 0.05:
+            await self._add_again(memory, conversation, self.chance.choice(sent[-40:]))
+            return
+        self.mine += 1
+        identity = f"{conversation}/{self.settings.process}/{self.mine}"
+        add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
+        done = await self._noted("add", conversation, add, turn=identity)
+        self.adds += done == "ok"
+        # What was refused must never appear, so only what may be stored is repeated.
+        if done != "fail":
+            sent.append(identity)
+        while done == "unknown" and self.chance.random() < 0.6:
+            done = await self._add_again(memory, conversation, identity)
+
+    async def _add_again(self, memory: DistributedShortTermMemory, conversation: str, identity: str) -> Phase:
+        """Add a turn that may be stored, or may be in a summary, or may be erased."""
+        add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
+        return await self._noted("add", conversation, add, turn=identity, repeated=True)
+
+    async def _noted(
+        self, what: str, conversation: str, call: Callable[[], Awaitable[object]], **data: Any
+    ) -> Phase:
+        """Make a call and note how it ended, which is returned."""
+        op = self.writer.invoke(what, conversation, **data)
+        try:
+            data = {**data, **answered} if isinstance(answered := await self._limited(call), dict) else data
+        except StmError as error:
+            # An erasure has many steps, of which some may be done.
+            unknown = isinstance(error, OutcomeUnknown) or what not in {"add", "flush"}
+            done: Phase = "unknown" if unknown else "fail"
+            self.writer.end(op, done, what, conversation, **data, error=type(error).__name__)
+            return done
+        except (TimeoutError, asyncio.CancelledError) as error:
+            self.writer.end(op, "unknown", what, conversation, **data, error=type(error).__name__)
+            if self.ended.is_set():
+                raise
+            return "unknown"
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is not what was promised
+            self._not_ours(what, error)
+            self.writer.end(op, "unknown", what, conversation, **data, error=type(error).__name__)
+            return "unknown"
+        self.writer.end(op, "ok", what, conversation, **data)
+        return "ok"
+
+    async def _calling(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a call that notes its own events; returns `None` if it failed."""
+        try:
+            return await self._limited(call)
+        except (StmError, TimeoutError):
+            return None
+        except asyncio.CancelledError:
+            if self.ended.is_set():
+                raise
+            return None
+        except Exception as error:  # noqa: BLE001 -- as above
+            self._not_ours("read", error)
+            return None
+
+    def _not_ours(self, what: str, error: Exception) -> None:
+        """Note an error that is not one of the library's: the run fails by it."""
+        self.writer.info("defect", "", during=what, error=f"{type(error).__name__}: {error}")
+
+    async def _limited(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a call, which is cancelled or timed out at a random moment while that is asked for."""
+        if time.monotonic() > self.cancelling_until:
+            return await call()
+        self.cancelled += 1
+        moment = self.chance.random() * self.chance.choice((0.002, 0.02, 0.1))
+        if self.chance.random() < 0.5:
+            async with asyncio.timeout(moment):
+                return await call()
+        task = asyncio.ensure_future(call())
+        await asyncio.wait({task}, timeout=moment)
+        task.cancel()
+        return await task
+
+    async def _figures(self) -> None:
+        while True:
+            await asyncio.sleep(FIGURES_EVERY_S)
+            self.tell(adds=self.adds)
+            with contextlib.suppress(OSError):  # no descriptor is left, or one was closed meanwhile
+                self.writer.info("figures", **_figures(), tasks=len(asyncio.all_tasks()), adds=self.adds)
+
+    # What it is told to do
+
+    async def _commands(self, lines: asyncio.StreamReader, backend: Backend) -> None:
+        async with asyncio.TaskGroup() as group:
+            while line := await lines.readline():
+                group.create_task(self._obey(json.loads(line), backend))
+        # The parent has ended.
+        self.ended.set()
+
+    async def _obey(self, command: dict[str, Any], backend: Backend) -> None:
+        number, do = command.pop("number"), command.pop("do")
+        answer = await getattr(self, f"do_{do}")(backend, **command)
+        self.tell(done=number, **(answer or {}))
+
+    async def do_cancel(self, backend: Backend, seconds: float) -> dict[str, Any]:
+        """Cancel calls at random moments for some time; returns how many were begun."""
+        self.cancelling_until, before = time.monotonic() + seconds, self.cancelled
+        await asyncio.sleep(seconds)
+        return {"calls": self.cancelled - before}
+
+    async def do_descriptors(self, backend: Backend, seconds: float) -> None:
+        """Have no file descriptor left for some time."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    async def do_clock(self, backend: Backend, seconds: float, ahead: float) -> None:
+        """Have a wrong clock for some time."""
+        self.clock.ahead = ahead
+        await asyncio.sleep(seconds)
+        self.clock.ahead = 0.0
+
+    async def do_erase(self, backend: Backend, conversation: str) -> dict[str, Any]:
+        """Erase a conversation."""
+        erase = partial(backend.sessions.erase, turns.key_of(conversation))
+        return {"outcome": await self._noted("erase", conversation, erase, by="backend")}
+
+    async def do_people(self, backend: Backend, kind: str, conversation: str) -> dict[str, Any]:
+        """Do what people do beside the pods."""
+        key, sessions = turns.key_of(conversation), backend.sessions
+
+        async def merge() -> None:
+            with contextlib.suppress(SessionNotFound):
+                await sessions.import_(await sessions.export(key), on_conflict="merge")
+
+        async def copy() -> None:
+            copied = turns.key_of(f"{conversation}-copy")
+            with contextlib.suppress(SessionNotFound, SessionExists):
+                await sessions.copy(key, sessions, under=copied)
+            await sessions.erase(copied)
+
+        async def export() -> None:
+            with contextlib.suppress(SessionNotFound):
+                await sessions.export(key)
+
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "export": export,
+            "import": merge,
+            "copy": copy,
+            "purge": partial(sessions.purge, turns.TENANT),
+            "stats": partial(backend.stats.of_user, turns.TENANT, key.user_id),
+        }
+        return {"outcome": await self._noted("people", conversation, calls[kind], kind=kind)}
+
+    async def do_generations(self, backend: Backend, generations: list[int]) -> None:
+        """Use these conversations from now on."""
+        self.generations = [max(pair) for pair in zip(self.generations, generations, strict=True)]
+
+    async def do_rest(self, backend: Backend) -> None:
+        """Begin nothing new."""
+        self.resting.set()
+
+    async def do_settle(self, backend: Backend, conversations: list[str], within: float) -> dict[str, Any]:
+        """Flush conversations until each is healthy and nothing is pending; returns which are not."""
+        left = [one for one in conversations if not await self._settled(backend, one, within)]
+        self.memories.clear()
+        return {"left": left}
+
+    async def _settled(self, backend: Backend, conversation: str, within: float) -> bool:
+        memory, until = self._memory(backend, conversation), time.monotonic() + within
+        while True:
+            flushed = await self._noted("flush", conversation, partial(memory.flush, timeout=2.0))
+            data = await self._calling(partial(turns.read, self.writer, conversation, memory))
+            if flushed == "ok" and data is not None and data["health"] == "healthy" and not data["pending"]:
+                return True
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(0.2)
+
+    async def do_end(self, backend: Backend) -> None:
+        """Close the backend and end."""
+        self.ended.set()
+
+
+def _figures() -> dict[str, int]:
+    links = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir()]
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return {
+        "memory": pages * resource.getpagesize(),
+        "descriptors": len(links),
+        "connections": sum(link.startswith("socket:") for link in links),
+    }
+
+
+class _Noting(Observer):
+    def __init__(self, writer: Writer, settings: Settings) -> None:
+        self._writer = writer
+        self._settings = settings
+
+    def driver(self, driver: Driver) -> Driver:
+        if self._settings.mutant:
+            driver = MUTANTS[self._settings.mutant](driver, Path(self._settings.folder))
+        return _NotedWrites(driver, self._writer)
+
+
+class _NotedWrites(WrapperDriver):
+    """Notes each replace that was done, and the lease that it takes."""
+
+    def __init__(self, inner: Driver, writer: Writer) -> None:
+        super().__init__(inner)
+        self._writer = writer
+        self._codec = Codec()
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        rewrite: Sequence[bytes] = (),
+        ttl: float | None | KeepType = KEEP,
+    ) -> bool:
+        began = time.monotonic()
+        done = await self.inner.replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )
+        if done:
+            data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}
+            with contextlib.suppress(Corrupt):
+                lease = self._codec.open_body(body).lease
+                data |= {"drop": drop, "lease": None if lease is None else lease.ttl}
+            self._writer.info("write", **data)
+        return done
