@@ -40,6 +40,7 @@ from stm_backends.drivers.erasing import Remains
 from stm_backends.drivers.layouts import Layout, is_outdated, require_usable
 from stm_backends.errors import ConfigurationError, Corrupt, TooLarge, Unavailable, located
 from stm_backends_mongo import statements
+from stm_backends_mongo.calls import Calls
 from stm_backends_mongo.client import make_client, require_client
 from stm_backends_mongo.errors import BEYOND_A_DOCUMENT, NOT_SET_UP, OF_ANOTHER_KIND, meaning
 from stm_backends_mongo.settings import MongoSettings
@@ -120,6 +121,7 @@ class MongoDriver:
         )
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
         self._loads = Coalesced(self._fetch, size=_size_of)
+        self._calls = Calls()
 
     async def open(self) -> None:
         """Connect, and check that the collection is set up. Opening twice is harmless.
@@ -145,6 +147,7 @@ class MongoDriver:
         """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
         await self._loads.close()
+        await self._calls.ended(within=self._patience_s)
         if client is not None and client is not self._given:
             with pymongo.timeout(self._patience_s):
                 await client.close()
@@ -238,7 +241,9 @@ class MongoDriver:
         async def work(records: Collection) -> Document | None:
             async with self._turns.turn(key):
                 # Removes an expired document, too, which the TTL monitor has not removed yet.
-                return await records.find_one_and_delete(query, projection=statements.WAS_THERE)
+                return await self._calls.run(
+                    records.find_one_and_delete(query, projection=statements.WAS_THERE)
+                )
 
         deleted = await self._run("delete", work)
         return deleted is not None and deleted["there"]
@@ -261,9 +266,11 @@ class MongoDriver:
         found = await self._run(
             "scan",
             # The first answer contains the whole page, so it is one round trip.
-            lambda records: records.find(
-                query, statements.LISTED, sort=[("_id", 1)], limit=limit + 1, batch_size=limit + 1
-            ).to_list(limit + 1),
+            lambda records: self._calls.run(
+                records.find(
+                    query, statements.LISTED, sort=[("_id", 1)], limit=limit + 1, batch_size=limit + 1
+                ).to_list(limit + 1)
+            ),
         )
         names = [document["name"] for document in found]
         return Page(tuple(names[:limit]), names[limit - 1] if len(names) > limit else None)
@@ -273,7 +280,9 @@ class MongoDriver:
         query = statements.scopes_after(after)
         found = await self._run(
             "scan",
-            lambda records: records.find(query, statements.SCOPE, sort=[("_id", 1)], limit=1).to_list(1),
+            lambda records: self._calls.run(
+                records.find(query, statements.SCOPE, sort=[("_id", 1)], limit=1).to_list(1)
+            ),
         )
         return found[0]["scope"] if found else None
 
@@ -284,9 +293,11 @@ class MongoDriver:
         count = len(keys)
         # A request that callers share is in no caller's context, so it has its own timeout.
         with pymongo.timeout(self._patience_s):
-            found = await self._records.find(
-                statements.records(keys), statements.LOADED, limit=count, batch_size=count
-            ).to_list(count)
+            found = await self._calls.run(
+                self._records.find(
+                    statements.records(keys), statements.LOADED, limit=count, batch_size=count
+                ).to_list(count)
+            )
         return {Key(one["_id"]["scope"], one["_id"]["name"]): one for one in found}
 
     async def _prepare(self, records: Collection) -> None:
@@ -297,7 +308,9 @@ class MongoDriver:
 
         async def send(command: Document) -> Document:
             with pymongo.timeout(self._patience_s):
-                return await self._edge.run("open", lambda: _carry_out(command, records.database))
+                return await self._edge.run(
+                    "open", lambda: self._calls.run(_carry_out(command, records.database))
+                )
 
         ours = statements.LAYOUT
         noted = await send({"find": records.name, "filter": statements.layout(), "limit": 1})
@@ -355,8 +368,10 @@ class MongoDriver:
         async def work(records: Collection) -> Document | None:
             try:
                 async with self._turns.turn(key):
-                    return await records.find_one_and_update(
-                        query, update, projection=answer, upsert=upsert, return_document=when, let=given
+                    return await self._calls.run(
+                        records.find_one_and_update(
+                            query, update, projection=answer, upsert=upsert, return_document=when, let=given
+                        )
                     )
             except OperationFailure as error:
                 if error.code not in BEYOND_A_DOCUMENT:

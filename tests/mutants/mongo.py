@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 from stm_backends.drivers.contract import Key
+from stm_backends_mongo.calls import Calls
 from stm_backends_mongo.driver import MongoDriver
+
+T = TypeVar("T")
 
 
 class AnswersInTheOrderAsked(MongoDriver):
@@ -32,3 +35,16 @@ class WritesTwice(MongoDriver):
     async def _write(self, *given: Any, **named: Any) -> dict[str, Any] | None:
         await super()._write(*given, **named)
         return await super()._write(*given, **named)
+
+
+class CancelsItsCalls(MongoDriver):
+    """Passes each cancellation of an operation on to the client, also while the client ends its call."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._calls = _Direct()
+
+
+class _Direct(Calls):
+    async def run(self, call: Awaitable[T]) -> T:
+        return await call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from dataclasses import replace
 
@@ -10,7 +11,11 @@ import pytest
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends.testing import FakeClock
 from stm_backends_dynamo.statements import CREATE_TABLE
-from tests.services.dynamo.support import items_of, noted, opened
+from tests.services.dynamo import support
+from tests.services.dynamo.support import items_of, noted
+
+opened = functools.partial(support.opened, deadline_s=60)
+"""No test here is about the deadline, which a busy machine may reach."""
 
 
 @pytest.fixture

@@ -106,9 +106,12 @@ def proxied(place, proxy):
 
 @pytest.fixture
 def settings_of():
-    """How the settings of a place are made for a client that is handed in."""
+    """How the settings of a place are made for a client that is handed in.
 
-    def make(place: Place, **more) -> MongoSettings:
-        return MongoSettings.from_options(database=place.database, **more)
+    The deadline only ends a test that hangs: forty writes to one record wait for forty flushes of a disk.
+    """
+
+    def make(place: Place, *, deadline_s: float = 60.0, **more) -> MongoSettings:
+        return MongoSettings.from_options(database=place.database, deadline_s=deadline_s, **more)
 
     return make

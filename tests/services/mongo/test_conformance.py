@@ -39,7 +39,7 @@ class TestMongoDriver(DriverContract):
             async def is_open():
                 return (await client.admin.command("ping"))["ok"] == 1
 
-            driver = MongoDriver(settings_of(place), client=client)
+            driver = MongoDriver(settings_of(place, deadline_s=5.0), client=client)
             await driver.open()
             return HandedIn(driver=driver, is_open=is_open, close=client.close)
 
