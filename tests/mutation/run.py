@@ -1,0 +1,188 @@
+"""Run the suite on mutants of what it checks: `nox -s mutation -- memory sqlite --sample 100 --seed 1`.
+
+Each mutant stands in a copy of the tree, so other processes of a test import it too. It is noticed once a
+stage fails or does not end; the stages run in their order, and only what survived one meets the next. What is
+known to change nothing is in `equivalent.json`, with the reason; what a test need not notice, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).parents[2]
+KNOWN = Path(__file__).with_name("equivalent.json")
+LEAST_LIMIT_S = 60.0
+LIMIT = 6
+"""How much longer than the unmutated code a mutant may take, until it counts as one that does not end."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules, and how they are tested: arguments of pytest, the quickest first."""
+
+    modules: tuple[str, ...]
+    stages: tuple[tuple[str, ...], ...]
+
+
+CONTRACT = "tests/contract"
+SQLITE = "stm_backends/drivers/sqlite"
+TARGETS = {
+    # The classes of the shipped suite alone, and none of the tests beside them.
+    "memory": Target(
+        ("stm_backends/drivers/in_memory.py",),
+        (
+            ("--stm-quick", f"{CONTRACT}/test_reference_driver.py::TestMemoryDriver"),
+            (f"{CONTRACT}/test_reference_driver.py::TestMemoryDriver",),
+            (f"{CONTRACT}/test_reference_driver.py::TestMemoryDriverOnARealClock",),
+        ),
+    ),
+    "sqlite": Target(
+        tuple(f"{SQLITE}/{name}.py" for name in ("driver", "statements", "thread", "jobs", "purging", "errors")),
+        (
+            ("--stm-quick", f"{CONTRACT}/test_sqlite_driver.py::TestSqliteDriver"),
+            (f"{CONTRACT}/test_sqlite_driver.py::TestSqliteDriver",),
+        ),
+    ),
+    "decisions": Target(
+        tuple(f"stm_backends/memory/{name}.py" for name in ("policy", "view", "local/merge", "shared/due")),
+        (
+            tuple(f"tests/unit/test_{name}.py" for name in ("policy", "view", "merge")),
+            ("-m", "not full", "tests/unit/test_distributed.py", "tests/unit/test_default_memory.py",
+             "tests/unit/test_default_state.py", "tests/unit/test_background.py"),
+        ),
+    ),
+}  # fmt: skip
+
+
+class Copy:
+    """A copy of the tree, where one mutant at a time stands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for path in (*ROOT.glob("stm_backends*"), ROOT / "tests"):
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+
+    def write(self, path: str, source: str) -> None:
+        """Put a module in place, and forget what was compiled of another one in the same second."""
+        where = self.folder / path
+        where.write_text(source, "utf-8")
+        Path(importlib.util.cache_from_source(str(where))).unlink(missing_ok=True)
+
+    def test(self, stage: tuple[str, ...], limit_s: float) -> str:
+        """Return `passed`, `failed` or `timeout`."""
+        command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist", *stage]
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                return "timeout"
+            finally:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+                except ProcessLookupError:
+                    pass
+                process.wait()
+                shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
+        assert status != 5, "the stage selects no test"
+        return "failed" if status else "passed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run tests on mutants.")
+    parser.add_argument("targets", nargs="*", default=[], help=f"of {', '.join(TARGETS)}; all without")
+    parser.add_argument("--sample", type=int, default=0, help="how many mutants of a target, at random")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--only", default="", help="only mutants with this in their name")
+    parser.add_argument("--stages", type=int, default=9, help="only the first so many stages")
+    parser.add_argument("--json", type=Path, default=Path("mutation.json"))
+    given = parser.parse_args()
+    known = json.loads(KNOWN.read_text("utf-8"))
+    results = {name: run(name, given, known) for name in given.targets or TARGETS}
+    for name, found in results.items():
+        print(f"{name}: {found['summary']}")
+    sys.exit(any(found["survived"] for found in results.values()))
+
+
+def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) -> dict[str, object]:
+    """Run the stages of a target on its mutants, those of a sample if there is one; writes what it found."""
+    target = TARGETS[name]
+    made = [one for path in target.modules for one in mutants_of(path, (ROOT / path).read_text("utf-8"))]
+    all_of_them = [one for one in made if given.only in f"{one.path}::{one.name}"]
+    alive = all_of_them
+    if 0 < given.sample < len(alive):
+        alive = random.Random(given.seed).sample(alive, given.sample)
+    tested, known_here = len(alive), {key for path in target.modules for key in known.get(path, {})}
+    equivalent = [one for one in alive if known.get(one.path, {}).get(one.name, "").startswith("equivalent")]
+    alive = [one for one in alive if one not in equivalent]
+    found: dict[str, object] = {"of": len(all_of_them), "seed": given.seed, "noticed": {}}
+    with tempfile.TemporaryDirectory(prefix="stm-mutants-") as folder:
+        copies = [Copy(Path(folder) / str(number)) for number in range(given.workers)]
+        for number, stage in enumerate(target.stages[: given.stages], 1):
+            began = time.monotonic()
+            clean = copies[0].test(stage, 3_000)
+            assert clean == "passed", f"the unmutated code does not pass: {stage}"
+            limit = max(LEAST_LIMIT_S, LIMIT * (time.monotonic() - began))
+            left = list(alive)
+
+            def work(copy: Copy, left=left, stage=stage, limit=limit, number=number) -> None:
+                while left:
+                    mutant = left.pop(0)
+                    copy.write(mutant.path, mutant.source)
+                    answer = copy.test(stage, limit)
+                    copy.write(mutant.path, (ROOT / mutant.path).read_text("utf-8"))
+                    if answer != "passed":
+                        alive.remove(mutant)
+                        found["noticed"][f"{mutant.path}::{mutant.name}"] = f"stage {number}: {answer}"  # type: ignore[index]
+                    report(name, found, tested, equivalent, alive, known, given.json, at=(number, len(left)))
+
+            with ThreadPoolExecutor(given.workers) as pool:
+                list(pool.map(work, copies))
+    unknown = known_here - {one.name for one in all_of_them}
+    if unknown and not given.only:
+        print("no longer a mutant, so its line can go:", *sorted(unknown), sep="\n  ")
+    return found
+
+
+def report(name, found, tested, equivalent, alive, known, path, *, at) -> None:
+    """Write what was found so far; a run that is ended early has lost nothing."""
+    excused = [one for one in alive if one.name in known.get(one.path, {})]
+    noticed, judged = len(found["noticed"]), tested - len(equivalent)
+    found["equivalent"] = sorted(f"{one.path}::{one.name}" for one in equivalent)
+    found["explained"] = sorted(f"{one.path}::{one.name}" for one in excused)
+    found["survived"] = sorted(f"{one.path}:{one.line}::{one.name}" for one in alive if one not in excused)
+    found["summary"] = (
+        f"{noticed} of {judged} noticed ({noticed / max(1, judged):.1%}), {len(equivalent)} equivalent, "
+        f"{len(excused)} explained, {len(found['survived'])} survived; "
+        f"{tested} of {found['of']} mutants, stage {at[0]}, {at[1]} to go"
+    )
+    written = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**written, name: found}, indent=1), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
