@@ -42,7 +42,9 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
     for parent, field, index, node, where in _places(tree, ""):
         for changed in _changes(node):
             before, after = _text(node), "nothing" if changed is None else _text(changed)
-            if before == after or (changed is None and not where):  # a module without a name cannot be imported
+            if before == after or (
+                changed is None and not where
+            ):  # a module without a name cannot be imported
                 continue
             old = getattr(parent, field)
             new = ast.copy_location(ast.Pass() if changed is None else changed, node)

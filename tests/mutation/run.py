@@ -8,6 +8,7 @@ known to change nothing is in `equivalent.json`, with the reason; what a test ne
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.mutants import mutants_of
 
 ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("equivalent.json")
@@ -52,7 +53,9 @@ TARGETS = {
         ),
     ),
     "sqlite": Target(
-        tuple(f"{SQLITE}/{name}.py" for name in ("driver", "statements", "thread", "jobs", "purging", "errors")),
+        tuple(
+            f"{SQLITE}/{name}.py" for name in ("driver", "statements", "thread", "jobs", "purging", "errors")
+        ),
         (
             ("--stm-quick", f"{CONTRACT}/test_sqlite_driver.py::TestSqliteDriver"),
             (f"{CONTRACT}/test_sqlite_driver.py::TestSqliteDriver",),
@@ -101,10 +104,8 @@ class Copy:
             except subprocess.TimeoutExpired:
                 return "timeout"
             finally:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
-                except ProcessLookupError:
-                    pass
                 process.wait()
                 shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
         assert status != 5, "the stage selects no test"
@@ -131,7 +132,8 @@ def main() -> None:
 def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) -> dict[str, object]:
     """Run the stages of a target on its mutants, those of a sample if there is one; writes what it found."""
     target = TARGETS[name]
-    made = [one for path in target.modules for one in mutants_of(path, (ROOT / path).read_text("utf-8"))]
+    originals = {path: (ROOT / path).read_text("utf-8") for path in target.modules}
+    made = [one for path, source in originals.items() for one in mutants_of(path, source)]
     all_of_them = [one for one in made if given.only in f"{one.path}::{one.name}"]
     alive = all_of_them
     if 0 < given.sample < len(alive):
@@ -154,7 +156,7 @@ def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) 
                     mutant = left.pop(0)
                     copy.write(mutant.path, mutant.source)
                     answer = copy.test(stage, limit)
-                    copy.write(mutant.path, (ROOT / mutant.path).read_text("utf-8"))
+                    copy.write(mutant.path, originals[mutant.path])
                     if answer != "passed":
                         alive.remove(mutant)
                         found["noticed"][f"{mutant.path}::{mutant.name}"] = f"stage {number}: {answer}"  # type: ignore[index]

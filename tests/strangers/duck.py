@@ -65,7 +65,7 @@ REWRITE = "UPDATE stm_entry SET entry = ? WHERE record = ? AND seq = ?"
 
 REPLACED = "UPDATE stm_record SET version = ?, body = ?, expires = ?, first = ?, size = ? WHERE id = ?"
 
-# DuckDB sees a conflict between two updates, and none between an update and a delete. So a delete updates first.
+# DuckDB sees a conflict between two updates, and none between an update and a delete: a delete updates first.
 DELETE = (
     "UPDATE stm_record SET size = size WHERE id = ?",
     "DELETE FROM stm_entry WHERE record = ?",

@@ -76,7 +76,7 @@ def sorted_part(name: str) -> str:
 
 
 def place(key: Key) -> str:
-    """Return the name of an object, which S3 limits to 1,024 bytes: the beginning of the key, and its hash."""
+    """Return the name of an object, of at most 1,024 bytes: the beginning of the key, and its hash."""
     digest = hashlib.sha256(key.name.encode()).hexdigest()
     return f"{folder(key.scope)}{sorted_part(key.name)}.{digest}"
 
@@ -142,7 +142,7 @@ class ObjectDriver:
             return
         half = self._settings.deadline_s / 2
         self._limit = ConcurrencyLimit(self._settings.pool_size, patience_s=half)
-        # A write is never sent twice: the second would be refused because of the first, whose answer was lost.
+        # A write is never sent twice: the second is refused because of the first, whose answer was lost.
         config = AioConfig(
             retries={"total_max_attempts": 1},
             connect_timeout=half,
@@ -240,6 +240,7 @@ class ObjectDriver:
 
         async def work() -> Page:
             names: list[str] = []
+            last = ""
             async for part, head in self._listed(folder(scope), sorted_part(after)):
                 # Names that differ past what they are sorted by come in any order, so they are read together.
                 if len(names) > limit and part != last:

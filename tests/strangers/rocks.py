@@ -1,7 +1,7 @@
 """The five operations on RocksDB, a log-structured merge tree that one process has to itself.
 
 Keys are in order, so a record is a run of neighbours: its head, its body, its entries. A `WriteBatch` is
-stored as a whole or not at all, and one thread does all the work, so nobody acts between a read and its batch.
+stored as a whole or not at all. One thread does all the work, so nobody acts between a read and its batch.
 """
 
 from __future__ import annotations

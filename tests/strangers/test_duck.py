@@ -16,6 +16,7 @@ import duckdb
 from tests.strangers.duck import open_duck
 
 
+@pytest.mark.full
 class TestDuckDriver(DriverContract):
     @pytest.fixture
     def datastore(self, tmp_path):

@@ -24,7 +24,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "pretended", "AWS_SECRET_ACCESS_KEY": "prete
 
 @pytest.fixture(scope="module")
 def store():
-    """The address of an object store; moto keeps conditions, and is atomic because it does one thing at a time."""
+    """The address of an object store: moto, which is atomic because it does one thing at a time."""
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=False)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -6,10 +6,11 @@ import functools
 
 import pytest
 
+from stm_backends.drivers import Record
 from stm_backends.testing import Datastore, DriverContract
 
 pytest.importorskip("rocksdict", reason="the dependency group `strangers` brings it")
-from tests.strangers.rocks import SEQ, Head, Opened, open_rocks, place
+from tests.strangers.rocks import Head, Opened, open_rocks, place
 
 
 class TestRocksDriver(DriverContract):
@@ -20,8 +21,6 @@ class TestRocksDriver(DriverContract):
             db.put(place(key), db.get(place(key))[:-1])
 
         async def peek(key):
-            from stm_backends.drivers import Record
-
             opened = Opened.shared[tmp_path]
             head = Head.read(opened.db.get(place(key)), 0.0)
             if head is None:
