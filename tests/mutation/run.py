@@ -15,13 +15,16 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+import hypothesis.stateful  # noqa: F401 -- each test would import it anew
+import pytest
 
 from tests.mutation.mutants import mutants_of
 
@@ -88,28 +91,48 @@ class Copy:
         Path(importlib.util.cache_from_source(str(where))).unlink(missing_ok=True)
 
     def test(self, stage: tuple[str, ...], limit_s: float) -> str:
-        """Return `passed`, `failed` or `timeout`."""
-        command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-p", "no:xdist", *stage]
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+        """Return `passed`, `failed` or `timeout`.
+
+        The test runs in a fork of this process, which has one thread and has imported pytest, and nothing of
+        ours that a test imports.
+        """
+        child = os.fork()
+        if not child:
+            self._test_here(stage)
+        until, ended = time.monotonic() + limit_s, 0
+        while not ended and time.monotonic() < until:
+            time.sleep(0.02)
+            ended, status = os.waitpid(child, os.WNOHANG)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what it has started, too
+        if not ended:
+            os.waitpid(child, 0)
+            return "timeout"
+        shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
+        code = os.waitstatus_to_exitcode(status)
+        assert code != pytest.ExitCode.NO_TESTS_COLLECTED, f"no test is selected: {stage}"
+        return "failed" if code else "passed"
+
+    def _test_here(self, stage: tuple[str, ...]) -> NoReturn:
+        """Run the tests in this process, which is a fork, and end it."""
+        os.setsid()
+        with (self.folder / "output").open("wb") as output:
+            for number in (1, 2):
+                os.dup2(output.fileno(), number)
+        os.chdir(self.folder)
+        os.environ.update(PYTHONPATH=str(self.folder), TMPDIR=str(self.folder))
+        sys.path[:] = [str(self.folder), *(path for path in sys.path if path not in ("", str(ROOT)))]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        code = 1
+        try:
+            code = int(
+                pytest.main(["-qx", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", *stage])
             )
-            try:
-                status = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                return "timeout"
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
-                process.wait()
-                shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
-        assert status != 5, "the stage selects no test"
-        return "failed" if status else "passed"
+        except BaseException:  # noqa: BLE001 -- the parent goes on
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def main() -> None:
@@ -117,7 +140,6 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", default=[], help=f"of {', '.join(TARGETS)}; all without")
     parser.add_argument("--sample", type=int, default=0, help="how many mutants of a target, at random")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, choices=(1, 2), default=1)
     parser.add_argument("--only", default="", help="only mutants with this in their name")
     parser.add_argument("--stages", type=int, default=9, help="only the first so many stages")
     parser.add_argument("--json", type=Path, default=Path("mutation.json"))
@@ -141,29 +163,23 @@ def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) 
     tested, known_here = len(alive), {key for path in target.modules for key in known.get(path, {})}
     equivalent = [one for one in alive if known.get(one.path, {}).get(one.name, "").startswith("equivalent")]
     alive = [one for one in alive if one not in equivalent]
-    found: dict[str, object] = {"of": len(all_of_them), "seed": given.seed, "noticed": {}}
+    noticed: dict[str, str] = {}
+    found: dict[str, object] = {"of": len(all_of_them), "seed": given.seed, "noticed": noticed}
     with tempfile.TemporaryDirectory(prefix="stm-mutants-") as folder:
-        copies = [Copy(Path(folder) / str(number)) for number in range(given.workers)]
+        copy = Copy(Path(folder))
         for number, stage in enumerate(target.stages[: given.stages], 1):
             began = time.monotonic()
-            clean = copies[0].test(stage, 3_000)
+            clean = copy.test(stage, 3_000)
             assert clean == "passed", f"the unmutated code does not pass: {stage}"
             limit = max(LEAST_LIMIT_S, LIMIT * (time.monotonic() - began))
-            left = list(alive)
-
-            def work(copy: Copy, left=left, stage=stage, limit=limit, number=number) -> None:
-                while left:
-                    mutant = left.pop(0)
-                    copy.write(mutant.path, mutant.source)
-                    answer = copy.test(stage, limit)
-                    copy.write(mutant.path, originals[mutant.path])
-                    if answer != "passed":
-                        alive.remove(mutant)
-                        found["noticed"][f"{mutant.path}::{mutant.name}"] = f"stage {number}: {answer}"  # type: ignore[index]
-                    report(name, found, tested, equivalent, alive, known, given.json, at=(number, len(left)))
-
-            with ThreadPoolExecutor(given.workers) as pool:
-                list(pool.map(work, copies))
+            for place, mutant in enumerate(list(alive), 1):
+                copy.write(mutant.path, mutant.source)
+                answer = copy.test(stage, limit)
+                copy.write(mutant.path, originals[mutant.path])
+                if answer != "passed":
+                    alive.remove(mutant)
+                    noticed[f"{mutant.path}::{mutant.name}"] = f"stage {number}: {answer}"
+                report(name, found, tested, equivalent, alive, known, given.json, at=(number, place))
     unknown = known_here - {one.name for one in all_of_them}
     if unknown and not given.only:
         print("no longer a mutant, so its line can go:", *sorted(unknown), sep="\n  ")
@@ -180,7 +196,7 @@ def report(name, found, tested, equivalent, alive, known, path, *, at) -> None:
     found["summary"] = (
         f"{noticed} of {judged} noticed ({noticed / max(1, judged):.1%}), {len(equivalent)} equivalent, "
         f"{len(excused)} explained, {len(found['survived'])} survived; "
-        f"{tested} of {found['of']} mutants, stage {at[0]}, {at[1]} to go"
+        f"{tested} of {found['of']} mutants, stage {at[0]}, {at[1]} tried in it"
     )
     written = json.loads(path.read_text("utf-8")) if path.exists() else {}
     path.write_text(json.dumps({**written, name: found}, indent=1), "utf-8")
