@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import random
@@ -23,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import hypothesis.stateful  # noqa: F401 -- each test would import it anew
 import pytest
 
 from tests.mutation.mutants import mutants_of
 
 ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("equivalent.json")
+OPTIONS = ("-qx", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
 LEAST_LIMIT_S = 60.0
 LIMIT = 6
 """How much longer than the unmutated code a mutant may take, until it counts as one that does not end."""
@@ -93,8 +94,7 @@ class Copy:
     def test(self, stage: tuple[str, ...], limit_s: float) -> str:
         """Return `passed`, `failed` or `timeout`.
 
-        The test runs in a fork of this process, which has one thread and has imported pytest, and nothing of
-        ours that a test imports.
+        The test runs in a fork of this process, which has one thread and has imported pytest.
         """
         child = os.fork()
         if not child:
@@ -122,13 +122,11 @@ class Copy:
         os.chdir(self.folder)
         os.environ.update(PYTHONPATH=str(self.folder), TMPDIR=str(self.folder))
         sys.path[:] = [str(self.folder), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        for name in [name for name in sys.modules if name.startswith(("stm_backends", "tests"))]:
             del sys.modules[name]
         code = 1
         try:
-            code = int(
-                pytest.main(["-qx", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", *stage])
-            )
+            code = int(pytest.main([*OPTIONS, *stage]))
         except BaseException:  # noqa: BLE001 -- the parent goes on
             traceback.print_exc()
         sys.stdout.flush()
@@ -167,6 +165,8 @@ def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) 
     found: dict[str, object] = {"of": len(all_of_them), "seed": given.seed, "noticed": noticed}
     with tempfile.TemporaryDirectory(prefix="stm-mutants-") as folder:
         copy = Copy(Path(folder))
+        with contextlib.redirect_stdout(io.StringIO()):  # imports pytest and its plugins for all forks
+            pytest.main([*OPTIONS, "--collect-only", *target.stages[0]])
         for number, stage in enumerate(target.stages[: given.stages], 1):
             began = time.monotonic()
             clean = copy.test(stage, 3_000)
