@@ -1,14 +1,18 @@
 """Run the suite on mutants of what it checks: `nox -s mutation -- memory sqlite --sample 100 --seed 1`.
 
 Each mutant stands in a copy of the tree, so other processes of a test import it too. It is noticed once a
-stage fails or does not end; the stages run in their order, and only what survived one meets the next. What is
-known to change nothing is in `equivalent.json`, with the reason; what a test need not notice, too.
+stage fails or does not end; the stages run in their order, and only what survived one meets the next.
+
+`known.json` has patterns of mutants' names, each with the reason: `equivalent:` to what was there, as far as
+anyone can tell; `beyond:` what these tests are about, so that others have to notice it (neither is run);
+`survives:`, which counts against the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import importlib.util
 import io
 import json
@@ -26,10 +30,10 @@ from typing import NoReturn
 
 import pytest
 
-from tests.mutation.mutants import mutants_of
+from tests.mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
-KNOWN = Path(__file__).with_name("equivalent.json")
+KNOWN = Path(__file__).with_name("known.json")
 OPTIONS = ("-qx", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
 LEAST_LIMIT_S = 60.0
 LIMIT = 6
@@ -146,7 +150,7 @@ def main() -> None:
     results = {name: run(name, given, known) for name in given.targets or TARGETS}
     for name, found in results.items():
         print(f"{name}: {found['summary']}")
-    sys.exit(any(found["survived"] for found in results.values()))
+    sys.exit(any(not all(found["survived"].values()) for found in results.values()))
 
 
 def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) -> dict[str, object]:
@@ -155,14 +159,20 @@ def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) 
     originals = {path: (ROOT / path).read_text("utf-8") for path in target.modules}
     made = [one for path, source in originals.items() for one in mutants_of(path, source)]
     all_of_them = [one for one in made if given.only in f"{one.path}::{one.name}"]
-    alive = all_of_them
+    reasons = {one: reason_of(one, known.get(one.path, {})) for one in all_of_them}
+    asked = [one for one in all_of_them if not reasons[one].startswith(("equivalent", "beyond"))]
+    alive = asked
     if 0 < given.sample < len(alive):
         alive = random.Random(given.seed).sample(alive, given.sample)
-    tested, known_here = len(alive), {key for path in target.modules for key in known.get(path, {})}
-    equivalent = [one for one in alive if known.get(one.path, {}).get(one.name, "").startswith("equivalent")]
-    alive = [one for one in alive if one not in equivalent]
+    tested = len(alive)
     noticed: dict[str, str] = {}
-    found: dict[str, object] = {"of": len(all_of_them), "seed": given.seed, "noticed": noticed}
+    found: dict[str, object] = {
+        "mutants": len(all_of_them),
+        "set aside": len(all_of_them) - len(asked),
+        "tested": tested,
+        "seed": given.seed,
+        "noticed": noticed,
+    }
     with tempfile.TemporaryDirectory(prefix="stm-mutants-") as folder:
         copy = Copy(Path(folder))
         with contextlib.redirect_stdout(io.StringIO()):  # imports pytest and its plugins for all forks
@@ -179,24 +189,24 @@ def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) 
                 if answer != "passed":
                     alive.remove(mutant)
                     noticed[f"{mutant.path}::{mutant.name}"] = f"stage {number}: {answer}"
-                report(name, found, tested, equivalent, alive, known, given.json, at=(number, place))
-    unknown = known_here - {one.name for one in all_of_them}
-    if unknown and not given.only:
-        print("no longer a mutant, so its line can go:", *sorted(unknown), sep="\n  ")
+                report(name, found, alive, reasons, given.json, f"stage {number}: {place} tried")
     return found
 
 
-def report(name, found, tested, equivalent, alive, known, path, *, at) -> None:
+def reason_of(mutant: Mutant, patterns: dict[str, str]) -> str:
+    """Return why a mutant need not be noticed, or is not; or `""`."""
+    matching = (why for name, why in patterns.items() if fnmatch.fnmatchcase(mutant.name, name))
+    return next(matching, "")
+
+
+def report(name, found, alive, reasons, path, at) -> None:
     """Write what was found so far; a run that is ended early has lost nothing."""
-    excused = [one for one in alive if one.name in known.get(one.path, {})]
-    noticed, judged = len(found["noticed"]), tested - len(equivalent)
-    found["equivalent"] = sorted(f"{one.path}::{one.name}" for one in equivalent)
-    found["explained"] = sorted(f"{one.path}::{one.name}" for one in excused)
-    found["survived"] = sorted(f"{one.path}:{one.line}::{one.name}" for one in alive if one not in excused)
+    found["survived"] = {f"{one.path}:{one.line}::{one.name}": reasons[one] for one in alive}
+    noticed, tested = len(found["noticed"]), found["tested"]
     found["summary"] = (
-        f"{noticed} of {judged} noticed ({noticed / max(1, judged):.1%}), {len(equivalent)} equivalent, "
-        f"{len(excused)} explained, {len(found['survived'])} survived; "
-        f"{tested} of {found['of']} mutants, stage {at[0]}, {at[1]} tried in it"
+        f"{noticed} of {tested} noticed ({noticed / max(1, tested):.1%}), "
+        f"{sum(map(bool, found['survived'].values()))} survivors explained; "
+        f"of {found['mutants']} mutants {found['set aside']} set aside; {at}"
     )
     written = json.loads(path.read_text("utf-8")) if path.exists() else {}
     path.write_text(json.dumps({**written, name: found}, indent=1), "utf-8")
