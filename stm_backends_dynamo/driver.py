@@ -196,9 +196,11 @@ class DynamoDriver:
         return await self._on(key, "append", work)
 
     async def _append(self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None) -> int:
-        key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
+        key, now = stored.key, stored.now
+        # A condition cannot add up what stands in the head. If that could matter, the head is read before.
+        most, seen = self.traits.max_record - len(entry) - statements.LARGEST_ITEM, Item()
         for _ in range(ROUNDS):
-            adding = statements.append(key, entry, ttl=ttl, now=now, most=most)
+            adding = statements.append(key, entry, ttl=ttl, now=now, most=most, seen=seen)
             added = await stored.requests.attempt(adding)
             if added.done:
                 grown, loose = int(added.content["Attributes"]["grown"]["N"]), self._sizes.loose
@@ -206,7 +208,8 @@ class DynamoDriver:
                 if grown // loose != (grown - weight_of(entry)) // loose:
                     await stored.aside(stored.seal(least=loose // 2))
                 return int(added.content["Attributes"]["entries"]["N"])
-            head = await stored.look(added.content) if added.content else None
+            found = added.content
+            head = await stored.look(found) if found else None
             if head is None:
                 # There is no live record, so create one, replacing an expired one if there is one.
                 item = item_of(initial_version, None, (entry,), ttl=ttl, now=now)
@@ -214,16 +217,17 @@ class DynamoDriver:
                 if created.done:
                     await stored.replaced(created.content.get("Attributes", {}))
                     return 1
-                head = await stored.look(created.content)
+                found = created.content or await stored.item()
+                head = await stored.look(found) if found else None
             if head is not None:
-                await stored.admit(head, len(entry), ttl)
+                seen = found if await stored.admit(head, len(entry), ttl) else Item()
         raise stored.unsettled()
 
     async def _append_part(
         self, stored: Stored, entry: bytes, initial_version: str, ttl: float | None
     ) -> int:
         """Add an entry in a separate part."""
-        key, now, most = stored.key, stored.now, self.traits.max_record - len(entry)
+        key, now = stored.key, stored.now
         for _ in range(ROUNDS):
             before = await stored.item()
             head = await stored.look(before) if before else None
@@ -239,6 +243,7 @@ class DynamoDriver:
                 await stored.mark(head)
                 continue
             else:
+                most = self.traits.max_record - len(entry) - (head.size - head.in_parts)
                 statement = statements.append_part(key, reference, head=head, ttl=ttl, now=now, most=most)
             added = await stored.write({reference.part: [entry]}, statement, head=head, kept=kept)
             if added.done:
@@ -271,6 +276,10 @@ class DynamoDriver:
         self._edge.require_fits("replace", "entry", len(body))
 
         async def work(stored: Stored) -> bool:
+            if version == expect:
+                # Either it was done already, or there is nothing that it could replace.
+                head = await stored.look()
+                return head is not None and head.version == version
             if isinstance(expect, str):
                 done = await self._fold(stored, body, version, expect, drop, rewrite, ttl)
             else:

@@ -49,6 +49,9 @@ from stm_backends_dynamo.settings import DynamoSettings
 MAX_DROP: Final = 250
 """The most entries that one FOLD removes: each is named in an expression of at most 4,096 bytes."""
 
+LARGEST_ITEM: Final = 400 * 1024
+"""The bytes of the largest item that DynamoDB stores."""
+
 MAX_HEADS: Final = 32
 """The most heads that one request reads. The server's limits, 100 items and 16 MB, are beyond it.
 
@@ -70,6 +73,8 @@ _EXPIRED = "expires <= :now"
 _ABSENT = "attribute_not_exists(pk) OR expires <= :now"
 _WHOLE = "attribute_not_exists(life)"
 """A record without parts."""
+_COMPLETE = f"{_WHOLE} AND size(tail) = entries"
+"""The same, and none of its entries is missing: a fold of places that are not there would hide that."""
 _OF_PARTS: Final = ("life", "seals", "beside", "kept", "readable_since")
 """The attributes of a head whose record has, or had, parts."""
 
@@ -130,12 +135,20 @@ def load_heads(keys: Iterable[Key]) -> Statement:
     return Statement("batch_get_item", {"Keys": [key_of(key) for key in keys], "ConsistentRead": True})
 
 
-def append(key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int) -> Statement:
+def append(
+    key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int, seen: Item | None = None
+) -> Statement:
     """Add an entry to a living record, and answer the new length; the rest of the tail stays there.
 
     Refused if the parts hold more than `most` bytes, or are not kept for as long as the record will live.
+    With `seen`, a head in which there was room, parts may hold more if nothing was added since.
     """
     sets, removes, values = _lifetime(ttl, now)
+    fits = "attribute_not_exists(beside) OR beside <= :most"
+    if seen and "beside" in seen:
+        same = "grown = :grown" if "grown" in seen else "attribute_not_exists(grown)"
+        fits += f" OR (version = :version AND {same} AND beside <= :beside)"
+        values |= {f":{name}": seen[name] for name in ("version", "grown", "beside") if name in seen}
     return _update(
         key,
         sets=[
@@ -146,7 +159,7 @@ def append(key: Key, entry: bytes, *, ttl: float | None, now: Seconds, most: int
         ],
         removes=removes,
         condition=(
-            f"{_ALIVE} AND {_kept_for(ttl)} AND (attribute_not_exists(beside) OR beside <= :most) AND "
+            f"{_ALIVE} AND {_kept_for(ttl)} AND ({fits}) AND "
             "(attribute_not_exists(readable_since) OR readable_since <= :layout)"
         ),
         values={
@@ -275,7 +288,7 @@ def fold(
         key,
         sets=["version = :version", "body = :body", "entries = entries - :drop", *sets],
         removes=[*(f"tail[{place}]" for place in range(drop)), *removes],
-        condition=f"version = :expect AND entries >= :drop AND {_WHOLE} AND {_ALIVE}",
+        condition=f"version = :expect AND entries >= :drop AND {_COMPLETE} AND {_ALIVE}",
         values={
             ":version": text(version),
             ":expect": text(expect),
@@ -308,7 +321,7 @@ def rewrite(
             *sets,
         ],
         removes=removes,
-        condition=f"version = :expect AND entries >= :count AND {_WHOLE} AND {_ALIVE}",
+        condition=f"version = :expect AND entries >= :count AND {_COMPLETE} AND {_ALIVE}",
         values={
             ":version": text(version),
             ":expect": text(expect),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stm_backends.testing.driver_checks.clocks import Clocks
 from stm_backends.testing.driver_checks.deleting import Deleting
 from stm_backends.testing.driver_checks.expiry import Expiry
 from stm_backends.testing.driver_checks.faults import Faults
@@ -11,7 +12,10 @@ from stm_backends.testing.driver_checks.first_look import look
 from stm_backends.testing.driver_checks.histories import Histories
 from stm_backends.testing.driver_checks.interrupted import Interruptions
 from stm_backends.testing.driver_checks.keys import Keys
+from stm_backends.testing.driver_checks.leftovers import Leftovers
 from stm_backends.testing.driver_checks.limits import Limits
+from stm_backends.testing.driver_checks.messages import Messages
+from stm_backends.testing.driver_checks.network import Network
 from stm_backends.testing.driver_checks.processes import Processes
 from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
@@ -19,6 +23,7 @@ from stm_backends.testing.driver_checks.replacing import Replacing
 from stm_backends.testing.driver_checks.rewriting import Rewriting
 from stm_backends.testing.driver_checks.scanning import Scanning
 from stm_backends.testing.driver_checks.snapshots import Snapshots
+from stm_backends.testing.driver_checks.waiting import Waiting
 from stm_backends.testing.workbench.drivers import Bench, Datastore
 
 
@@ -32,10 +37,15 @@ class DriverContract(
     Limits,
     Scanning,
     Races,
+    Waiting,
+    Leftovers,
+    Messages,
+    Clocks,
     Snapshots,
     Interruptions,
     Processes,
     Faults,
+    Network,
     Histories,
 ):
     """Every clause of the contract of `stm_backends.drivers.contract.Driver`, as checks.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import tempfile
 import time
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from stm_backends.errors import StmError
 from stm_backends.memory.local.memory import DefaultShortTermMemory
 from stm_backends.testing import (
     Bench,
+    Datastore,
     DriverContract,
     FakeClock,
     GraphContract,
@@ -29,11 +32,13 @@ from stm_backends.testing.store_contract import StoreBench
 from stm_backends.testing.workbench.check import check_of
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from stm_backends.testing.workbench.memories import MemoryBench
-from tests.mutants import BACKEND_GRAPHS, DRIVERS, GRAPHS, MEMORIES, PODS, STORES
+from tests.mutants import BACKEND_GRAPHS, DRIVERS, FILES, GRAPHS, MEMORIES, NETWORKED, PODS, STORES
 from tests.mutants.graphs import Ground, PlainGraph
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
+from tests.mutants.waiting import FollowsTheServersClock, open_on_file
 from tests.support import clock
+from tests.support.networked import NetworkedDriver, networked_datastore
 
 DEADLINE_S = 0.1
 """Short, so that the lease of a killed pod does not stand long."""
@@ -48,6 +53,11 @@ def run(contract, caught, bench):
     contract.checks()[caught.check](contract(), bench, **caught.given)
 
 
+@pytest.fixture(autouse=True)
+def folders_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def virtual(monkeypatch):
     """Have the next checks run in virtual time: what they wait for takes none."""
     monkeypatch.setattr(asyncio, "run", clock.run)
@@ -55,7 +65,17 @@ def virtual(monkeypatch):
 
 
 def on_driver(kind):
-    return Bench(faulty_datastore(kind, clock=FakeClock(), **SMALL), quick=True)
+    # Short, because some mutants let others wait for a lock until their deadline.
+    return Bench(faulty_datastore(kind, clock=FakeClock(), deadline_s=1.0, **SMALL), quick=True)
+
+
+def on_file(kind):
+    opening = functools.partial(open_on_file, kind, f"{tempfile.mkdtemp()}/stm.db")
+    return Bench(Datastore(open=opening), quick=True)
+
+
+def on_network(kind):
+    return Bench(networked_datastore(kind), quick=True)
 
 
 def on_store(kind):
@@ -103,6 +123,8 @@ def on_pods(kind):
 
 PROFILES = [
     (DriverContract, DRIVERS, on_driver),
+    (DriverContract, FILES, on_file),
+    (DriverContract, NETWORKED, on_network),
     (StoreContract, STORES, on_store),
     (GraphContract, GRAPHS, on_graph),
     (GraphContract, BACKEND_GRAPHS, on_backend_graph),
@@ -143,6 +165,16 @@ def unique(kinds):
 @every("caught", unique(DRIVERS))
 def test_the_correct_driver_passes_every_check_that_rejects_a_mutant(caught):
     run(DriverContract, caught, on_driver(FaultyDriver))
+
+
+@every("caught", unique(FILES))
+def test_the_correct_driver_on_a_file_passes_every_check_that_rejects_a_mutant(caught):
+    run(DriverContract, caught, on_file(FollowsTheServersClock))
+
+
+@every("caught", unique(NETWORKED))
+def test_the_correct_networked_driver_passes_every_check_that_rejects_a_mutant(caught):
+    run(DriverContract, caught, on_network(NetworkedDriver))
 
 
 @every("caught", unique(STORES))

@@ -34,12 +34,25 @@ class TestSqliteDriver(DriverContract):
             body = entries.pop(0, None)
             return Record(*versions[0], body, tuple(entries.values())) if versions else None
 
+        @contextlib.asynccontextmanager
+        async def hold(key):
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                yield
+
+        async def transactions():
+            # Copies the whole log into the file, unless a transaction is open.
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
+                return connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
         return Datastore(
             open=functools.partial(open_at, f"sqlite:///{path}", clock=clock, **SMALL),
             pass_time=clock.pass_time,
             tick=60.0,
             damage=damage,
             peek=peek,
+            hold=hold,
+            transactions=transactions,
             server=f"SQLite {sqlite3.sqlite_version}",
         )
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.sealing.driver import SealedDriver
 from stm_backends.tiers.backend_graph import BackendGraph
 from tests.mutants.appends import (
@@ -43,10 +44,12 @@ from tests.mutants.faults import (
     ClosesTheCallersClient,
     DamageIsNoData,
     ErrorNamesTheConversation,
+    FoldsDamageAway,
     OutageIsEmpty,
     ReadsBeforeItWrites,
     StaysBroken,
     WritesBehind,
+    WritesOverDamage,
 )
 from tests.mutants.graphs import (
     AddsMerge,
@@ -117,6 +120,19 @@ from tests.mutants.memories import (
     WaitsForCallbacks,
     WaitsForEver,
 )
+from tests.mutants.messages import LogsEntries, LogsKeys, WarnsOfEachWrite
+from tests.mutants.network import (
+    ClosesNothing,
+    KeepsDeadConnections,
+    LateIsUndone,
+    LeaksConnections,
+    LossIsALostRace,
+    NoDeadline,
+    QueuesWhatFailed,
+    RetriesAppends,
+    RetriesDeletes,
+    UnavailableAfterUnknown,
+)
 from tests.mutants.pods import (
     ClearsWhatIsPending,
     EveryPodSummarizes,
@@ -137,6 +153,7 @@ from tests.mutants.replaces import (
     ABodyMakesPresent,
     AbsentIsIgnored,
     AnyKeepsTheTail,
+    AppliesItsOwnVersion,
     CompareThenSwap,
     CounterVersions,
     DropIsClamped,
@@ -174,6 +191,7 @@ from tests.mutants.sealing import (
     ResealsWithoutTheVersion,
     ReusesItsNonce,
 )
+from tests.mutants.sizes import BodiesInFullRecords, BodiesOfAnySize, FullOneByteEarly, SmallEntriesAreFree
 from tests.mutants.stores import (
     AnythingIsText,
     AppendsLists,
@@ -196,6 +214,16 @@ from tests.mutants.stores import (
     WritesFieldByField,
     WritesLater,
 )
+from tests.mutants.waiting import (
+    ComparesBeforeItLocks,
+    DrawsBeforeItLocks,
+    FollowsTheClientsClock,
+    JudgesExpiryBeforeItWaits,
+    KeepsTheLockAfterAnError,
+    ReadsAnOldSnapshotAfterARefusal,
+    StaysInATransaction,
+)
+from tests.support.networked import NetworkedDriver
 
 
 class Caught(NamedTuple):
@@ -272,8 +300,43 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     ClosesTheCallersClient: Caught("test_a_client_passed_in_stays_open"),
     ReadsBeforeItWrites: Caught("test_one_operation_is_one_round_trip"),
     WritesBehind: Caught("test_acknowledged_writes_are_in_the_datastore_not_in_the_driver"),
+    WritesOverDamage: Caught("test_no_write_makes_a_damaged_record_look_healthy"),
+    FoldsDamageAway: Caught("test_no_write_makes_a_damaged_record_look_healthy"),
+    AppliesItsOwnVersion: Caught("test_a_write_that_expects_its_own_version_changes_nothing"),
+    BodiesOfAnySize: Caught("test_the_largest_body_fits_and_one_byte_more_is_too_large"),
+    BodiesInFullRecords: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
+    SmallEntriesAreFree: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
+    FullOneByteEarly: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
+    JudgesExpiryBeforeItWaits: Caught("test_a_write_that_had_to_wait_does_not_bring_back_what_has_expired"),
+    ComparesBeforeItLocks: Caught("test_of_writers_that_wait_for_a_record_exactly_one_wins"),
+    DrawsBeforeItLocks: Caught("test_no_entry_appears_before_one_that_a_load_has_seen"),
+    StaysInATransaction: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),
+    KeepsTheLockAfterAnError: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),
+    ReadsAnOldSnapshotAfterARefusal: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),
+    LogsKeys: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
+    LogsEntries: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
+    WarnsOfEachWrite: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
 }
 """Drivers that break one clause of the driver contract."""
+
+FILES: Final[dict[type[SqliteDriver], Caught]] = {
+    FollowsTheClientsClock: Caught("test_a_wrong_clock_of_a_client_changes_no_expiry"),
+}
+"""The same, on a file that processes share."""
+
+NETWORKED: Final[dict[type[NetworkedDriver], Caught]] = {
+    UnavailableAfterUnknown: Caught("test_an_append_that_loses_its_answer_is_never_called_undone"),
+    RetriesAppends: Caught("test_an_append_that_loses_its_answer_is_not_stored_twice"),
+    LossIsALostRace: Caught("test_a_replace_that_loses_its_answer_can_be_retried"),
+    RetriesDeletes: Caught("test_a_delete_that_loses_its_answer_tells_the_truth"),
+    LateIsUndone: Caught("test_what_was_refused_in_an_outage_does_not_appear_later", {"fault": "stalled"}),
+    QueuesWhatFailed: Caught("test_what_was_refused_in_an_outage_does_not_appear_later", {"fault": "cut"}),
+    NoDeadline: Caught("test_every_operation_ends_in_time_while_the_network_is_silent", {"fault": "stalled"}),
+    KeepsDeadConnections: Caught("test_connections_that_died_unnoticed_are_replaced"),
+    LeaksConnections: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+    ClosesNothing: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+}
+"""Drivers that mistake what a network did to their requests."""
 
 STORES: Final[dict[type[JsonStore], Caught]] = {
     Merges: Caught("test_a_save_replaces_the_whole_state_and_never_merges"),

@@ -111,3 +111,19 @@ class WritesBehind(FaultyDriver):
             key, entry, initial_version, ttl = self.waiting
             self.waiting = None
             await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class WritesOverDamage(FaultyDriver):
+    """Appends to what is left of a damaged record, and counts it anew."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        self.store.damaged.discard(key.scope)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class FoldsDamageAway(FaultyDriver):
+    """Stores a new body over a damaged record, without a look at what it replaces."""
+
+    async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
+        self.store.damaged.discard(key.scope)
+        return await super().replace(key, body, **how)

@@ -217,3 +217,13 @@ class ExpiredIsInTheWay(Replacing):
         with self._scope(call.key.scope, "replace") as (scope, _):
             there = call.key.name in scope.records
         return await self.proper(call) if found or not there or call.expect is not ABSENT else False
+
+
+class AppliesItsOwnVersion(Replacing):
+    """Compares the condition before it asks whether the write was done already."""
+
+    async def change(self, call: Replace, found: _Found) -> bool:
+        if found is not None and call.version == call.expect == found.version:
+            await self.proper(call._replace(version=f"{call.version} again"))
+            return await self.proper(call._replace(expect=f"{call.version} again", drop=0, rewrite=()))
+        return await self.proper(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,21 @@ async def opened(url: str, **options: Any) -> AsyncIterator[Driver]:
         yield driver
     finally:
         await driver.close()
+
+
+def reached(
+    server: tuple[str | None, int | None],
+    url_at: Callable[[int], str],
+    opening: Callable[..., Awaitable[Driver]] = open_at,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return a datastore's `address` and `through`; its URL is `url_at(port)` at a port of the loopback."""
+
+    async def through(address: str) -> Driver:
+        port = int(address.rpartition(":")[2])
+        return await opening(url_at(port), deadline_s=2.0, **options)
+
+    return {"address": f"{server[0]}:{server[1]}", "through": through}
 
 
 def deadline_of(request: pytest.FixtureRequest) -> float:

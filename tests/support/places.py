@@ -78,7 +78,7 @@ def _fresh() -> str:
     return f"stm_test_{uuid.uuid4().hex[:12]}"
 
 
-def _at_host(url: str, port: int) -> str:
+def at_port(url: str, port: int) -> str:
     """Return a URL for the same user at a port of the loopback."""
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
@@ -93,7 +93,7 @@ def _on_redis(server: str) -> Iterator[Place]:
     yield Place(
         url=with_query(server, key_prefix=prefix),
         address=(parts.hostname or "localhost", parts.port or 6379),
-        through=lambda port: with_query(_at_host(server, port), key_prefix=prefix),
+        through=lambda port: with_query(at_port(server, port), key_prefix=prefix),
     )
     with contextlib.closing(redis.Redis.from_url(server)) as client:
         for key in client.scan_iter(match=f"{prefix}*", count=1000):
@@ -117,7 +117,7 @@ def _on_postgres(server: str) -> Iterator[Place]:
     yield Place(
         url=with_query(server, schema=schema),
         address=(parts.hostname or "localhost", parts.port or 5432),
-        through=lambda port: with_query(_at_host(plain, port), schema=schema),
+        through=lambda port: with_query(at_port(plain, port), schema=schema),
     )
     asyncio.run(drop())
 

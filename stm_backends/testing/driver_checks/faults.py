@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, Driver, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
 from stm_backends.testing.workbench.check import Contract, check, not_asked
@@ -71,6 +73,38 @@ class Faults(Contract):
             assert_located(caught.value, driver, "load", key)
         must_be((await loaded(driver, sound)).tail, (b"b", b"c"), "only another record was damaged")
         must_be(await driver.delete(key), True, "a record that cannot be read can be deleted")
+
+    @check("driver.corruption")
+    async def test_no_write_makes_a_damaged_record_look_healthy(self, bench: Bench) -> None:
+        """A write adds to what is left and counts it anew, or stores over it without a look."""
+        if bench.datastore.damage is None:
+            not_asked("needs `Datastore.damage`")
+        driver, scope = await bench.driver(), bench.scope()
+
+        def replace(key: Key, expect: str | AbsentType, **how: Any) -> Awaitable[bool]:
+            return driver.replace(key, b"body", version="v3", expect=expect, ttl=KEEP, **how)
+
+        writes: dict[str, Callable[[Key], Awaitable[object]]] = {
+            "an append": lambda key: driver.append(key, b"d", initial_version="initial", ttl=None),
+            "a replace of the body": lambda key: replace(key, "v2"),
+            "a fold of one entry": lambda key: replace(key, "v2", drop=1),
+            "a fold of all entries": lambda key: replace(key, "v2", drop=3),
+            "a rewrite of one entry": lambda key: replace(key, "v2", rewrite=(b"B",)),
+            "a rewrite of all entries": lambda key: replace(key, "v2", rewrite=(b"B", b"C", b"D")),
+            "a creation": lambda key: replace(key, ABSENT),
+            "a retried write": lambda key: replace(key, "v3"),
+        }
+        for what, write in writes.items():
+            key = Key(scope, what)
+            await append_all(driver, key, b"a", b"b", b"c", b"d")
+            await driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
+            await bench.datastore.damage(key)
+            with contextlib.suppress(Corrupt):
+                await write(key)
+            with must_raise(Corrupt, f"the record is damaged, and {what} does not repair it"):
+                await driver.load(key)
+            must_be(await driver.delete(key), True, "a record that cannot be read can be deleted")
+            must_be(await driver.load(key), None, "the record was deleted")
 
     @check("driver.load")
     async def test_acknowledged_writes_are_in_the_datastore_not_in_the_driver(self, bench: Bench) -> None:

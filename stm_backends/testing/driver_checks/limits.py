@@ -14,6 +14,12 @@ from stm_backends.testing.workbench.expectations import must_be, must_raise
 LARGEST_RECORD = 256 * 1024 * 1024
 """What a check fills a record with at most, in bytes."""
 
+LARGEST_QUICK_RECORD = 1024 * 1024
+"""What a check of a quick run fills a record with at most, in bytes."""
+
+SMALL, SMALLS = 300, 40
+"""How large small entries are, and how many of them fill the end of a record."""
+
 
 class Limits(Contract):
     """Checks of sizes and of invalid arguments."""
@@ -30,7 +36,7 @@ class Limits(Contract):
         record = await loaded(driver, key)
         must_be(record.tail, (largest,), "a refused entry is not written, nor a part of it")
 
-    @check("driver.limits", slow=True)
+    @check("driver.limits")
     async def test_the_largest_body_fits_and_one_byte_more_is_too_large(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         largest = noise(driver.traits.max_entry)
@@ -65,6 +71,39 @@ class Limits(Contract):
         must_be(done, True, "a fold of the whole tail makes room")
         length = await driver.append(key, entry[:-4], initial_version="initial", ttl=None)
         must_be(length, 1, "the fold has made room")
+
+    @check("driver.limits")
+    async def test_a_record_is_full_with_exactly_max_record_bytes(self, bench: Bench) -> None:
+        """Some bytes are not counted, such as the body or small entries, or a replace is not checked."""
+        driver, key = await bench.driver(), bench.key()
+        limit, overhead = driver.traits.max_record, driver.traits.overhead
+        largest = LARGEST_QUICK_RECORD if bench.quick else LARGEST_RECORD
+        if limit > largest:
+            not_asked(f"would write {limit:,} bytes; give the driver a smaller limit")
+        entry, small = noise(driver.traits.max_entry), min(SMALL, driver.traits.max_entry)
+        room, sizes = limit, list[int]()
+        while room > overhead:
+            # Many small entries at the end, because a driver may keep those elsewhere than large ones.
+            most = room - overhead
+            few = most <= SMALLS * (small + overhead)
+            sizes.append(min(most, small if few else min(len(entry), most - SMALLS * (small + overhead))))
+            room -= sizes[-1] + overhead
+        tail = tuple(entry[:size] for size in sizes)
+        await append_all(driver, key, *tail)
+        more = bytes(1 + overhead * (len(sizes) + 1))
+        with must_raise(TooLarge, "the record holds `max_record` bytes and this is one more") as caught:
+            await driver.append(key, more, initial_version="initial", ttl=None)
+        must_be(caught.value.what, "record", "the entry would fit in a smaller record")
+        with must_raise(TooLarge, "the record holds `max_record` bytes and this is one more") as caught:
+            await driver.replace(key, more, version="v2", expect="initial", ttl=None)
+        must_be(caught.value.what, "record", "the body would fit in a smaller record")
+        with must_raise(TooLarge, "an entry grows, and the record is full") as caught:
+            grown = (*tail[:-1], tail[-1] + more)
+            await driver.replace(key, b"", version="v2", expect="initial", rewrite=grown, ttl=None)
+        must_be(await driver.load(key), Record("initial", None, tail), "refused writes change nothing")
+        done = await driver.replace(key, tail[0], version="v2", expect="initial", drop=1, ttl=None)
+        must_be(done, True, "the body takes the room of the entry that goes")
+        must_be(await driver.load(key), Record("v2", tail[0], tail[1:]), "the record is as full as before")
 
     @check("driver.arguments")
     async def test_invalid_arguments_raise_value_error_and_write_nothing(self, bench: Bench) -> None:

@@ -110,6 +110,22 @@ class Replacing(Contract):
         must_be(await driver.load(key), Record("v2", b"a", (b"b", b"c")), "the fold is done once")
 
     @check("driver.resent")
+    async def test_a_write_that_expects_its_own_version_changes_nothing(self, bench: Bench) -> None:
+        """The condition is compared before it is asked whether the write was done already."""
+        driver, key, absent = await bench.driver(), bench.key(), bench.key()
+        await append_all(driver, key, b"a", b"b", initial_version="v1")
+        before = Record("v1", None, (b"a", b"b"))
+        for drop, rewrite in ((0, ()), (1, ()), (0, (b"A",))):
+            done = await driver.replace(
+                key, b"body", version="v1", expect="v1", drop=drop, rewrite=rewrite, ttl=None
+            )
+            must_be(done, True, "the record carries the version of this write")
+            must_be(await driver.load(key), before, "the write counts as done, and is not done again")
+        done = await driver.replace(absent, b"body", version="v1", expect="v1", ttl=None)
+        must_be(done, False, "there is no record of any version")
+        must_be(await driver.load(absent), None, "the write was refused")
+
+    @check("driver.resent")
     async def test_a_retried_lease_request_returns_true(self, bench: Bench) -> None:
         driver, key = await bench.driver(), bench.key()
         for _ in range(2):

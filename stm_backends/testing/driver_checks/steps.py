@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
 from stm_backends.errors import StorageError
 from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
+
+T = TypeVar("T")
+
+HELD_S: Final = 0.1
+"""How long writes have to begin to wait for a lock that a check holds."""
 
 
 async def loaded(driver: Driver, key: Key) -> Record:
@@ -53,6 +58,44 @@ async def cancelled_after(steps: int, work: Coroutine[Any, Any, object]) -> bool
     except asyncio.CancelledError:
         return False
     return True
+
+
+async def held_up(
+    bench: Bench,
+    key: Key,
+    *writes: Callable[[], Awaitable[T]],
+    meanwhile: Callable[[], Awaitable[object]] | None = None,
+) -> list[T]:
+    """Return the answers of writes that begin while the check holds the record, and end after it lets go."""
+    assert bench.datastore.hold is not None
+    waiting: list[asyncio.Future[T]] = []
+    try:
+        async with bench.datastore.hold(key):
+            waiting += [asyncio.ensure_future(write()) for write in writes]
+            await asyncio.sleep(HELD_S)
+            ended = [write.result() for write in waiting if write.done()]
+            must_be(ended, [], "`Datastore.hold` keeps writers to the record waiting")
+            if meanwhile is not None:
+                await meanwhile()
+        return await asyncio.gather(*waiting)
+    finally:
+        for write in waiting:
+            write.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def rounds(bench: Bench) -> Iterator[bool]:
+    """Yield, for half of the time of all races, whether the next one is to be held up; at least one of each.
+
+    Two checks share that time.
+    """
+    clock = asyncio.get_running_loop().time
+    end, can_hold = clock() + bench.datastore.races_s / 2, bench.datastore.hold is not None
+    yield False
+    yield can_hold
+    while clock() < end:
+        yield False
+        yield can_hold
 
 
 async def take_steps(count: int) -> None:

@@ -40,6 +40,7 @@ _PROMISES: Final = {
         "A scan lists the names of one scope in the order of their UTF-8 bytes, each exactly once."
     ),
     "driver.expiry": "An expired record is absent in every operation, at once.",
+    "driver.clock": "Expiry is judged by the clock that the traits name.",
     "driver.lifetime": "An append and a replace reset the time to live; KEEP and a refused write do not.",
     "driver.keys": "Keys are arbitrary text; they never collide, leak or act as patterns.",
     "driver.bytes": "Stored bytes are returned unchanged.",
@@ -60,8 +61,11 @@ _PROMISES: Final = {
         "An outage raises a typed error that names no conversation, and is never an empty answer."
     ),
     "driver.corruption": (
-        "Damaged data raises Corrupt, is never a smaller record, and reading it changes nothing."
+        "Damaged data raises Corrupt, is never a smaller record, and only a delete or a replace of ANY "
+        "record ends that."
     ),
+    "driver.transactions": "No operation leaves a transaction or a lock behind, whether it answers or fails.",
+    "driver.logs": "No message names a key or shows stored bytes, and none comes with each write.",
     "driver.round-trips": "One operation is one round trip.",
     "driver.traits": "The traits are valid.",
     "driver.model": "Any history of operations returns what a small model of the contract returns.",

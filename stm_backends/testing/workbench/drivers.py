@@ -13,10 +13,15 @@ from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import Driver, Key, Record, Traits
 from stm_backends.drivers.plugins import open_driver
+from stm_backends.errors import ConfigurationError
+from stm_backends.testing.faults import Proxy
 from stm_backends.testing.workbench.history import History, Recorded
 
 QUICK_HISTORIES: Final = 3
 """How many random histories a quick run tries. It does not shrink failures, which takes longest."""
+
+QUICK_RACES_S: Final = 1.0
+"""How many seconds the races of a quick run take at most."""
 
 OPERATIONS: Final = ("load", "append", "replace", "delete", "scan")
 
@@ -40,14 +45,22 @@ class Datastore:
 
     `pass_time` lets seconds go by on the clock that judges expiry; with a real clock it sleeps. `tick` is
     a time to live in seconds that is longer than any operation takes and short enough to wait for.
-    `histories` is how many random histories of operations are tried; a quick run tries fewer.
+    `histories` is how many random histories of operations are tried, and `races_s` is how many seconds races
+    of writers are repeated; a quick run tries fewer.
 
     The rest is optional; a check that needs what is missing is reported as not asked:
 
     - `damage(key)` makes the record's stored bytes unreadable, past the driver.
     - `peek(key)` returns the record as the datastore has it, past the driver.
-    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already.
+    - `address` is the server's `host:port`, and `through(address)` returns an open driver that reaches the
+      server at another address: the suite puts a proxy before the server, and does what networks do. The
+      shorter the deadline of these drivers, the shorter the checks.
+    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already. It is
+      not needed beside `address`.
     - `handed_in()` returns a driver on a client of the caller's.
+    - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
+      lock on it. Loads go on. It may lock more than this record.
+    - `transactions()` returns how many transactions are open in the datastore.
     - `round_trips()` returns how many requests the datastore has been sent so far.
     - `server` is the datastore's version, for the report.
     """
@@ -56,12 +69,21 @@ class Datastore:
     pass_time: Callable[[float], Awaitable[None]] = asyncio.sleep
     tick: float = 0.5
     histories: int = 30
+    races_s: float = 20.0
     damage: Callable[[Key], Awaitable[None]] | None = None
     peek: Callable[[Key], Awaitable[Record | None]] | None = None
+    address: str = ""
+    through: Callable[[str], Awaitable[Driver]] | None = None
     outage: Callable[[], AbstractAsyncContextManager[object]] | None = None
     handed_in: Callable[[], Awaitable[HandedIn]] | None = None
+    hold: Callable[[Key], AbstractAsyncContextManager[object]] | None = None
+    transactions: Callable[[], Awaitable[int]] | None = None
     round_trips: Callable[[], int] | None = None
     server: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.address) != (self.through is not None):
+            raise ConfigurationError("`Datastore.address` and `Datastore.through` need each other")
 
     @property
     def waits(self) -> bool:
@@ -104,18 +126,31 @@ class Bench:
 
     def __init__(self, datastore: Datastore, *, quick: bool = False) -> None:
         if quick:
-            datastore = replace(datastore, histories=min(datastore.histories, QUICK_HISTORIES))
+            datastore = replace(
+                datastore,
+                histories=min(datastore.histories, QUICK_HISTORIES),
+                races_s=min(datastore.races_s, QUICK_RACES_S),
+            )
         self.datastore = datastore
         self.quick = quick
         self.tick = datastore.tick
         self.history = History()
         self.traits: Traits | None = None
         self._drivers: list[Driver] = []
+        self._proxy: Proxy | None = None
         self._scopes: list[str] = []
 
     async def driver(self) -> Driver:
         """Return a new open driver on the datastore."""
         return self.adopt(await self.datastore.open())
+
+    def proxy(self) -> Proxy:
+        """Return the check's proxy before the datastore, which it has an address for."""
+        if self._proxy is None:
+            proxy = Proxy(self.datastore.address)
+            proxy.start()
+            self._proxy = proxy
+        return self._proxy
 
     def adopt(self, driver: Driver) -> Driver:
         """Record what an open driver does from now on, and close it in the end."""
@@ -159,6 +194,8 @@ class Bench:
         finally:
             for driver in self._drivers:
                 await driver.close()
+            if self._proxy is not None:
+                self._proxy.stop()
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.

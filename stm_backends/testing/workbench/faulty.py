@@ -5,11 +5,21 @@ It provides what every check needs. The mutants in `tests/mutants` are variation
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from stm_backends.drivers.contract import DEFAULT_DEADLINE_S, Driver, Key, Record
+from stm_backends.drivers.contract import (
+    ANY,
+    DEFAULT_DEADLINE_S,
+    AbsentType,
+    AnyType,
+    Driver,
+    KeepType,
+    Key,
+    Record,
+)
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing.workbench.drivers import Datastore, FakeClock, HandedIn
@@ -26,6 +36,8 @@ class FaultyStore(MemoryStore):
         self.down = False
         self.closed = False
         self.damaged: set[str] = set()
+        self.held: dict[Key, asyncio.Event] = {}
+        self.transactions = 0
         self.asked = 0
 
     @asynccontextmanager
@@ -36,6 +48,15 @@ class FaultyStore(MemoryStore):
             yield
         finally:
             self.down = False
+
+    @asynccontextmanager
+    async def hold(self, key: Key) -> AsyncGenerator[None]:
+        """Keep writers to a record waiting for as long as the context lasts."""
+        self.held[key] = asyncio.Event()
+        try:
+            yield
+        finally:
+            self.held.pop(key).set()
 
 
 class FaultyDriver(MemoryDriver):
@@ -50,6 +71,43 @@ class FaultyDriver(MemoryDriver):
         await super().close()
         if self._own:
             self.store.closed = True
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        await self.lock(key, "append")
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        rewrite: Sequence[bytes] = (),
+        ttl: float | None | KeepType,
+    ) -> bool:
+        await self.lock(key, "replace")
+        return await super().replace(
+            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+        )
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        await self.lock(key, "delete")
+        if done := await super().delete(key, expect=expect):
+            self.store.damaged.discard(key.scope)
+        return done
+
+    async def lock(self, key: Key, operation: str) -> None:
+        """Wait for whoever holds the record, at most one deadline."""
+        if held := self.store.held.get(key):
+            try:
+                async with asyncio.timeout(self.traits.deadline):
+                    await held.wait()
+            except TimeoutError:
+                raise Unavailable(
+                    "another holds the record", backend=self.name, operation=operation
+                ) from None
 
     @contextmanager
     def _scope(self, name: str, operation: str) -> Generator[tuple[Any, float]]:
@@ -102,6 +160,9 @@ def faulty_datastore(
 
         return HandedIn(driver=driver, is_open=is_open, close=close)
 
+    async def transactions() -> int:
+        return store.transactions
+
     means: dict[str, Any] = {"pass_time": clock.pass_time, "tick": 60.0} if clock else {"tick": 0.1}
     return Datastore(
         open=open_one,
@@ -109,6 +170,8 @@ def faulty_datastore(
         peek=peek,
         outage=store.outage,
         handed_in=handed_in,
+        hold=store.hold,
+        transactions=transactions,
         round_trips=lambda: store.asked,
         server="a dictionary",
         **means,

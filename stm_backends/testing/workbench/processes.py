@@ -23,6 +23,32 @@ UNREACHABLE: Final = (
 
 _MAIN: Final = "from stm_backends.testing.workbench.processes import main; main()"
 
+# Before anything is imported, because a module may keep the function that tells the time. What C code makes
+# is of the original class, and is still an instance of this one.
+_WRONG: Final = """
+import datetime, time
+
+true, by = datetime.datetime, {by}
+
+class Kind(type):
+    def __instancecheck__(cls, one):
+        return isinstance(one, true)
+
+class Wrong(true, metaclass=Kind):
+    @classmethod
+    def now(cls, tz=None):
+        return true.now(tz) + datetime.timedelta(seconds=by)
+
+    @classmethod
+    def utcnow(cls):
+        return cls.now(datetime.UTC).replace(tzinfo=None)
+
+datetime.datetime = Wrong
+seconds, nanoseconds = time.time, time.time_ns
+time.time = lambda: seconds() + by
+time.time_ns = lambda: nanoseconds() + int(by * 1e9)
+"""
+
 _KILLED: Final = -9 if os.name == "posix" else 1
 
 _LAST_WORDS: Final = 12
@@ -57,12 +83,12 @@ class Worker:
         self.acknowledged: list[str] = []
 
     @classmethod
-    async def start(cls, task: Task) -> Worker:
-        """Start a process on a task."""
+    async def start(cls, task: Task, *, ahead_s: float = 0.0) -> Worker:
+        """Start a process on a task; to its Python code, the time of day is so many seconds ahead."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            _MAIN,
+            (_WRONG.format(by=ahead_s) if ahead_s else "") + _MAIN,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -162,6 +188,13 @@ async def _carry_out(task: Task) -> None:
 def _acknowledge(what: str) -> None:
     sys.stdout.write(f"{what}\n")
     sys.stdout.flush()
+
+
+async def look_and_write(driver: Driver, key: Key, *, other: Key, ttl: float) -> None:
+    """Append to another record, and acknowledge whether the first is `there` or `absent`."""
+    found = await driver.load(key)
+    await driver.append(other, b"a", initial_version=new_version(), ttl=ttl)
+    _acknowledge("absent" if found is None else "there")
 
 
 async def fold(driver: Driver, key: Key, drop: int) -> bool:

@@ -2,7 +2,9 @@
 
 import functools
 import time
+from dataclasses import replace
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -25,7 +27,7 @@ from stm_backends.testing import (
 )
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import Sizes
-from tests.support.contract import deadline_of, slow_checks
+from tests.support.contract import deadline_of, reached, slow_checks
 from tests.support.dynamodb import open_with
 
 SMALL = {"max_entry_bytes": 50_000}
@@ -45,6 +47,7 @@ class TestDynamoDriver(DriverContract):
     def datastore(self, request, place, behind, proxy):
         # From today on, because DynamoDB's own reaper uses the real time.
         clock, client = FakeClock(time.time()), place.client()
+        parts = urlsplit(place.endpoint_url)
 
         def at(key):
             return {"TableName": place.table, "Key": {"pk": {"S": key.scope}, "sk": {"S": key.name}}}
@@ -86,6 +89,11 @@ class TestDynamoDriver(DriverContract):
             histories=self.histories,
             damage=damage,
             peek=peek if self.sizes is USUAL else None,
+            **reached(
+                (parts.hostname, parts.port),
+                lambda port: replace(place, endpoint_url=f"http://127.0.0.1:{port}").url,
+                functools.partial(open_with, sizes=self.sizes, clock=clock, **SMALL, **place.credentials),
+            ),
             outage=proxy.outage,
             handed_in=handed_in,
             server=place.version,

@@ -22,7 +22,8 @@ from stm_backends.testing import (
 from stm_backends.testing.stores import stores_on
 from stm_backends_mongo import MongoDriver
 from tests.services.mongo.support import COUNTER, open_on_motor
-from tests.support.contract import deadline_of, slow_checks
+from tests.support import mongod
+from tests.support.contract import deadline_of, reached, slow_checks
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -46,6 +47,11 @@ class TestMongoDriver(DriverContract):
             open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request), **SMALL)),
             damage=past.damage,
             peek=past.peek,
+            **reached(
+                past.client.primary or past.client.address,
+                lambda port: mongod.in_database(place.url, place.database, port=port),
+                **SMALL,
+            ),
             outage=proxy.outage,
             handed_in=handed_in,
             round_trips=lambda: COUNTER.count,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -21,7 +22,8 @@ from stm_backends.testing import (
 )
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from tests.services.postgres.support import drop, fresh_schema, purging, run, warm
-from tests.support.contract import deadline_of
+from tests.support.contract import deadline_of, reached
+from tests.support.places import at_port
 from tests.support.sealed import open_sealed
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
@@ -30,6 +32,11 @@ VERSION = "SELECT version, body FROM {schema}.stm_record WHERE scope = $1 AND na
 TAIL = """
     SELECT entry FROM {schema}.stm_entry JOIN {schema}.stm_record ON record = id
     WHERE scope = $1 AND name = $2 ORDER BY seq"""
+LOCK = "SELECT FROM {schema}.stm_record WHERE scope = $1 AND name = $2 FOR UPDATE"
+# The last statement of a session tells whose it is.
+OPEN = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE state LIKE 'idle in transaction%' AND query LIKE '%{schema}%'"""
 DAMAGE = """
     DELETE FROM {schema}.stm_entry USING {schema}.stm_record
     WHERE record = id AND scope = $1 AND name = $2 AND seq % 2 = 0"""
@@ -63,6 +70,8 @@ class TestPostgresDriver(DriverContract):
             yield self.place(deadline_of(request), url, through_proxy, proxy, tables)
 
     def place(self, deadline_s, url, through_proxy, proxy, tables):
+        parts = urlsplit(url)
+
         async def ask(statement, key):
             connection = await asyncpg.connect(url)
             try:
@@ -76,6 +85,20 @@ class TestPostgresDriver(DriverContract):
         async def peek(key):
             found, tail = await ask(VERSION, key), await ask(TAIL, key)
             return Record(*found[0], tuple(entry for (entry,) in tail)) if found else None
+
+        @contextlib.asynccontextmanager
+        async def hold(key):
+            connection = await asyncpg.connect(url)
+            try:
+                async with connection.transaction():
+                    await connection.fetch(LOCK.format(schema=tables), *key)
+                    yield
+            finally:
+                await connection.close()
+
+        async def transactions():
+            ((count,),) = await ask(OPEN, ())
+            return count
 
         async def handed_in():
             pool = await asyncpg.create_pool(url, min_size=1)
@@ -92,7 +115,16 @@ class TestPostgresDriver(DriverContract):
             histories=10,
             damage=damage,
             peek=peek,
+            **reached(
+                (parts.hostname, parts.port or 5432),
+                functools.partial(at_port, through_proxy),
+                open_warm,
+                schema=tables,
+                **SMALL,
+            ),
             outage=proxy.outage,
+            hold=hold,
+            transactions=transactions,
             handed_in=handed_in,
             round_trips=lambda: proxy.round_trips,
             server=run(version(url)),

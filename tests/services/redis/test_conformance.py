@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -24,7 +25,8 @@ from stm_backends.testing import (
     stores_on,
 )
 from stm_backends_redis import RedisDriver
-from tests.support.contract import deadline_of
+from tests.support.contract import deadline_of, reached
+from tests.support.places import at_port
 from tests.support.sealed import open_sealed
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
@@ -43,7 +45,7 @@ def place_of(key: Key) -> str:
 class TestRedisDriver(DriverContract):
     @pytest.fixture
     def datastore(self, request, redis_url, proxied_url, proxy):
-        server = redis.Redis.from_url(redis_url)
+        server, parts = redis.Redis.from_url(redis_url), urlsplit(redis_url)
 
         async def damage(key):
             server.rpop(place_of(key))
@@ -62,6 +64,7 @@ class TestRedisDriver(DriverContract):
             histories=12,
             damage=damage,
             peek=peek,
+            **reached((parts.hostname, parts.port), functools.partial(at_port, redis_url), **SMALL),
             outage=proxy.outage,
             handed_in=handed_in,
             round_trips=reads_of(server),

@@ -1,0 +1,120 @@
+"""Checks of what a driver logs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key
+from stm_backends.errors import StorageError
+from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be
+
+WRITES: Final = 12
+"""How many writes of a kind are watched for a warning that comes with each."""
+
+
+@dataclass
+class Heard(logging.Handler):
+    """What was logged or warned of, as text, and how often each place in the code warned."""
+
+    texts: list[str] = field(default_factory=list[str])
+    places: Counter[str] = field(default_factory=Counter[str])
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    __hash__ = logging.Handler.__hash__
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a message of a logger, with its arguments and its traceback."""
+        text = f"{record.getMessage()} {record.args}"
+        if record.exc_info and record.exc_info[1]:
+            text += "".join(traceback.format_exception(record.exc_info[1]))
+        self.note(text, f"{record.name}, line {record.lineno}", record.levelno >= logging.WARNING)
+
+    def note(self, text: str, place: str, is_warning: bool) -> None:
+        """Note a message."""
+        self.texts.append(text)
+        if is_warning:
+            self.places[place] += 1
+
+
+class Messages(Contract):
+    """Checks of what a driver logs."""
+
+    @check("driver.logs")
+    async def test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write(
+        self, bench: Bench
+    ) -> None:
+        """A key, an entry or a statement is logged for debugging, or something is warned of each time."""
+        driver, marks = await bench.driver(), [uuid.uuid4().hex for _ in range(4)]
+        scope, name, entry, body = f"check:{marks[0]}:memory", marks[1], marks[2].encode(), marks[3].encode()
+        key, package = Key(scope, name), type(getattr(driver, "inner", driver)).__module__.partition(".")[0]
+        bench.clean(scope)
+        too_large = entry + bytes(driver.traits.max_entry)
+        with _listening("stm_backends", package) as heard:
+            for number in range(WRITES):
+                await driver.append(key, entry, initial_version="initial", ttl=60)
+                await driver.replace(key, body, version=f"v{number}", expect=ANY, ttl=KEEP)
+            operations: list[Callable[[], Awaitable[object]]] = [
+                lambda: driver.load(key),
+                lambda: driver.scan(scope, limit=1),
+                lambda: driver.replace(key, body, version="w", expect=ABSENT, ttl=None),
+                lambda: driver.replace(key, body, version="w", expect="other", drop=1, ttl=None),
+                lambda: driver.delete(key, expect="other"),
+                lambda: driver.append(key, too_large, initial_version="initial", ttl=None),
+                lambda: driver.replace(key, too_large, version="w", expect=ANY, ttl=None),
+                lambda: driver.append(key, entry, initial_version="initial", ttl=-1),
+                lambda: driver.delete(key),
+                driver.close,
+                lambda: driver.load(key),
+                lambda: driver.append(key, entry, initial_version="initial", ttl=None),
+            ]
+            for operation in operations:
+                with contextlib.suppress(StorageError, ValueError):
+                    await operation()
+        for text in heard.texts:
+            for mark, what in zip(marks, ("scope", "name", "entry", "body"), strict=True):
+                assert mark not in text, f"no message may contain a {what}, and one does: {text[:200]}"
+        always = [place for place, times in heard.places.items() if times >= WRITES]
+        must_be(always, [], "nothing is wrong, and so nothing is warned of at each write")
+
+
+@contextlib.contextmanager
+def _listening(*packages: str) -> Generator[Heard]:
+    """Hear all that the loggers of these packages say, and the warnings of all others."""
+    heard, root = Heard(), logging.getLogger()
+    loggers: list[logging.Logger] = [logging.getLogger(package) for package in packages]
+    loggers += [
+        logger
+        for name, logger in root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in packages and "." in name
+    ]
+    before = [(logger, logger.level, logger.propagate, logger.disabled) for logger in loggers]
+
+    def warned(message: Warning | str, kind: type[Warning], file: str, line: int, *_: Any) -> None:
+        heard.note(f"{message}", f"{file}, line {line}: {kind.__name__}", is_warning=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = warned
+        root.addHandler(heard)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.DEBUG)
+                logger.propagate, logger.disabled = True, False
+            yield heard
+        finally:
+            root.removeHandler(heard)
+            for logger, level, propagate, disabled in before:
+                logger.setLevel(level)
+                logger.propagate, logger.disabled = propagate, disabled

@@ -1,0 +1,320 @@
+"""Checks that put a proxy before the datastore: answers that are lost, and networks that fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from stm_backends.drivers.contract import KEEP, Driver, Key, Record
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
+from stm_backends.testing.faults import Proxy
+from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
+from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+
+T = TypeVar("T")
+
+SLACK_S: Final = 5.0
+"""What a busy machine may add to a driver's deadline."""
+
+MOST_ANSWERS: Final = 20
+"""How many answers of one operation are lost in turn, at most."""
+
+WRITERS: Final = 8
+"""How many operations are in progress at a time."""
+
+LATER_S: Final = 2.0
+"""How long after an outage a write may still arrive that was sent into it."""
+
+_FAULTS: Final[dict[str, Callable[[Proxy], AbstractAsyncContextManager[None]]]] = {
+    "cut": Proxy.cut,
+    "stalled": Proxy.stalled,
+    "unanswered": lambda proxy: proxy.stalled("answers"),
+}
+
+_REFUSED: Final = (
+    "`Unavailable` says that nothing was done; once the request was sent, a lost answer is `OutcomeUnknown`"
+)
+
+
+class Network(Contract):
+    """Checks that put a proxy before the datastore: answers that are lost, and networks that fall silent."""
+
+    @check("driver.outage")
+    async def test_an_append_that_loses_its_answer_is_never_called_undone(self, bench: Bench) -> None:
+        """Every error of the connection is `Unavailable`, also after the request was sent."""
+        async for place in _losing_each_answer(bench):
+            found = await _outcome(place.append(b"c"))
+            count = await place.count(b"c")
+            if isinstance(found, Unavailable):
+                must_be(count, 0, _REFUSED)
+
+    @check("driver.resent")
+    async def test_an_append_that_loses_its_answer_is_not_stored_twice(self, bench: Bench) -> None:
+        """The driver, or its client library, sends an append again when the connection was lost."""
+        async for place in _losing_each_answer(bench):
+            found = await _outcome(place.append(b"c"))
+            count = await place.count(b"c")
+            assert count <= 1, f"the entry was appended once and stands {count} times: it was sent again"
+            if not isinstance(found, StorageError):
+                must_be(count, 1, "the append was acknowledged")
+
+    @check("driver.resent")
+    async def test_a_replace_that_loses_its_answer_can_be_retried(self, bench: Bench) -> None:
+        """A lost connection is taken for a lost race, or a retry inside the driver meets its own write."""
+        async for place in _losing_each_answer(bench):
+            before, after = Record("initial", None, (b"a", b"b")), Record("v2", b"A", (b"b",))
+            found = await _outcome(place.fold())
+            stored = await place.beside.load(place.key)
+            if isinstance(found, Unavailable):
+                must_be(stored, before, _REFUSED)
+            elif isinstance(found, OutcomeUnknown):
+                assert stored in (before, after), "a replace whose answer was lost is done or not done"
+            else:
+                must_be(found, True, "nobody else wrote, so no race was lost")
+                must_be(stored, after, "the replace was acknowledged")
+            must_be(await _retried(place.fold), True, "a retry of the same write")
+            must_be(await place.beside.load(place.key), after, "the write and its retry are applied once")
+
+    @check("driver.outage")
+    async def test_a_delete_that_loses_its_answer_tells_the_truth(self, bench: Bench) -> None:
+        """A retry inside the driver finds nothing, and its answer is taken for that of the first attempt."""
+        async for place in _losing_each_answer(bench):
+            found = await _outcome(place.driver.delete(place.key))
+            stored = await place.beside.load(place.key)
+            if isinstance(found, Unavailable):
+                must_be(stored, Record("initial", None, (b"a", b"b")), _REFUSED)
+            elif not isinstance(found, OutcomeUnknown):
+                must_be(found, True, "there was a record, and nobody else deleted it")
+                must_be(stored, None, "the delete was acknowledged")
+
+    @check("driver.outage", slow={"fault": ["unanswered"]})
+    @pytest.mark.parametrize("fault", ["cut", "stalled", "unanswered"])
+    async def test_what_was_refused_in_an_outage_does_not_appear_later(
+        self, bench: Bench, fault: str
+    ) -> None:
+        """A deadline that ends after the request was sent is `Unavailable`, or failed writes are queued."""
+        proxy, driver = await _behind(bench)
+        beside, keys = await bench.driver(), [bench.key() for _ in range(WRITERS // 2)]
+        tried = {key: _Tried() for key in keys}
+        is_over = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number in range(WRITERS):
+                key = keys[number % len(keys)]
+                group.create_task(_append_until(is_over, driver, key, tried[key], b"%d-" % number))
+            # Cut often, because what matters is what was under way; a stall has to outlast the deadline.
+            rounds, lasting = (12, 0.05) if fault == "cut" else (2, driver.traits.deadline + 0.2)
+            for _ in range(max(1, rounds // 3) if bench.quick else rounds):
+                await asyncio.sleep(random.uniform(0.05, 0.3))
+                async with _FAULTS[fault](proxy):
+                    await asyncio.sleep(lasting)
+            is_over.set()
+        for wait in (0.0, LATER_S / 2 if bench.quick else LATER_S):
+            await asyncio.sleep(wait)
+            for key in keys:
+                tried[key].require((await loaded(beside, key)).tail)
+        # A driver that writes late does so when it is used again.
+        await _usable(driver, keys[0])
+        for key in keys:
+            tried[key].require((await loaded(driver, key)).tail)
+
+    @check("driver.outage", slow={"fault": ["unanswered"]})
+    @pytest.mark.parametrize("fault", ["stalled", "unanswered"])
+    async def test_every_operation_ends_in_time_while_the_network_is_silent(
+        self, bench: Bench, fault: str
+    ) -> None:
+        """There is no deadline: the client waits for an answer for as long as the connection looks open."""
+        proxy, driver = await _behind(bench)
+        key = bench.key()
+        await append_all(driver, key, b"a")
+
+        async def call(operation: str, work: Callable[[], Awaitable[object]]) -> None:
+            with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
+                async with must_end(driver.traits.deadline + SLACK_S, "the driver has a deadline"):
+                    await work()
+            assert_located(caught.value, driver, operation, key)
+
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: driver.load(key),
+            lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
+            lambda: driver.replace(key, b"body", version="v", expect="initial", ttl=None),
+            lambda: driver.delete(Key(key.scope, "other")),
+            lambda: driver.scan(key.scope, limit=1),
+        ]
+        async with _FAULTS[fault](proxy):
+            await _all_of(*(call(*one) for one in zip(OPERATIONS, calls, strict=True)))
+        await _usable(driver, key)
+
+    @check("driver.outage")
+    async def test_connections_that_died_unnoticed_are_replaced(self, bench: Bench) -> None:
+        """A connection whose answer did not come in time is kept, and used again."""
+        proxy, driver = await _behind(bench)
+        keys = [bench.key() for _ in range(WRITERS)]
+        await _all_of(*(append_all(driver, key, b"a") for key in keys))
+        async with proxy.half_open():
+            for _ in range(3):
+                found = await asyncio.gather(*(_outcome(driver.load(key)) for key in keys))
+                if not any(isinstance(one, StorageError) for one in found):
+                    break
+            else:
+                pytest.fail("new connections work, and operations still fail after three deadlines")
+            must_be(found, [Record("initial", None, (b"a",))] * WRITERS, "the datastore answers")
+
+    @check("driver.lifecycle")
+    async def test_failed_operations_and_close_leave_no_connection_open(self, bench: Bench) -> None:
+        """The connection of an operation that failed is dropped from the pool and never closed."""
+        proxy, driver = await _behind(bench)
+        keys = [bench.key() for _ in range(2 * WRITERS)]
+        # So slow that a driver opens as many connections as it ever will.
+        async with proxy.slow(min(0.1, driver.traits.deadline / 20)):
+            for _ in range(2):
+                await asyncio.gather(*(_outcome(append_all(driver, key, b"a")) for key in keys))
+        usual = proxy.connections
+        for _ in range(1 if bench.quick else 3):
+            async with proxy.stalled():
+                await asyncio.gather(*(_outcome(append_all(driver, key, b"b")) for key in keys))
+            await _usable(driver, keys[0])
+        await _until(
+            lambda: proxy.connections <= usual,
+            lambda: f"{proxy.connections} connections are open after failures, and {usual} were before",
+        )
+        await driver.close()
+        await _until(
+            lambda: proxy.connections == 0,
+            lambda: f"{proxy.connections} connections are open after the driver was closed",
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A record with two entries, its driver behind the proxy, and another driver past the proxy."""
+
+    driver: Driver
+    beside: Driver
+    key: Key
+
+    async def append(self, entry: bytes) -> int:
+        return await self.driver.append(self.key, entry, initial_version="initial", ttl=None)
+
+    async def fold(self) -> bool:
+        return await self.driver.replace(self.key, b"A", version="v2", expect="initial", drop=1, ttl=KEEP)
+
+    async def count(self, entry: bytes) -> int:
+        return (await loaded(self.beside, self.key)).tail.count(entry)
+
+
+@dataclass
+class _Tried:
+    """The entries that were appended to a record, by how it ended."""
+
+    acknowledged: list[bytes] = field(default_factory=list[bytes])
+    refused: list[bytes] = field(default_factory=list[bytes])
+    unknown: list[bytes] = field(default_factory=list[bytes])
+
+    def require(self, tail: tuple[bytes, ...]) -> None:
+        """Fail unless a record's tail is what it may be."""
+        must_be([entry for entry in self.refused if entry in tail], [], _REFUSED)
+        lost = [entry for entry in self.acknowledged if entry not in tail]
+        must_be(lost, [], "what was acknowledged stands")
+        twice = [entry for entry in set(tail) if tail.count(entry) > 1]
+        must_be(twice, [], "each entry was appended once, so none stands twice")
+        known = {*self.acknowledged, *self.refused, *self.unknown}
+        must_be([entry for entry in tail if entry not in known], [], "nothing else was appended")
+
+
+async def _behind(bench: Bench) -> tuple[Proxy, Driver]:
+    """Return a proxy before the datastore, and a driver that reaches it through the proxy."""
+    if bench.datastore.through is None:
+        not_asked("needs `Datastore.address` and `Datastore.through`")
+    proxy = bench.proxy()
+    driver = bench.adopt(await bench.datastore.through(proxy.address))
+    await driver.load(bench.key())
+    if not proxy.accepted:
+        pytest.fail("`Datastore.through` opened a driver that does not use the address it was given")
+    return proxy, driver
+
+
+async def _losing_each_answer(bench: Bench) -> AsyncGenerator[_Place]:
+    """Yield a record once for each answer of an operation, which the next operation on it then loses."""
+    proxy, driver = await _behind(bench)
+    beside = await bench.driver()
+    for is_marked in (True, False):
+        skip = 0
+        for skip in range(MOST_ANSWERS):
+            key = bench.key()
+            await append_all(beside, key, b"a", b"b")
+            await _usable(driver, key)
+            # Of the scope, what no escaping changes. Another request than the operation's may come first.
+            mark = key.scope.split(":")[1].encode() if is_marked else b""
+            bench.history.say(f"answer {skip + 1} is lost")
+            lost = proxy.lose_answer(mark, skip=skip)
+            yield _Place(driver, beside, key)
+            lost.cancel()
+            if not lost.happened:
+                break
+        # Where requests cannot be read, such as with hashed keys, answers to any request are lost.
+        if is_marked and skip:
+            return
+
+
+async def _append_until(
+    is_over: asyncio.Event, driver: Driver, key: Key, tried: _Tried, prefix: bytes
+) -> None:
+    number = 0
+    while not is_over.is_set():
+        entry = prefix + b"%d" % number
+        number += 1
+        try:
+            async with must_end(driver.traits.deadline + SLACK_S, "the driver has a deadline"):
+                await driver.append(key, entry, initial_version="initial", ttl=None)
+            tried.acknowledged.append(entry)
+        except Unavailable:
+            tried.refused.append(entry)
+        except OutcomeUnknown:
+            tried.unknown.append(entry)
+        await asyncio.sleep(0.01)
+
+
+async def _outcome(work: Awaitable[T]) -> T | StorageError:
+    """Return the answer, or an error that the network explains."""
+    try:
+        return await work
+    except (Unavailable, OutcomeUnknown) as error:
+        return error
+
+
+async def _retried(work: Callable[[], Awaitable[T]]) -> T:
+    """Return the answer of an operation that may fail some times on broken connections."""
+    for _ in range(MOST_ANSWERS):
+        found = await _outcome(work())
+        if not isinstance(found, StorageError):
+            return found
+        await asyncio.sleep(0.05)
+    pytest.fail(f"the network is whole again, and each of {MOST_ANSWERS} operations still failed")
+
+
+async def _usable(driver: Driver, key: Key) -> None:
+    await _retried(lambda: driver.load(key))
+
+
+async def _all_of(*work: Awaitable[Any]) -> None:
+    """Await everything, then raise the first error."""
+    for found in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(found, BaseException):
+            raise found
+
+
+async def _until(is_so: Callable[[], bool], problem: Callable[[], str]) -> None:
+    """Wait for what comes about a little later; fail if it does not."""
+    for _ in range(100):
+        if is_so():
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(problem())

@@ -1,0 +1,38 @@
+"""Drivers that log what they must not."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from stm_backends.drivers.contract import Key, Record
+from stm_backends.testing.workbench.faulty import FaultyDriver
+
+logger = logging.getLogger("stm_backends.mutant")
+
+
+class LogsKeys(FaultyDriver):
+    """Says for debugging what it loads."""
+
+    async def load(self, key: Key) -> Record | None:
+        logger.debug("load %s", key.name)
+        return await super().load(key)
+
+
+class LogsEntries(FaultyDriver):
+    """Logs an error with a traceback whose message quotes the entry."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        try:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except ValueError:
+            logger.warning("an append of %r failed", entry)
+            raise
+
+
+class WarnsOfEachWrite(FaultyDriver):
+    """Warns each time of something that is as it should be."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        warnings.warn("the statement was truncated", stacklevel=1)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)

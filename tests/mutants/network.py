@@ -1,0 +1,112 @@
+"""Drivers that are wrong about what a network did to their requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from stm_backends.drivers.contract import ANY, AnyType, Key
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
+from tests.support.networked import Connection, NetworkedDriver
+
+
+class UnavailableAfterUnknown(NetworkedDriver):
+    """Takes each lost connection for a request that was not done."""
+
+    def kind_of(self, error: Exception) -> type[StorageError]:
+        return super().kind_of(error) if isinstance(error, TimeoutError) else Unavailable
+
+
+class LateIsUndone(NetworkedDriver):
+    """Takes a request that was not answered in time for one that was not done."""
+
+    def kind_of(self, error: Exception) -> type[StorageError]:
+        return Unavailable if isinstance(error, TimeoutError) else super().kind_of(error)
+
+
+class RetriesAppends(NetworkedDriver):
+    """Sends an append again when the connection was lost."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        try:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except OutcomeUnknown:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class QueuesWhatFailed(NetworkedDriver):
+    """Says that an append failed, and sends it after the outage."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.waiting: list[tuple[Key, bytes]] = []
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        while self.waiting:
+            late, text = self.waiting[-1]
+            await super().append(late, text, initial_version=initial_version, ttl=ttl)
+            self.waiting.pop()
+        try:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except Unavailable:
+            self.waiting.append((key, entry))
+            raise
+
+
+class LossIsALostRace(NetworkedDriver):
+    """Answers a replace whose connection was lost as if another writer had won."""
+
+    async def replace(self, *given: Any, **named: Any) -> bool:
+        try:
+            return await super().replace(*given, **named)
+        except OutcomeUnknown:
+            return False
+
+
+class RetriesDeletes(NetworkedDriver):
+    """Sends a delete again, and answers what the second one found."""
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        try:
+            return await super().delete(key, expect=expect)
+        except OutcomeUnknown:
+            return await super().delete(key, expect=expect)
+
+
+class NoDeadline(NetworkedDriver):
+    """Waits for an answer for ever."""
+
+    def limit(self) -> AbstractAsyncContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class KeepsDeadConnections(NetworkedDriver):
+    """Uses a connection again whose answer did not come in time."""
+
+    def drop(self, connection: Connection) -> None:
+        if connection.is_broken:
+            super().drop(connection)
+        else:
+            self.keep(connection)
+
+
+class LeaksConnections(NetworkedDriver):
+    """Forgets the connection of an operation that failed, and does not close it."""
+
+    def drop(self, connection: Connection) -> None:
+        # Another descriptor keeps the connection open; a transport that is never closed would be reported.
+        if not connection.is_broken:
+            os.dup(connection.writer.get_extra_info("socket").fileno())
+        super().drop(connection)
+
+
+class ClosesNothing(NetworkedDriver):
+    """Forgets its connections when it is closed."""
+
+    async def close(self) -> None:
+        for connection in self._idle:
+            if not connection.is_broken:
+                os.dup(connection.writer.get_extra_info("socket").fileno())
+        await super().close()

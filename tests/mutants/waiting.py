@@ -1,0 +1,144 @@
+"""Drivers that decide before they lock a record, that keep the lock, or that follow a wrong clock."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from stm_backends.drivers.contract import AbsentType, AnyType, Driver, KeepType, Key, Record
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+from stm_backends.drivers.sqlite.settings import SqliteSettings
+from stm_backends.errors import TooLarge
+from stm_backends.testing.workbench.faulty import FaultyDriver
+
+
+class JudgesExpiryBeforeItWaits(FaultyDriver):
+    """Finds a record alive, waits for its lock, and appends to what has expired by then."""
+
+    _swept = 0
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        with self._scope(key.scope, "append") as (scope, now):
+            alive = scope.find(key.name, now)
+        await self.lock(key, "append")
+        if alive is not None:
+            alive.expires = None
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class ComparesBeforeItLocks(FaultyDriver):
+    """Reads the version, waits for the record's lock, and stores without a condition."""
+
+    async def replace(
+        self,
+        key: Key,
+        body: bytes,
+        *,
+        version: str,
+        expect: str | AbsentType | AnyType,
+        drop: int = 0,
+        rewrite: Sequence[bytes] = (),
+        ttl: float | None | KeepType,
+    ) -> bool:
+        read = await self.load(key)
+        await self.lock(key, "replace")
+        if read is None or read.version != expect:
+            return False
+        done = False
+        while not done and (found := await self.load(key)):
+            drop = min(drop, len(found.tail))
+            done = await super().replace(
+                key, body, version=version, expect=found.version, drop=drop, rewrite=rewrite, ttl=ttl
+            )
+        return done
+
+
+class DrawsBeforeItLocks(FaultyDriver):
+    """Sorts entries by numbers that were drawn before the record was locked."""
+
+    _numbers: ClassVar = itertools.count(1)
+    _drawn: ClassVar[dict[bytes, int]] = {}
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        number = self._drawn[entry] = next(self._numbers)
+        for _ in range(number % 3):
+            await asyncio.sleep(0)
+        length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        with self._scope(key.scope, "append") as (scope, _):
+            scope.records[key.name].tail.sort(key=self._drawn.__getitem__)
+        return length
+
+
+class StaysInATransaction(FaultyDriver):
+    """Begins a transaction with each load, and ends it with the next operation."""
+
+    _is_open_since_a_load = False
+
+    async def load(self, key: Key) -> Record | None:
+        if not self._is_open_since_a_load:
+            self._is_open_since_a_load = True
+            self.store.transactions += 1
+        return await super().load(key)
+
+    async def close(self) -> None:
+        self.store.transactions -= self._is_open_since_a_load
+        self._is_open_since_a_load = False
+        await super().close()
+
+
+class KeepsTheLockAfterAnError(FaultyDriver):
+    """Leaves its transaction, and so its lock, where it was when an entry proved to be too large."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        try:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except TooLarge:
+            self.store.held[key] = asyncio.Event()
+            raise
+
+
+class ReadsAnOldSnapshotAfterARefusal(FaultyDriver):
+    """Leaves a refused replace without an end, so that the next loads see what was there then."""
+
+    _snapshot: dict[Key, Record | None]
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._snapshot = {}
+
+    async def load(self, key: Key) -> Record | None:
+        return self._snapshot[key] if key in self._snapshot else await super().load(key)
+
+    async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
+        done = await super().replace(key, body, **how)
+        self._snapshot = {} if done else {key: await super().load(key)}
+        return done
+
+
+class FollowsTheClientsClock(SqliteDriver):
+    """Says that the server's clock decides, and asks this process for the time."""
+
+    def __init__(self, settings: SqliteSettings, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self.traits = replace(self.traits, clock="server")
+
+
+class FollowsTheServersClock(FollowsTheClientsClock):
+    """Not wrong: the kernel is the server here, whose clock no process of a test sets."""
+
+    def __init__(self, settings: SqliteSettings, **options: Any) -> None:
+        super().__init__(
+            settings, clock=functools.partial(time.clock_gettime, time.CLOCK_REALTIME), **options
+        )
+
+
+async def open_on_file(kind: type[SqliteDriver], path: str) -> Driver:
+    """Return an open driver on a file; other processes can call this."""
+    driver = kind(SqliteSettings(path=path))
+    await driver.open()
+    return driver
