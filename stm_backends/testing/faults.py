@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal, TypeAlias
 
@@ -52,10 +52,11 @@ class Proxy:
     def __init__(self, server: str, *, tls: ssl.SSLContext | None = None) -> None:
         self._server = _parsed(server)
         self._tls = tls
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stm-proxy", daemon=True)
         self._connections: set[_Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._serving: set[asyncio.Task[None]] = set()
         self._cuts = 0
         self._stalls: dict[Direction, int] = dict.fromkeys(_DIRECTIONS, 0)
         self._flowing: dict[Direction, asyncio.Event] = {one: asyncio.Event() for one in _DIRECTIONS}
@@ -78,11 +79,11 @@ class Proxy:
     def start(self) -> None:
         """Listen. `async with` does the same, and stops in the end."""
         self._thread.start()
-        self._run(self._open())
+        self._do(self._open)
 
     def stop(self) -> None:
         """Reset all connections and end the thread."""
-        self._run(self._close())
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -97,11 +98,11 @@ class Proxy:
     @asynccontextmanager
     async def cut(self) -> AsyncGenerator[None]:
         """Reset all connections and refuse new ones, as when the server's process ends."""
-        self._run(self._cut())
+        self._do(self._cut)
         try:
             yield
         finally:
-            self._run(self._mend())
+            self._do(self._mend)
 
     @asynccontextmanager
     async def stalled(self, direction: Direction | None = None) -> AsyncGenerator[None]:
@@ -154,11 +155,8 @@ class Proxy:
         """Lead new connections to another server, as after a failover. Present connections stay."""
         self._server = _parsed(server)
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
-        # Waits without giving way to the caller's loop, so that a cancelled caller still undoes its fault.
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
     def _do(self, work: Callable[[], Any]) -> Any:
+        # Waits without giving way to the caller's loop, so that a cancelled caller still undoes its fault.
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def run() -> None:
@@ -170,16 +168,28 @@ class Proxy:
         self._loop.call_soon_threadsafe(run)
         return done.result(30)
 
-    async def _open(self) -> None:
+    def _open(self) -> None:
         for event in self._flowing.values():
             event.set()
         # Bound and not listening: it keeps the port, and new connections are refused while it is alone there.
         self._placeholder = self._bound()
         self.port = self._placeholder.getsockname()[1]
-        await self._listen()
+        self._listen()
 
-    async def _listen(self) -> None:
-        self._listener = await asyncio.start_server(self._serve, sock=self._bound(), ssl=self._tls)
+    def _listen(self) -> None:
+        self._listener = self._bound()
+        self._listener.setblocking(False)
+        self._listener.listen()
+        self._loop.add_reader(self._listener, self._accept, self._listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        # An asyncio.Server that is closed while it accepts leaves a connection that nobody serves or closes.
+        with contextlib.suppress(OSError):
+            client, _ = listener.accept()
+            self.accepted += 1
+            task = self._loop.create_task(self._serve(client))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
 
     def _bound(self) -> socket.socket:
         bound = socket.socket()
@@ -190,26 +200,28 @@ class Proxy:
         return bound
 
     async def _close(self) -> None:
-        await self._cut()
+        self._cut()
         if self._placeholder is not None:
             self._placeholder.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
+        # So that each has begun, and cleans up after itself.
+        await asyncio.sleep(0)
+        for task in self._serving:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
-    async def _cut(self) -> None:
+    def _cut(self) -> None:
         self._cuts += 1
         if self._listener is not None:
+            self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
         for connection in list(self._connections):
             connection.reset()
 
-    async def _mend(self) -> None:
+    def _mend(self) -> None:
         self._cuts -= 1
         if self._cuts == 0:
-            await self._listen()
+            self._listen()
 
     def _stall(self, directions: tuple[Direction, ...], change: int) -> None:
         for direction in directions:
@@ -234,9 +246,16 @@ class Proxy:
                 _reset(connection.server)
         return dead
 
-    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        connection = _Connection(to_client)
-        self.accepted += 1
+    async def _serve(self, client: socket.socket) -> None:
+        from_client = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(from_client)
+        try:
+            client.setblocking(False)
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=self._tls)
+        except (OSError, asyncio.CancelledError):
+            client.close()
+            return
+        connection = _Connection(asyncio.StreamWriter(transport, protocol, from_client, self._loop))
         self._connections.add(connection)
         try:
             if self._cuts:
@@ -259,7 +278,7 @@ class Proxy:
                     with contextlib.suppress(OSError):
                         await target.wait_closed()
         except (OSError, asyncio.CancelledError):
-            # The server cannot be reached, or the proxy stops; asyncio's streams would log it as an error.
+            # The server cannot be reached, or the proxy stops.
             pass
         finally:
             self._connections.discard(connection)

@@ -30,6 +30,9 @@ MOST_ANSWERS: Final = 20
 WRITERS: Final = 8
 """How many operations are in progress at a time."""
 
+RECOVERY: Final = 8
+"""After how many deadlines a driver has replaced connections that died; a pool may first ask each of them."""
+
 LATER_S: Final = 2.0
 """How long after an outage a write may still arrive that was sent into it."""
 
@@ -159,12 +162,12 @@ class Network(Contract):
         keys = [bench.key() for _ in range(WRITERS)]
         await _all_of(*(append_all(driver, key, b"a") for key in keys))
         async with proxy.half_open():
-            for _ in range(3):
+            for _ in range(RECOVERY):
                 found = await asyncio.gather(*(_outcome(driver.load(key)) for key in keys))
                 if not any(isinstance(one, StorageError) for one in found):
                     break
             else:
-                pytest.fail("new connections work, and operations still fail after three deadlines")
+                pytest.fail(f"new connections work, and operations still fail after {RECOVERY} deadlines")
             must_be(found, [Record("initial", None, (b"a",))] * WRITERS, "the datastore answers")
 
     @check("driver.lifecycle")
