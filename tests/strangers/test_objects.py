@@ -29,7 +29,7 @@ def store():
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
@@ -42,7 +42,7 @@ class TestObjectDriver(DriverContract):
         for name, value in CREDENTIALS.items():
             monkeypatch.setenv(name, value)
         bucket = f"stm-{uuid.uuid4().hex}"
-        client = boto3.client("s3", region_name="eu-west-1", endpoint_url=store)
+        client = boto3.client("s3", region_name="eu-west-1", endpoint_url=f"http://{store}")
 
         async def damage(key):
             found = client.get_object(Bucket=bucket, Key=place(key))
@@ -56,9 +56,15 @@ class TestObjectDriver(DriverContract):
                 return None
             return read(Head.of(found), found["Body"].read())
 
+        def at(address, deadline_s=10):
+            return f"s3://{bucket}?endpoint_url={quote(f'http://{address}')}&deadline_s={deadline_s}"
+
         return Datastore(
-            open=functools.partial(open_objects, f"s3://{bucket}?endpoint_url={quote(store)}&deadline_s=20"),
+            open=functools.partial(open_objects, at(store)),
+            address=store,
+            through=lambda address: open_objects(at(address, deadline_s=2)),
             tick=2.0,
+            histories=5,
             damage=damage,
             peek=peek,
             server="moto",
