@@ -1,0 +1,45 @@
+"""The page about the suite names checks and mutants that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stm_backends.testing import DriverContract
+from stm_backends.testing.workbench.drivers import Datastore
+from tests import mutants
+
+PAGE = Path(__file__).parents[2] / "docs/explanation/conformance.md"
+
+ROW = re.compile(r"^\| (.+?) \| `(test_\w+)` \| (.+?) \| ?(.*?) ?\|$", re.MULTILINE)
+
+ROWS = ROW.findall(PAGE.read_text())
+
+CAUGHT = {
+    kind.__name__: caught.check
+    for kinds in (mutants.DRIVERS, mutants.FILES, mutants.NETWORKED)
+    for kind, caught in kinds.items()
+}
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_every_row_of_the_page_is_understood() -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    titles = [line for line in lines if line.startswith("| mistake |")]
+    assert len(ROWS) == len(lines) - len(titles) >= 20
+
+
+@pytest.mark.parametrize(("mistake", "check", "kinds", "means"), ROWS)
+def test_a_row_names_a_check_the_mutant_it_rejects_and_real_means(
+    mistake: str, check: str, kinds: str, means: str
+) -> None:
+    del mistake
+    assert check in DriverContract.checks()
+    assert words(kinds)
+    assert [CAUGHT[kind] for kind in words(kinds)] == [check] * len(words(kinds))
+    assert set(words(means)) <= {*Datastore.__dataclass_fields__, "max_record"}
