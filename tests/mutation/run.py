@@ -195,7 +195,8 @@ def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) 
 
 def reason_of(mutant: Mutant, patterns: dict[str, str]) -> str:
     """Return why a mutant need not be noticed, or is not; or `""`."""
-    matching = (why for name, why in patterns.items() if fnmatch.fnmatchcase(mutant.name, name))
+    escaped = {name.replace("[", "[[]"): why for name, why in patterns.items()}
+    matching = (why for name, why in escaped.items() if fnmatch.fnmatchcase(mutant.name, name))
     return next(matching, "")
 
 

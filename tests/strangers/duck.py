@@ -151,12 +151,7 @@ class DuckDriver:
             found = find(cursor, key, now)
             if found is None or not found.alive:
                 return None
-            ((body,),) = cursor.execute(BODY, [found.id]).fetchall()
-            tail = [entry for (entry,) in cursor.execute(TAIL, [found.id, found.first]).fetchall()]
-            size = sum(map(len, tail), len(body or b""))
-            if len(tail) != found.next - found.first or size != found.size:
-                raise Corrupt("a part of the record is missing")
-            return Record(found.version, body, tuple(tail))
+            return Record(found.version, *content(cursor, found))
 
         return await self._run("load", work)
 
@@ -193,6 +188,7 @@ class DuckDriver:
                 enough = alive and max(drop, len(rewrite)) <= found.next - found.first
                 if not enough or found.version != expect:
                     return False
+                content(cursor, found)  # what is damaged stays so, and is not counted anew below
                 first = found.first + drop
             elif expect is ABSENT and alive:
                 return False
@@ -280,6 +276,15 @@ def transaction(cursor) -> Iterator[None]:
 def find(cursor, key: Key, now: float) -> Found | None:
     rows = cursor.execute(FIND, [now, key.scope.encode(), key.name.encode()]).fetchall()
     return Found(*rows[0]) if rows else None
+
+
+def content(cursor, found: Found) -> tuple[bytes | None, tuple[bytes, ...]]:
+    """Return body and tail; raises `Corrupt` if they are not what the row says."""
+    ((body,),) = cursor.execute(BODY, [found.id]).fetchall()
+    tail = tuple(entry for (entry,) in cursor.execute(TAIL, [found.id, found.first]).fetchall())
+    if len(tail) != found.next - found.first or sum(map(len, tail), len(body or b"")) != found.size:
+        raise Corrupt("a part of the record is missing")
+    return body, tail
 
 
 def create(cursor, key: Key, old: Found | None, version: str) -> Found:

@@ -24,8 +24,9 @@ from weakref import WeakValueDictionary
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from aiohttp import ClientConnectorError
 from aiohttp import ClientError as ConnectionFailed
-from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError
 
 from stm_backends import ConfigurationError, Corrupt, Denied, OutcomeUnknown, Unavailable
 from stm_backends.drivers import ABSENT, ANY, KEEP, Key, Page, Record, Settings, Traits, setting
@@ -41,7 +42,6 @@ REFUSED = {"PreconditionFailed", "NoSuchKey", "ConditionalRequestConflict", "404
 
 NOTHING_DONE = {"SlowDown", "ServiceUnavailable"}
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
-UNSENT = (EndpointConnectionError, ConnectTimeoutError)
 FAILURES = (BotoCoreError, ClientError, ConnectionFailed)
 
 
@@ -346,7 +346,10 @@ def meaning(error: Exception):
         return Denied, "the object store refuses this access"
     if code_of(error) == "NoSuchBucket":
         return Unavailable, "there is no such bucket: open it with create=True"
-    if code_of(error) in NOTHING_DONE or isinstance(error, UNSENT):
+    # aiobotocore raises `EndpointConnectionError` also for a connection that was lost after the request.
+    cause = getattr(error, "kwargs", {}).get("error")
+    unsent = isinstance(error, ConnectTimeoutError) or isinstance(cause, ClientConnectorError)
+    if code_of(error) in NOTHING_DONE or unsent:
         return Unavailable, "the object store cannot be reached"
     return OutcomeUnknown, "the object store failed, or its answer was lost"
 
