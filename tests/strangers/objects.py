@@ -23,6 +23,7 @@ from urllib.parse import SplitResult
 from weakref import WeakValueDictionary
 
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from aiohttp import ClientConnectorError
 from aiohttp import ClientError as ConnectionFailed
@@ -116,6 +117,19 @@ def read(head: Head, data: bytes) -> Record:
     return Record(head.version, body, tuple(tail))
 
 
+class SentOnce(AIOHTTPSession):
+    """An HTTP session that sends each request once; aiohttp has no public name for the switch.
+
+    By default it sends a `PUT` again whose connection was lost. The second one is refused because of the
+    first, or finds no server, and says that nothing was sent.
+    """
+
+    async def _get_session(self, proxy_url: Any) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False  # noqa: SLF001
+        return session
+
+
 class ObjectDriver:
     """One bucket that any number of processes share."""
 
@@ -149,6 +163,7 @@ class ObjectDriver:
             read_timeout=self._settings.deadline_s,
             max_pool_connections=2 * self._settings.pool_size,
             s3={"addressing_style": "path"},
+            http_session_cls=SentOnce,
         )
         made = AioSession().create_client(
             "s3", region_name=self._settings.region, endpoint_url=self._settings.endpoint_url, config=config
