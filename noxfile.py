@@ -93,7 +93,7 @@ def run_tests(session: nox.Session) -> None:
 
 def prepare_tests(session: nox.Session) -> None:
     """Install what the tests need: clients, servers, PenguiFlow and the other frameworks."""
-    install_group(session, "test", "telemetry", "services", "penguiflow", "agents")
+    install_group(session, "test", "telemetry", "services", "strangers", "penguiflow", "agents")
     # An author's page installs with pip, which an environment made by uv lacks.
     session.install("pip", "-e", ".[all,mongo-motor]")
     # LangChain brings a plugin for pytest that takes seconds to import, and the tests start many a pytest.
@@ -128,6 +128,17 @@ THEIR_TESTS = (
     "test_session*.py",
 )
 """PenguiFlow's tests that reach its memory, by way of its planner and its sessions or at first hand."""
+
+
+@nox.session(default=False)
+def mutation(session: nox.Session) -> None:
+    """Mutants of both embedded drivers before the shipped suite alone; hours for all, minutes for a sample.
+
+    `nox -s mutation -- memory sqlite --sample 100 --seed 1`
+    """
+    install_group(session, "test")
+    session.install("-e", ".[cli,conformance]")
+    session.run("python", "-m", "tests.mutation.run", *session.posargs)
 
 
 @nox.session(default=False)
