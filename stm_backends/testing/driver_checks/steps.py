@@ -67,7 +67,7 @@ async def held_up(
     meanwhile: Callable[[], Awaitable[object]] | None = None,
 ) -> list[T]:
     """Return the answers of writes that begin while the check holds the record, and end after it lets go."""
-    assert bench.datastore.hold is not None
+    assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
     waiting: list[asyncio.Future[T]] = []
     try:
         async with bench.datastore.hold(key):
