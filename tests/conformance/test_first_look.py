@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from stm_backends.testing.driver_checks import first_look
 from tests.conformance.running import pytest_in
 
 MINE = """
+import asyncio
 import pytest
 from stm_backends.testing import Datastore, DriverContract, open_at
 from stm_backends.drivers.sqlite.driver import SqliteDriver
@@ -28,6 +30,18 @@ class Vague(SqliteDriver):
     def __init__(self, settings):
         super().__init__(settings)
         self.traits = {{"reach": "process"}}
+
+class Refusing(SqliteDriver):
+    async def load(self, key, *rest, **named):
+        raise KeyError("pool")
+    append = replace = delete = scan = load
+
+class Silent(SqliteDriver):
+    async def load(self, key):
+        await asyncio.Event().wait()
+
+async def leave(path):
+    raise SystemExit("no licence")
 
 async def refuse(path):
     raise ConnectionRefusedError("no answer")
@@ -68,6 +82,15 @@ class TestMine(DriverContract):
             "the traits of the driver Vague are not a `stm_backends.drivers.contract.Traits`",
         ),
         ("lambda: refuse(path)", "`Datastore.open` failed: ConnectionRefusedError: no answer"),
+        ("lambda: leave(path)", "`Datastore.open` failed: SystemExit: no licence (raised at test_mine.py:"),
+        (
+            "lambda: make(path, Refusing)",
+            "every operation fails: KeyError: 'pool' (raised at test_mine.py:",
+        ),
+        (
+            "lambda: make(path, Silent)",
+            "`load` does not end within 5.01 s; the deadline in the driver's traits",
+        ),
         ("private", "two instances do not see each other's records, because each has its own store."),
         (
             "lambda: open_at(f'sqlite:///{path}')",
@@ -76,8 +99,9 @@ class TestMine(DriverContract):
     ],
 )
 def test_what_cannot_be_tested_is_one_message_and_no_failure_of_a_check(
-    tmp_path: Path, open_one: str, complaint: str
+    tmp_path: Path, open_one: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(first_look, "_SLACK_S", 0.01)
     path = tmp_path / "test_mine.py"
     path.write_text(MINE.format(open=open_one), "utf-8")
     status, printed = pytest_in(tmp_path, "-q", "--stm-clause=driver.fold", path)
