@@ -494,6 +494,8 @@ class _Erased:
 
         What was read does not always say of which log it is, nor which of two logs came first.
         """
+        if self._left():
+            return
         first: list[Violation] | None = None
         for logs in itertools.islice(self._courses(), MOST_COURSES):
             self._needs = {}
@@ -503,6 +505,23 @@ class _Erased:
                 return
             first = found if first is None else first
         self._checked.violations += first or []
+
+    def _left(self) -> bool:
+        """Say whether something is read after an erasure that was added, for certain, before it."""
+        found = False
+        for erase in self._erases:
+            if erase.op.status != "ok":
+                continue
+            gone = {
+                turn for turn, ops in self._of.adds.items() if all(op.latest < erase.op.invoked for op in ops)
+            }
+            for read in self._of.reads:
+                if read.invoked > erase.latest and (left := gone.intersection(read.shown)):
+                    turn = min(left)
+                    what = f"{turn} was added before an acknowledged erasure began, and is read after it"
+                    self._checked.say("erasure", turn, what, *self._of.adds[turn], erase.op, read.op)
+                    found = True
+        return found
 
     def _courses(self) -> Iterator[list[_Log]]:
         """Yield the logs in orders in which they may have been, each once."""
@@ -590,11 +609,11 @@ class _Erased:
     ) -> list[_Log]:
         """Put reads of which each turn may stand in two logs where they fit, beginning with the longest."""
         for read in sorted(unsure, key=lambda read: (-len(read.shown), read.invoked)):
-            fits = [log for log in logs if self._fits(log, read)]
+            fits = [log for log in logs if self._fits(log, read) and not _contradicts(log, read)]
             if not fits:
                 fits = [_Log()]
                 logs.append(fits[0])
-            self._put(min(fits, key=lambda log: (_contradicts(log, read), prefer(log, read))), read)
+            self._put(min(fits, key=lambda log: prefer(log, read)), read)
         return logs
 
     def _fits(self, log: _Log, read: Read) -> bool:

@@ -67,6 +67,7 @@ class Kind:
     degrades: bool = False
     adds: int = 25
     reads: int = 25
+    unknown_adds: bool = True
     lasts: float = 3.0
     """How long an operation lasts, on average, in seconds; one of unknown outcome may be done much later."""
 
@@ -142,7 +143,7 @@ class Simulation:
     def _plan_add(self, turn: str, start: float) -> None:
         chance, kind, op = self.chance, self.kind, next(self._numbers)
         end = start + chance.expovariate(1 / kind.lasts)
-        phase = chance.choices(("ok", "unknown", "fail"), (8, 2, 1))[0]
+        phase = chance.choices(("ok", "unknown", "fail"), (8, 2 * kind.unknown_adds, 1))[0]
         self.begun[turn] = min(start, self.begun.get(turn, start))
         self._event(start, op, "invoke", "add", turn=turn)
         add = lambda: self.state.add(turn)  # noqa: E731 -- what happens at a moment
