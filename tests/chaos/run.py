@@ -235,7 +235,8 @@ class _Run:
 
     def _judged(self, minutes: float) -> Result:
         events = history.read(self._order.folder / "events")
-        report = checker.check(events, **self._times)
+        zone = turns.config().budget.full_zone_turns
+        report = checker.check(events, **self._times, full_zone=zone)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
         problems = [*self._problems, *(one for pod in self._pods.all for one in pod.problems)]
         result = Result(

@@ -22,7 +22,7 @@ class SqliteStand:
     name = "sqlite"
 
     def __init__(self, folder: Path) -> None:
-        self._disk = Disk(folder / "disk")
+        self._disk = Disk(folder / "disk", 64)
         self._file = folder / "disk" / "chaos.db"
         self.url = self.direct_url = f"sqlite:///{self._file}"
         self.versions: Mapping[str, str] = {"sqlite": sqlite3.sqlite_version}
