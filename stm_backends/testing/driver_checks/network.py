@@ -14,10 +14,10 @@ import pytest
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
-from stm_backends.testing.faults import Proxy
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.proxy import Proxy
 
 T = TypeVar("T")
 

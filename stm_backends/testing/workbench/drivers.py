@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 from stm_backends.drivers.contract import Driver, Key, Page, Record, Traits
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import ConfigurationError
-from stm_backends.testing.faults import Proxy
 from stm_backends.testing.workbench.failures import told
 from stm_backends.testing.workbench.history import History, Recorded
+from stm_backends.testing.workbench.proxy import Proxy
 
 QUICK_HISTORIES: Final = 3
 """How many random histories a quick run tries. It does not shrink failures, which takes longest."""
