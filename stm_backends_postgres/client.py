@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -28,6 +28,32 @@ class Connection(Protocol):
     async def close(self) -> None: ...
     def is_closed(self) -> bool: ...
     def terminate(self) -> None: ...
+    def add_log_listener(self, callback: Callable[[object, Any], None]) -> None: ...
+    def remove_log_listener(self, callback: Callable[[object, Any], None]) -> None: ...
+
+
+class Standby:
+    """Notes whether the server gave up to wait for a synchronous standby, after it had committed.
+
+    That happens if the statement is cancelled then. The server answers as always, after a warning.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.is_missed = False
+
+    def __enter__(self) -> Standby:
+        self._connection.add_log_listener(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A connection that was lost is no longer the borrower's; the loss is the error, and not this.
+        with contextlib.suppress(asyncpg.InterfaceError):
+            self._connection.remove_log_listener(self._note)
+
+    def _note(self, _: object, message: Any) -> None:
+        # Its text depends on the language of the server.
+        self.is_missed |= getattr(message, "server_source_filename", None) == "syncrep.c"
 
 
 class Lender(Protocol):

@@ -28,9 +28,9 @@ from stm_backends.drivers.contract import (
 )
 from stm_backends.drivers.edge import Edge
 from stm_backends.drivers.erasing import Remains
-from stm_backends.errors import ConfigurationError, Corrupt, StorageError, located
+from stm_backends.errors import ConfigurationError, Corrupt, OutcomeUnknown, StorageError, located
 from stm_backends_postgres.cleaning import Cleaner
-from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, connect
+from stm_backends_postgres.client import Connection, HandedIn, Lender, Row, Standby, connect
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.errors import is_spent, meaning, unsent
 from stm_backends_postgres.settings import PostgresSettings
@@ -419,7 +419,10 @@ class PostgresDriver:
                 raise
             raise ours from error
         try:
-            answer = await send(connection)
+            with Standby(connection) as standby:
+                answer = await send(connection)
+            if standby.is_missed:
+                raise OutcomeUnknown("committed, but the wait for a synchronous standby was cancelled")
         except BaseException as error:
             lender.give_up(connection, error)
             raise

@@ -128,6 +128,8 @@ class PostgresSettings(Settings):
             return {}
         settings = {
             "synchronous_commit": self.synchronous_commit or "on",
+            # A warning says that a standby was not waited for.
+            "client_min_messages": "warning",
             # The statements are written for this level, and fail in others, where they would wait.
             "default_transaction_isolation": "read committed",
             # Ends before the caller gives up, so that the answer is `not done` and not `perhaps done`.

@@ -220,6 +220,9 @@ REWRITE: Final = """
 
 # The entries go with the record: by a foreign key, whose own query sees what the snapshot may miss. A record
 # of more than one step is ended instead, and its rows are left to `PURGE`.
+#
+# If there is no record, this deletion may be a retry of one that a standby does not have yet. A commit waits
+# for the standby only if it has written something: a message in the log, which nobody reads.
 DELETE: Final = """
     WITH found AS (
         SELECT id, next, size, expires FROM {schema}.stm_record
@@ -233,7 +236,10 @@ DELETE: Final = """
     ), gone AS (
         DELETE FROM {schema}.stm_record AS r USING judged WHERE r.id = judged.id AND NOT large
     )
-    SELECT expires IS NULL OR expires > clock_timestamp() AS alive, large AS unfinished FROM judged"""
+    SELECT expires IS NULL OR expires > clock_timestamp() AS alive, large AS unfinished FROM judged
+    UNION ALL
+    SELECT pg_logical_emit_message(true, 'stm', '') IS NULL, false
+    WHERE current_setting('synchronous_standby_names') <> '' AND NOT EXISTS (SELECT FROM found)"""
 
 SCAN: Final = """
     SELECT name FROM {schema}.stm_record

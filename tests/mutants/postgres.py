@@ -1,17 +1,18 @@
 """The PostgreSQL driver and its connections, with one deliberate fault each.
 
-`tests/services/postgres/test_connections.py` kills each of them by a named test.
+`test_connections.py` and `test_standby.py` in `tests/services/postgres` kill each of them by a named test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asyncpg import exceptions  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from stm_backends.drivers.contract import Key
-from stm_backends_postgres.client import Connection
+from stm_backends.errors import OutcomeUnknown
+from stm_backends_postgres.client import Connection, Lender
 from stm_backends_postgres.connections import Connections
 from stm_backends_postgres.driver import PostgresDriver
 
@@ -47,3 +48,28 @@ class AnswersInOrder(PostgresDriver):
 
     async def _find(self, keys: Sequence[Key]) -> dict[Key, object]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return dict(zip(keys, (await super()._find(keys)).values(), strict=False))
+
+
+class ForgetsItsStandby(PostgresDriver):
+    """Acknowledges a write although the server gave up to wait for the standby."""
+
+    async def _use(self, lender: Lender, operation: str, send: Callable[[Connection], Awaitable[T]]) -> T:
+        answers = list[T]()
+
+        async def noted(connection: Connection) -> T:
+            answers.append(await send(connection))
+            return answers[0]
+
+        try:
+            return await super()._use(lender, operation, noted)
+        except OutcomeUnknown:
+            return answers[0]
+
+
+class DeletesNothingWithoutItsStandby(PostgresDriver):
+    """Writes nothing if there is nothing to delete, so that a retry waits for nothing."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        here = self._statements
+        here.delete, _, _ = here.delete.partition("UNION ALL")

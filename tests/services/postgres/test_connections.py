@@ -40,6 +40,9 @@ class Wire:
         finally:
             self.users -= 1
 
+    def add_log_listener(self, callback): ...
+    def remove_log_listener(self, callback): ...
+
     async def execute(self, query):
         await self.server.checked.wait()
         while not self.answers.empty():

@@ -49,6 +49,7 @@ def test_settings_follow_as_parameters():
     )
     assert settings.server_settings() == {
         "synchronous_commit": "off",
+        "client_min_messages": "warning",
         "default_transaction_isolation": "read committed",
         "statement_timeout": "1250",
         "enable_seqscan": "off",
