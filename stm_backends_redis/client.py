@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable
 from typing import Any, TypeAlias, cast
 
@@ -20,6 +21,23 @@ from stm_backends_redis.servers import Connected, Node, NodeOfClient, Server
 from stm_backends_redis.settings import Address, RedisSettings
 
 Client: TypeAlias = "Redis | RedisCluster"
+
+
+class Sentinels(Sentinel):
+    """redis-py's sentinels, of which none is forgotten.
+
+    redis-py moves the sentinel that answered to the front of the list. Concurrent calls do so in one list and
+    overwrite each other's entries, until a dead sentinel may be the only one left. Here each call has a list
+    of its own.
+    """
+
+    async def discover_master(self, service_name: str) -> Any:
+        """Return the address of a master."""
+        mine: Any = copy.copy(self)
+        mine.sentinels = [*cast("Any", self).sentinels]
+        found: Any = await cast("Any", Sentinel).discover_master(mine, service_name)
+        self.sentinels = mine.sentinels
+        return found
 
 
 def require_client(client: object, *, silence_s: float) -> Connected:
@@ -75,7 +93,11 @@ def make_client(settings: RedisSettings) -> Connected:
     common["db"] = settings.db
     if settings.mode == "sentinel":
         login = {"username": settings.sentinel_username, "password": settings.sentinel_password}
-        sentinel = Sentinel(settings.hosts, sentinel_kwargs={**client_options(settings), **login})
+        # One that hangs must leave time to ask the others.
+        share = _connect_timeout(settings) / len(settings.hosts)
+        patience = {"socket_timeout": share, "socket_connect_timeout": share}
+        options = {**client_options(settings), **login, **patience}
+        sentinel = Sentinels(settings.hosts, sentinel_kwargs=options)
         asked: list[Redis] = cast("Any", sentinel).sentinels
         return server(cast("Any", sentinel).master_for(settings.service, **common), also=asked)
     host, port = settings.hosts[0]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import re
+import socket
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooL
 from stm_backends.testing import open_at
 from stm_backends.testing.workbench.processes import ledger
 from stm_backends_redis import RedisDriver, RedisSettings
+from stm_backends_redis.client import Sentinels
 from stm_backends_redis.durability import Safeguard
 from stm_backends_redis.stream import LARGE
 from tests.services.redis.conftest import PERMISSIONS, is_at_least
@@ -136,6 +138,24 @@ async def test_a_service_that_no_sentinel_knows_is_unavailable(sentinel, unused_
         await open_at(f"redis+sentinel://127.0.0.1:{sentinel.port}/other")
     with pytest.raises(Unavailable, match="sentinel"):
         await open_at(f"redis+sentinel://127.0.0.1:{unused_port}/main")
+
+
+async def test_a_sentinel_that_hangs_is_passed_over(sentinel):
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        hosts = f"127.0.0.1:{hanging.getsockname()[1]},127.0.0.1:{sentinel.port}"
+        driver = await open_at(f"redis+sentinel://{hosts}/main?deadline_s=6")
+        assert await driver.append(KEY, b"a", initial_version="initial", ttl=None) == 1
+        await driver.close()
+
+
+async def test_no_sentinel_is_forgotten_when_several_operations_ask(sentinel, unused_port):
+    sentinels = Sentinels([("127.0.0.1", unused_port), ("127.0.0.1", sentinel.port)])
+    known = set(sentinels.sentinels)
+    for _ in range(3):
+        await asyncio.gather(*(sentinels.discover_master("main") for _ in range(5)))
+    assert set(sentinels.sentinels) == known
+    for client in known:
+        await client.aclose()
 
 
 async def test_a_write_is_unknown_until_a_replica_has_confirmed_it(replicated, short_waits):
