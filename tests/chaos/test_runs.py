@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import schedule
+from tests.chaos import history, schedule
 from tests.chaos.mutants import MUTANTS
 
 
@@ -41,6 +41,7 @@ def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
     assert not status, results["violations"]
     assert sum(results["faults"].values()) >= 6
     assert results["adds"]
+    assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
 
 

@@ -237,7 +237,7 @@ class _Pod:
         while True:
             await asyncio.sleep(FIGURES_EVERY_S)
             self.tell(adds=self.adds)
-            with contextlib.suppress(OSError):  # no descriptor is left, or one was closed meanwhile
+            with contextlib.suppress(OSError):  # no descriptor is left
                 self.writer.info("figures", **_figures(), tasks=len(asyncio.all_tasks()), adds=self.adds)
 
     # What it is told to do
@@ -320,6 +320,10 @@ class _Pod:
     async def do_settle(self, backend: Backend, conversations: list[str], within: float) -> dict[str, Any]:
         """Flush conversations until each is healthy and nothing is pending; returns which are not."""
         left = [one for one in conversations if not await self._settled(backend, one, within)]
+        if left:
+            # For whoever looks for the reason, in the file of what the process wrote to its standard error.
+            for task in asyncio.all_tasks():
+                task.print_stack()
         self.memories.clear()
         return {"left": left}
 
@@ -340,7 +344,10 @@ class _Pod:
 
 
 def _figures() -> dict[str, int]:
-    links = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir()]
+    links = list[str]()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that listed them, for example
+            links.append(str(one.readlink()))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return {
         "memory": pages * resource.getpagesize(),
