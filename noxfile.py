@@ -79,9 +79,17 @@ def full(session: nox.Session) -> None:
     session.run("coverage", "report")
 
 
+APART = ("packaging/test_wheel.py", "chaos/test_runs.py", "strangers/test_objects.py")
+"""Tests that have a session of their own."""
+
 # The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
 # clocks. Two workers more than there are cores use that time; many more would miss deadlines.
-ALL_IN_PARALLEL = ("--ignore=tests/packaging/test_wheel.py", "-n", str((os.cpu_count() or 1) + 2))
+# The nemesis has the machine to itself, in the session `chaos`; the object store's suite takes a quarter of an
+# hour and has the session `strangers`.
+ALL_IN_PARALLEL = (
+    *(f"--ignore=tests/{path}" for path in APART),
+    *("-n", str((os.cpu_count() or 1) + 2)),
+)
 
 
 def run_tests(session: nox.Session) -> None:
@@ -158,6 +166,13 @@ def chaos(session: nox.Session) -> None:
     install_group(session, "services")
     session.install("-e", ".[all]")
     session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session(default=False)
+def strangers(session: nox.Session) -> None:
+    """Run the suite at full length on drivers that were written from the page alone."""
+    prepare_tests(session)
+    session.run("python", "-m", "pytest", "tests/strangers", *session.posargs)
 
 
 @nox.session(default=False)
