@@ -84,8 +84,8 @@ APART = ("packaging/test_wheel.py", "chaos/test_runs.py", "strangers/test_object
 
 # The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
 # clocks. Two workers more than there are cores use that time; many more would miss deadlines.
-# The nemesis has the machine to itself, in the session `chaos`; the object store's suite takes a quarter of an
-# hour and has the session `strangers`.
+# The nemesis has the machine to itself, in the session `chaos`; the object store's suite takes a
+# quarter of an hour, and has the session `strangers`.
 ALL_IN_PARALLEL = (
     *(f"--ignore=tests/{path}" for path in APART),
     *("-n", str((os.cpu_count() or 1) + 2)),
