@@ -15,8 +15,8 @@ from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from stm_backends_dynamo.items import Sizes
 from tests.support.dynamodb import PRETENDED, Place
 
-TINY = Sizes(large=4, loose=64, part=100_000, places=6, run=17, crowd=8, record=400_000)
-"""So small that short records have everything that becomes of long ones."""
+TINY = Sizes(large=4, loose=64, part=100_000, places=6, run=17, crowd=8, record=4_000_000)
+"""So small that short records have everything that becomes of long ones; only full is none of them soon."""
 
 KEY = Key("acme:u1:memory", "chat")
 
