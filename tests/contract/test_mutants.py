@@ -207,7 +207,9 @@ def test_every_check_passes_ten_times_in_a_row_on_the_reference_driver():
             try:
                 check(DriverContract(), bench)
             except pytest.skip.Exception as skipped:
-                assert "reach ends with the process" in str(skipped)  # noqa: PT017 -- of many checks, some are skipped
+                # The reference driver has neither other processes nor an address on a network.
+                reasons = ("reach ends with the process", "Datastore.address")
+                assert any(one in str(skipped) for one in reasons)  # noqa: PT017 -- of many checks, some are skipped
 
 
 def test_there_are_at_least_thirty_mutants():
