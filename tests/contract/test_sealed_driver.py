@@ -34,7 +34,7 @@ class TestSealedLargeEntries(DriverContract):
     """Pointers and parts are sealed too: large values are split above the seal."""
 
     opted_out: ClassVar = {
-        "test_a_record_is_full_with_exactly_max_record_bytes": "pointers and seals take room beside the entries"
+        "test_a_record_is_full_with_exactly_max_record_bytes": "pointers and seals take room beside entries"
     }
 
     @pytest.fixture

@@ -58,7 +58,7 @@ class TestSqliteDriver(DriverContract):
 
 
 class TestSqliteDriverAsUsersHaveIt(DriverContract):
-    """The real clock and the default settings; SQLite serves waiting writers in no order, so they get time."""
+    """The real clock, default settings; SQLite serves waiting writers in no order, so they get time."""
 
     @pytest.fixture
     def datastore(self, tmp_path):
