@@ -63,8 +63,8 @@ class Datastore:
     - `address` is the server's `host:port`, and `through(address)` returns an open driver that reaches the
       server at another address: the suite puts a proxy before the server, and does what networks do. The
       shorter the deadline of these drivers, the shorter the checks.
-    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already. It is
-      not needed beside `address`.
+    - `outage()` is a context in which the datastore cannot be reached by drivers that are open already. Two
+      checks need it, also where there is an `address`.
     - `handed_in()` returns a driver on a client of the caller's.
     - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
       lock on it. Loads go on. It may lock more than this record.
