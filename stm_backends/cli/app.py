@@ -319,11 +319,11 @@ def export_(
     An unreadable conversation or vertex is reported and skipped, and the exit status is 1. The file is
     replaced in one step at the end; if nothing could be exported, an existing file is kept.
 
-    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are not exported; `copy` copies
-    them.
+    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) and saved states are not exported;
+    `copy` copies them.
     """
-    unread = logs = count = vertices = 0
-    told = set[str]()
+    unread = count = vertices = 0
+    others, told = list[str](), set[str]()
     unread_vertices = graphs.Unread(f"a vertex of the graph of {user}", told)
 
     def failed(key: MemoryKey, error: StmError) -> None:
@@ -343,10 +343,10 @@ def export_(
         return f"{counted(count, 'conversation')}{f' and {graphs.counted(vertices)}' if vertices else ''}"
 
     async def work(out: TextIO) -> None:
-        nonlocal logs
+        nonlocal others
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if whose and whose[1]:
-                logs = await transfer.count_logs(opened, whose[0], whose[1])
+                others = await transfer.count_others(opened, whose[0], whose[1], vertices=False)
             await transfer.write_export(
                 opened, _selected(opened, wanted, whose), out, failed=failed, on_written=wrote
             )
@@ -377,7 +377,7 @@ def export_(
             raise ConfigurationError("--user is written TENANT:USER, as in acme:u123")
         with writing(output) as out:
             run(work(out))
-            transfer.mention(logs, "written")
+            transfer.mention(others, "written")
             if not (count or vertices):
                 if not (unread or unread_vertices.count):
                     say_wrong(

@@ -50,23 +50,24 @@ def list_(
 ) -> None:
     """List the tenants, the users of a tenant, or the conversations of a user, one per line.
 
-    Logs of agent frameworks (OpenAI Agents sessions, LangChain messages) are counted, but not listed.
+    What else a user has is counted, but not listed: logs of agent frameworks (OpenAI Agents sessions,
+    LangChain messages), saved states, and the vertices of the graph, which is the long-term memory.
 
     The exit status is 1 if nothing is stored for the tenant or user. With --long, an unreadable record is
     reported and counted, and the exit status is 1, too.
     """
     listing = _Listing(long=long, as_json=as_json)
-    logs, exists = 0, True
+    others, exists = list[str](), True
 
     async def work() -> None:
-        nonlocal logs, exists
+        nonlocal others, exists
         owner = Owner.of(whose)
         async with datastores.chosen(backend, url, sealing=sealing) as opened:
             if degraded:
                 await _degraded(opened, owner, listing)
             elif owner.user is not None and owner.tenant is not None:
                 await _conversations(opened, owner.tenant, owner.user, listing)
-                logs = await transfer.count_logs(opened, owner.tenant, owner.user)
+                others = await transfer.count_others(opened, owner.tenant, owner.user, vertices=True)
             elif owner.tenant is not None:
                 await _users(opened, owner.tenant, listing)
             else:
@@ -84,10 +85,10 @@ def list_(
         typer.echo(
             f"There is also {transfer.named(key)}, which is removed only by erasing the user.", err=True
         )
-    transfer.mention(logs, "listed")
+    transfer.mention(others, "listed")
     if not exists:
         say_nothing_stored(whose or "")
-    elif not (listing.count or listing.unnamed or listing.damaged.count or logs):
+    elif not (listing.count or listing.unnamed or listing.damaged.count or others):
         stored = "No conversation is stored" if whose else "Nothing is stored"
         what = "No conversation is degraded" if degraded else stored
         typer.echo(plain(f"{what} for {whose}." if whose else f"{what}."), err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, TextIO, cast
@@ -30,6 +30,7 @@ from stm_backends.errors import (
     StmError,
     TooLarge,
 )
+from stm_backends.records import keys, operations
 from stm_backends.records.keys import memory_key, parse_composite
 from stm_backends.tiers.graph import VertexExists
 from stm_backends.types import MemoryKey
@@ -304,16 +305,31 @@ def check(what: str) -> None:
         owner(what)
 
 
-async def count_logs(backend: Backend, tenant: str, user: str) -> int:
-    """Return how many logs of agent frameworks a user has; listings and exports leave them out."""
-    return len([log async for log in backend.sessions.logs(tenant, user)])
+async def count_others(backend: Backend, tenant: str, user: str, *, vertices: bool) -> list[str]:
+    """Return what a user has beside conversations, such as `2 saved states`; without what there is none of.
+
+    Only with `vertices` those of the graph are among it: an export has them.
+    """
+
+    async def count(kind: keys.Kind, prefix: str = "") -> int:
+        names = operations.names_of(backend.driver, keys.scope(tenant, user, kind), prefix)
+        return len([name async for name in names])
+
+    logs = sum([await count(kind) for kind in keys.LOG_KINDS])
+    states = await count("blob")
+    in_graph = await count("graph", keys.VERTICES) if vertices else 0
+    found = {
+        f"{counted(logs, 'log')} of agent frameworks": logs,
+        counted(states, "saved state"): states,
+        f"{graphs.counted(in_graph)} (long-term memory)": in_graph,
+    }
+    return [what for what, number in found.items() if number]
 
 
-def mention(logs: int, done: str) -> None:
-    """Mention the user's logs, which a command leaves out."""
-    if logs:
-        what = counted(logs, "log")
-        typer.echo(f"Not {done}: {what} of agent frameworks. `copy` and `erase` include them.", err=True)
+def mention(others: Sequence[str], done: str) -> None:
+    """Mention what else the user has, which a command leaves out."""
+    if others:
+        typer.echo(f"Not {done}: {', '.join(others)}. `copy` and `erase` include them.", err=True)
 
 
 async def erase(backend: Backend, what: str) -> Receipt:

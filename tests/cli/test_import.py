@@ -230,6 +230,24 @@ async def recalled(url: str, query: str) -> list[tuple[str, Any]]:
         return [(one.key, one.content) for one in await memory.recall(query)]
 
 
+def test_a_listing_tells_what_a_user_without_conversations_has(url: str, tmp_path: Path) -> None:
+    asyncio.run(remembered(url, "finding", "Quantum uses qubits"))
+    listed = cli("ls", "acme:u1", "--url", url)
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    told = "Not listed: 1 graph vertex (long-term memory). `copy` and `erase` include them.\n"
+    assert listed.stderr == told
+
+    async def save() -> None:
+        async with open_backend(url) as backend:
+            await backend.state_store.save_memory_state("acme:u2:chat", {"a": 1})
+
+    asyncio.run(save())
+    told = "Not listed: 1 saved state. `copy` and `erase` include them.\n"
+    assert cli("ls", "-l", "acme:u2", "--url", url).stderr == told
+    written = cli("export", "--user", "acme:u2", "--url", url, "-o", str(tmp_path / "none.jsonl"))
+    assert written.stderr.startswith("Not written: 1 saved state.")
+
+
 def test_an_export_of_a_user_carries_the_long_term_memory(url: str, tmp_path: Path) -> None:
     asyncio.run(remembered(url, "finding", "Quantum uses qubits"))
     asyncio.run(remembered(url, "other", "\ud800 lone"))

@@ -34,7 +34,7 @@ from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.history import items
 from stm_backends.history.items import Add
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records import keys
+from stm_backends.records import keys, operations
 from stm_backends.records.body import Body, Forgotten, Lease
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -365,6 +365,38 @@ async def test_a_conversation_that_is_folded_at_that_moment_is_kept() -> None:
                 assert len(await ids(driver)) == 4
     # After the conversation was read: before the user is listed, and before the write.
     assert changed == 2
+
+
+async def test_each_record_is_named_once_though_one_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operations, "PAGE", 2)
+    moment, calls, outcomes = 0, 1, set[bool]()
+    names = [f"s{number}" for number in range(5)]
+    where = [keys.memory_key(MemoryKey("acme", "u", name)) for name in names]
+    while moment <= calls:
+        clock, found = FakeClock(NOW), list[purging.Found]()
+        driver = MemoryDriver(MemoryStore(), clock=clock)
+        await driver.open()
+        for key in where:
+            await add(driver, "old", NOW - 100 * DAY, where=key)
+
+        async def change(driver: Driver = driver) -> None:
+            # As a repeated turn of an import, and as a fold: the record is as old as before, and another.
+            await add(driver, "older", NOW - 99 * DAY, where=where[2])
+            body = CODEC.seal_body(Body(summary="s"))
+            await driver.replace(where[2], body, version="w", expect=ANY, ttl=None)
+            await add(driver, "older", NOW - 99 * DAY, where=where[2])
+
+        meddling = Meddling(driver, moment, change)
+        purged = await purge(meddling, clock, on_found=found.append)
+        calls = meddling.calls
+        outcomes.add(bool(purged.changed))
+        listed = sorted(one.name for one in found)
+        assert listed == [name for name in names if name != "s2" or not purged.changed]
+        assert purged == Purged(conversations=len(listed), changed=purged.changed)
+        moment += 1
+    assert outcomes == {True, False}
 
 
 # Parts of large values
