@@ -75,7 +75,7 @@ def littering(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, 
     _, printed = run(
         *("-m", "pytest", *stranger(folder, "-W", "ignore::pytest.PytestUnraisableExceptionWarning")),
         *("--stm-backend=littering", f"--stm-url=littering:///{folder}/x.db", "--stm-quick"),
-        *(f"--stm-clause=driver.{word}" for word in ("fold", "keys", "processes")),
+        *(f"--stm-clause=driver.{word}" for word in ("fold", "keys", "processes", "model")),
         *(f"--stm-json={found}", f"--stm-html={page}", *NAMED),
         cwd=folder,
         path=install(folder, "littering", LITTERING),
@@ -90,7 +90,9 @@ def checks_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_failure_of_many_checks_ends_no_run_and_is_shown_once(littering) -> None:
     printed, report, _ = littering
     alike = [check for check in checks_of(report) if "RecursionError" in check["cause"]]
-    assert len(alike) == 8
+    # Beside them, that of random histories, of which a quick run may draw none that appends.
+    assert len([check for check in alike if check["clause"] != "driver.model"]) == 8
+    assert not any("SystemError" in check["message"] for check in checks_of(report))
     shown = printed.partition("short test summary")[0]
     assert shown.count(f"and {len(alike) - 1} more checks in the same way") == 2
     assert len(re.findall("^E +RecursionError", shown, re.MULTILINE)) == 1

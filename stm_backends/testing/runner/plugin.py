@@ -5,10 +5,11 @@ It does nothing in runs without checks of a contract and without its options.
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import functools
 import gc
 import re
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -135,6 +136,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note which checks will run, and list those that will not in a JUnit report."""
     if _SELECTION in session.config.stash:
+        _keep_finalizers_out_of_parsing(session.config)
         _selection(session.config).begin(session.items)
         for item in session.items:
             if isinstance(item, pytest.Function) and _check_of(item) is not None:
@@ -149,8 +151,7 @@ def pytest_runtest_makereport(
     check = _check_of(item)
     if check is None:
         return (yield)
-    with _collecting_nothing():
-        report = yield
+    report = yield
     if call.when == "setup":
         # Of the item, so that they are in a JUnit report as well.
         item.user_properties += [("clause", check.clause.id), ("expected", check.sentence)]
@@ -162,20 +163,29 @@ def pytest_runtest_makereport(
     return report
 
 
-@contextlib.contextmanager
-def _collecting_nothing() -> Generator[None]:
-    """Keep finalizers from running while pytest formats a failure.
+def _keep_finalizers_out_of_parsing(config: pytest.Config) -> None:
+    """Have `ast.parse` run no finalizers until the end of the run.
 
-    In Python 3.11, a finalizer that raises within `ast.parse` makes that a `SystemError`, which ends the
-    run, because whoever shows its traceback calls `ast.parse` again. Broken drivers leave such objects.
+    Up to Python 3.12, an `ast.parse` within an `ast.parse` makes the outer one raise a `SystemError`. That
+    happens when a finalizer raises there and its traceback is formatted. Broken drivers leave such objects,
+    and pytest and hypothesis parse at many a moment, also where an error of theirs ends the run.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+    parse: Callable[..., ast.AST] = ast.parse
+
+    @functools.wraps(parse)
+    def collecting_nothing(*args: Any, **options: Any) -> ast.AST:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return parse(*args, **options)
+        finally:
+            if collecting:
+                gc.enable()
+
+    if sys.version_info < (3, 13):
+        patch = pytest.MonkeyPatch()
+        patch.setattr(ast, "parse", collecting_nothing)
+        config.add_cleanup(patch.undo)
 
 
 @pytest.fixture(scope="session")
