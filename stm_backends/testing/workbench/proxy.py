@@ -77,7 +77,7 @@ class Proxy:
         return len(self._connections)
 
     def start(self) -> None:
-        """Listen. `async with` does the same, and stops in the end."""
+        """Listen. `with` and `async with` do the same, and stop in the end."""
         self._thread.start()
         self._do(self._open)
 
@@ -88,9 +88,15 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    async def __aenter__(self) -> Proxy:
+    def __enter__(self) -> Proxy:
         self.start()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Proxy:
+        return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:
         self.stop()
