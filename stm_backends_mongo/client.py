@@ -23,9 +23,10 @@ def require_client(client: object) -> None:
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     """Return a client that has not connected yet. It belongs to the event loop that first uses it.
 
-    It does not retry a write by itself unless the settings say `retryWrites`. A server that does not answer
-    its monitor for one and a half deadlines loses all its connections: they died unnoticed. Raises `ConfigurationError` for
-    a URL or an option that PyMongo does not accept, and never shows its value, which may be a secret.
+    It does not retry a write by itself unless the settings say `retryWrites`. All connections to a server
+    that does not answer its monitor for one and a half deadlines are closed: they died unnoticed. Raises
+    `ConfigurationError` for a URL or an option that PyMongo does not accept, and never shows its value, which
+    may be a secret.
     """
     given = settings.given_options
     for name, value in given.items():
@@ -39,9 +40,9 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
         "appName": "stm-backends",
         "retryWrites": False,
         # PyMongo keeps connections beside one that did not answer, until its monitor gets no answer either:
-        # after the sum of these two, which would be 30 seconds.
-        "heartbeatFrequencyMS": min(max(deadline_ms, 500), 10_000),
-        "connectTimeoutMS": min(max(deadline_ms // 2, 1), 20_000),
+        # after the sum of these two, which would be 30 seconds. A busy machine needs two to connect.
+        "heartbeatFrequencyMS": min(max(deadline_ms // 2, 500), 10_000),
+        "connectTimeoutMS": min(max(deadline_ms, 2_000), 20_000),
     }
     beside = {name: value for name, value in chosen.items() if name not in given}
     try:

@@ -161,9 +161,10 @@ class Network(Contract):
         """A connection whose answer did not come in time is kept, and used again."""
         proxy, driver = await _behind(bench)
         keys = [bench.key() for _ in range(WRITERS)]
+        await _all_of(*(append_all(driver, key, b"a") for key in keys))
         # So slow that a driver opens as many connections as it ever will.
         async with proxy.slow(min(0.1, driver.traits.deadline / 20)):
-            await _all_of(*(append_all(driver, key, b"a") for key in keys))
+            await asyncio.gather(*(_outcome(driver.delete(Key(key.scope, "other"))) for key in keys))
         async with proxy.half_open():
             for _ in range(RECOVERY):
                 found = await asyncio.gather(*(_outcome(driver.load(key)) for key in keys))
