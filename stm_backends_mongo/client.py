@@ -23,8 +23,10 @@ def require_client(client: object) -> None:
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     """Return a client that has not connected yet. It belongs to the event loop that first uses it.
 
-    It does not retry a write by itself unless the settings say `retryWrites`. Raises `ConfigurationError` for
-    a URL or an option that PyMongo does not accept, and never shows its value, which may be a secret.
+    It does not retry a write by itself unless the settings say `retryWrites`. All connections to a server
+    that does not answer its monitor for one and a half deadlines are closed: they died unnoticed. Raises
+    `ConfigurationError` for a URL or an option that PyMongo does not accept, and never shows its value, which
+    may be a secret.
     """
     given = settings.given_options
     for name, value in given.items():
@@ -33,7 +35,15 @@ def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
             validate(name, value)
         except (PyMongoError, ValueError, TypeError, OSError):
             raise ConfigurationError(f"PyMongo does not accept the value of {name}") from None
-    chosen: dict[str, Any] = {"appName": "stm-backends", "retryWrites": False}
+    deadline_ms = int(settings.deadline_s * 1000)
+    chosen: dict[str, Any] = {
+        "appName": "stm-backends",
+        "retryWrites": False,
+        # PyMongo keeps connections beside one that did not answer, until its monitor gets no answer either:
+        # after the sum of these two, which would be 30 seconds. A busy machine needs two to connect.
+        "heartbeatFrequencyMS": min(max(deadline_ms // 2, 500), 10_000),
+        "connectTimeoutMS": min(max(deadline_ms, 2_000), 20_000),
+    }
     beside = {name: value for name, value in chosen.items() if name not in given}
     try:
         return AsyncMongoClient(settings.url, **beside, **settings.client_options)

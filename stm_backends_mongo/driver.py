@@ -147,9 +147,9 @@ class MongoDriver:
         """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
         await self._loads.close()
-        await self._calls.ended(within=self._patience_s)
-        if client is not None and client is not self._given:
-            with pymongo.timeout(self._patience_s):
+        with pymongo.timeout(self._patience_s):
+            await self._calls.ended(within=self._settings.deadline_s)
+            if client is not None and client is not self._given:
                 await client.close()
 
     async def load(self, key: Key) -> Record | None:

@@ -35,6 +35,11 @@ _INTERRUPTED: Final = "the server was shut down or stepped down as primary durin
 _ELSEWHERE: Final = "this member is not the primary; nothing was done"
 _LATE: Final = "the server gave up at the deadline"
 
+_BROKEN: Final[Meaning] = (
+    OutcomeUnknown,
+    "a call of this client was cancelled, which broke its lock on Python 3.11; another client is needed",
+)
+
 _NOT_FOUND: Final = "no suitable server was found within the deadline; check hosts, ports and replicaSet"
 
 _REASONS: Final[dict[str, str]] = {
@@ -94,6 +99,8 @@ def meaning(error: Exception) -> Meaning | None:
         reasons = (words for said, words in _REASONS.items() if said in str(error))
         reason = next(reasons, None)
         return Unavailable, f"{_NOT_FOUND} ({reason})" if reason else _NOT_FOUND
+    if isinstance(error, RuntimeError) and "acquired" in str(error):
+        return _BROKEN
     if not isinstance(error, WriteConcernError):
         code = _code_of(error)
         if code in _CODES:

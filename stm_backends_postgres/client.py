@@ -109,7 +109,7 @@ class HandedIn:
 
     async def give_back(self, connection: Connection) -> None:
         """Release a connection, which may include a reset by the server."""
-        await self._pool.release(connection, timeout=2 * self._patience_s)
+        await self._pool.release(connection, timeout=self._patience_s)
 
     def give_up(self, connection: Connection, error: BaseException) -> None:
         """Release a connection in a task, because the server may not answer the cancel request."""
@@ -117,7 +117,11 @@ class HandedIn:
         async def release() -> None:
             # If this fails, the pool has ended the connection, and makes another when it needs one.
             with contextlib.suppress(Exception):
-                await self.give_back(connection)
+                try:
+                    await self.give_back(connection)
+                except TimeoutError:
+                    # What ended this connection unnoticed may have ended all.
+                    await self.expire()
 
         task = asyncio.get_running_loop().create_task(release(), name="stm-postgres-release")
         self._releasing.add(task)

@@ -71,6 +71,7 @@ class Connections:
 
         The server's error is an answer. After anything else, such as a cancellation, a task waits for the
         server to stop the statement, and the connection is used again only if it then answers another one.
+        If it does not answer for `patience_s` seconds, all connections are replaced.
         """
         if isinstance(error, exceptions.PostgresError) or connection.is_closed():
             self._reuse(connection)
@@ -154,13 +155,17 @@ class Connections:
     async def _check(self, connection: Connection) -> None:
         is_clean = False
         try:
-            with contextlib.suppress(Exception):
-                # Around the call, because asyncpg 0.30 first waits for the cancelled statement to end,
-                # without a limit.
-                async with asyncio.timeout(2 * self._patience_s):
-                    # A cancel request that arrives late stops this statement, and never that of an operation.
-                    await connection.execute("SELECT")
-                is_clean = True
+            # Around the call, because asyncpg 0.30 first waits for the cancelled statement to end, without a
+            # limit.
+            async with asyncio.timeout(self._patience_s):
+                # A cancel request that arrives late stops this statement, and never that of an operation.
+                await connection.execute("SELECT")
+            is_clean = True
+        except TimeoutError:
+            # What ended this connection unnoticed, such as a firewall that forgets, may have ended all.
+            await self.expire()
+        except Exception:  # noqa: BLE001, S110 -- another connection takes its place
+            pass
         finally:
             if not is_clean:
                 connection.terminate()

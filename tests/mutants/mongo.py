@@ -38,7 +38,7 @@ class WritesTwice(MongoDriver):
 
 
 class CancelsItsCalls(MongoDriver):
-    """Passes each cancellation of an operation on to the client, also while the client ends its call."""
+    """Passes each cancellation of an operation on to the client, also while the client ends a wait."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

@@ -33,6 +33,13 @@ class ReusesWhatWasCancelled(Connections):
         self._reuse(connection)
 
 
+class KeepsTheOthers(Connections):
+    """Replaces a connection that died unnoticed, and lends those that died with it."""
+
+    async def expire(self) -> None:
+        pass
+
+
 class RetriesLostWrites(PostgresDriver):
     """Sends a statement again if the connection was lost, although the server may have done it."""
 

@@ -30,8 +30,9 @@ MOST_ANSWERS: Final = 20
 WRITERS: Final = 8
 """How many operations are in progress at a time."""
 
-RECOVERY: Final = 8
-"""After how many deadlines a driver has replaced connections that died; a pool may first ask each of them."""
+RECOVERY: Final = 3
+"""After how many deadlines no connection that died is used any more: the first finds that one is dead, the
+second may find those that were taken meanwhile."""
 
 LATER_S: Final = 2.0
 """How long after an outage a write may still arrive that was sent into it."""
@@ -161,6 +162,9 @@ class Network(Contract):
         proxy, driver = await _behind(bench)
         keys = [bench.key() for _ in range(WRITERS)]
         await _all_of(*(append_all(driver, key, b"a") for key in keys))
+        # So slow that a driver opens as many connections as it ever will.
+        async with proxy.slow(min(0.1, driver.traits.deadline / 20)):
+            await asyncio.gather(*(_outcome(driver.delete(Key(key.scope, "other"))) for key in keys))
         async with proxy.half_open():
             for _ in range(RECOVERY):
                 found = await asyncio.gather(*(_outcome(driver.load(key)) for key in keys))

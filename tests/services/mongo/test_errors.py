@@ -51,6 +51,9 @@ from tests.support.contract import opened
         (InvalidOperation("x"), Unavailable),
         (ConfigurationError("x"), Unavailable),
         (PyMongoError("x"), OutcomeUnknown),
+        # What PyMongo's lock raises after the application cancelled its own call of a client it handed in.
+        (RuntimeError("cannot wait on un-acquired lock"), OutcomeUnknown),
+        (RuntimeError("Lock is not acquired"), OutcomeUnknown),
     ],
     ids=repr,
 )

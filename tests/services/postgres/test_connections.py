@@ -12,7 +12,13 @@ from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, Connections
-from tests.mutants.postgres import AnswersInOrder, LendsToTwo, RetriesLostWrites, ReusesWhatWasCancelled
+from tests.mutants.postgres import (
+    AnswersInOrder,
+    KeepsTheOthers,
+    LendsToTwo,
+    RetriesLostWrites,
+    ReusesWhatWasCancelled,
+)
 from tests.services.postgres.support import purging, until
 
 KEY = Key("scope", "name")
@@ -250,6 +256,23 @@ async def test_a_check_that_never_ends_costs_no_connection():
     await settle()
     servers.wires[1].answers.put_nowait("2")
     assert await second == "2"
+
+
+async def test_connections_beside_one_that_died_unnoticed_are_replaced(kind):
+    servers = Servers(kind, size=3, patience_s=0.05)
+    tasks = servers.start("1", "2", "3")
+    await settle()
+    silent, in_use, free = servers.wires
+    free.answers.put_nowait("3")
+    await tasks[2]
+    servers.checked.clear()
+    tasks[0].cancel()
+    await until(lambda: asyncio.sleep(0, silent.is_gone))
+    assert free.is_gone
+    assert not in_use.is_gone, "it may answer yet"
+    in_use.answers.put_nowait("2")
+    assert await tasks[1] == "2"
+    assert in_use.is_gone
 
 
 async def test_a_lost_connection_is_found_before_the_next_use():
@@ -505,6 +528,7 @@ async def test_with_every_connection_in_use_writes_are_not_sent(url, schema, dri
     ("mutant", "check"),
     [
         (LendsToTwo, test_a_connection_is_never_shared_by_two_operations),
+        (KeepsTheOthers, test_connections_beside_one_that_died_unnoticed_are_replaced),
         (ReusesWhatWasCancelled, test_an_answer_to_a_cancelled_operation_reaches_no_other),
         (RetriesLostWrites, test_a_write_whose_answer_is_lost_is_sent_once),
     ],
