@@ -101,7 +101,8 @@ class _Run:
         self._problems: list[str] = []
         # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
         self._times = {"lease_s": turns.lease_s(DEADLINE_S), "recovery_s": turns.recovery_s(DEADLINE_S)}
-        settings = json.dumps(self._times) + "\n"
+        zone = turns.config().budget.full_zone_turns
+        settings = json.dumps({**self._times, "full_zone": zone}) + "\n"
         (order.folder / "events" / "settings.json").write_text(settings, encoding="utf-8")
 
     async def go(self) -> Result:
