@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.chaos import flat, history
 from tests.chaos.conversations import Checked, Conversation, Op, Read, Violation
@@ -37,10 +37,15 @@ SHOWN: Final = 5
 
 @dataclass(slots=True)
 class Report:
-    """What was found: what no correct memory does, and how much was looked at."""
+    """What was found: what no correct memory does, and how much was looked at.
+
+    `pods` has for each pod that was judged how long it was watched, in seconds, and the median of each figure
+    early and late in that time.
+    """
 
     violations: list[Violation] = field(default_factory=list[Violation])
     figures: dict[str, float] = field(default_factory=dict[str, float])
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def __str__(self) -> str:
         kinds = Counter(one.kind for one in self.violations)
@@ -337,16 +342,18 @@ class _Check:
         series: dict[str, list[Event]] = defaultdict(list)
         for event in self._infos["figures"]:
             series[event.process].append(event)
-        judged = 0
         for process, events in series.items():
-            judged += len(events) >= flat.FEWEST
+            pod: dict[str, Any] = {"seconds": round(events[-1].t - events[0].t)}
             for name, allowed in self._allowed.items():
                 values = [float(event.data[name]) for event in events if event.data.get(name) is not None]
+                if (by := flat.growth(values)) is None:
+                    continue
+                pod[name] = flat.ends(values)
+                self.report.pods[process] = pod
                 if flat.grows(values, allowed):
-                    by = flat.growth(values)
                     what = f"{name} of {process} grow without end: by {by:,.0f} after the warm-up"
                     self._say("flat", "", what, events[len(events) // 4], events[-1])
-        self.report.figures["pods whose figures were judged"] = judged
+        self.report.figures["pods whose figures were judged"] = len(self.report.pods)
 
     # Figures
 
@@ -362,11 +369,14 @@ class _Check:
             for phase in ("ok", "unknown", "fail"):
                 figures[f"{name} {phase}"] = phases[phase]
         figures["conversations"] = len(self._conversations)
-        figures["turns acknowledged"] = sum(
-            any(op.status == "ok" for op in ops)
+        turns = Counter(
+            min((op.status for op in ops), key=("ok", "unknown", "fail").index)
             for conversation in self._conversations.values()
             for ops in conversation.adds.values()
         )
+        figures["turns acknowledged"] = turns["ok"]
+        figures["turns unknown"] = turns["unknown"]
+        figures["turns failed"] = turns["fail"]
         reads = [read for conversation in self._conversations.values() for read in conversation.reads]
         figures["reads while degraded"] = sum(read.newest_only for read in reads)
         figures["turns dropped"] = sum(

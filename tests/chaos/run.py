@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import random
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +22,7 @@ from stm_backends import open_backend
 from tests.chaos import checker, history, schedule, turns
 from tests.chaos.history import Writer
 from tests.chaos.nemesis import model, people
-from tests.chaos.nemesis.pods import ENDING, Pod, PodFault, Pods
+from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
@@ -57,16 +60,23 @@ class Order:
 
 @dataclass(kw_only=True)
 class Result:
-    """What a run came to, as in `results.json`."""
+    """What a run came to, as in `results.json`.
+
+    `library` is the version, and the commit where there is one. `pods` has for each pod that could be judged
+    the medians of its figures in the first and the last third of its life, without the warm-up.
+    """
 
     stand: str
     seed: int
+    library: str = ""
+    mutant: str = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
     adds: int = 0
     violations: list[str] = field(default_factory=list[str])
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    pods: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 async def run(order: Order, stand: Stand) -> Result:
@@ -91,7 +101,8 @@ class _Run:
         self._problems: list[str] = []
         # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
         self._times = {"lease_s": turns.lease_s(DEADLINE_S), "recovery_s": turns.recovery_s(DEADLINE_S)}
-        settings = json.dumps(self._times) + "\n"
+        zone = turns.config().budget.full_zone_turns
+        settings = json.dumps({**self._times, "full_zone": zone}) + "\n"
         (order.folder / "events" / "settings.json").write_text(settings, encoding="utf-8")
 
     async def go(self) -> Result:
@@ -236,22 +247,37 @@ class _Run:
     def _judged(self, minutes: float) -> Result:
         events = history.read(self._order.folder / "events")
         zone = turns.config().budget.full_zone_turns
-        report = checker.check(events, **self._times, full_zone=zone)
+        report = checker.check(
+            events, lease_s=self._times["lease_s"], recovery_s=self._times["recovery_s"], full_zone=zone
+        )
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
         problems = [*self._problems, *(one for pod in self._pods.all for one in pod.problems)]
         result = Result(
             stand=self._stand.name,
             seed=self._order.seed,
-            versions=dict(self._stand.versions),
+            library=_library(),
+            mutant=self._order.mutant,
+            versions={"python": platform.python_version(), **self._stand.versions},
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
             violations=[*problems, *defects, *map(str, report.violations)],
             figures=report.figures,
+            pods=report.pods,
         )
         text = json.dumps(vars(result), indent=1, default=str)
         (self._order.folder / "results.json").write_text(text + "\n", encoding="utf-8")
         return result
+
+
+def _library() -> str:
+    """Return the version of the library, and the commit of this work tree."""
+    command = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return version("stm-backends")
+    return f"{version('stm-backends')} ({commit.strip()})"
 
 
 def _done(task: asyncio.Task[None]) -> bool:

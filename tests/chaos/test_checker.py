@@ -553,6 +553,8 @@ def test_pod_whose_figures_grow_is_found() -> None:
         story.info("figures", 10 + number, "p1.0", descriptors=flat_one, memory=1, tasks=3, connections=2)
     report = report_of(story.finally_("ab"))
     assert [one.sentence[:24] for one in report.violations] == ["descriptors of p0.0 grow"]
+    assert report.pods["p0.0"]["descriptors"] == (94, 154)
+    assert report.pods["p1.0"]["tasks"] == (3, 3)
 
 
 SERIES = {
@@ -584,6 +586,7 @@ def test_figures_count_what_happened() -> None:
     assert report.figures["adds ok"] == 2
     assert report.figures["adds unknown"] == 1
     assert report.figures["adds fail"] == 1
+    assert [report.figures[f"turns {how}"] for how in ("acknowledged", "unknown", "failed")] == [2, 1, 1]
     assert report.figures["erasures ok"] == 1
     assert report.figures["longest unavailability (s)"] == 2.0
 

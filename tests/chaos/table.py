@@ -1,0 +1,178 @@
+"""Publishes results and writes the page's tables: `python -m tests.chaos.table OUT/*/results.json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from benchmarks.pages import table
+from tests.chaos.nemesis.pods import ROOT
+
+Run: TypeAlias = dict[str, Any]
+"""What a run came to, as in its `results.json`."""
+
+PUBLISHED: Final = Path(__file__).with_name("results.json")
+PAGE: Final = ROOT / "docs" / "explanation" / "reliability.md"
+BEGIN: Final = "<!-- results: written by `python -m tests.chaos.table` -->\n"
+END: Final = "<!-- end of results -->\n"
+OTHERS: Final = ("pod", "network", "model", "people")
+"""How the names of faults begin that are none of servers and their data."""
+
+OUTCOMES: Final = {
+    "turns acknowledged": "turns acknowledged",
+    "failed": "turns failed",
+    "unknown": "turns unknown",
+    "summaries": "summaries ok",
+    "erasures": "erasures ok",
+}
+"""Columns, and the figures that they show."""
+
+WATCHED: Final = """\
+The pod of each datastore that was watched longest, in the first and the last third of that time, without the
+warm-up:
+"""
+
+PARTS: Final = ("tasks", "connections", "descriptors")
+
+
+def load(files: Iterable[Path], earlier: Iterable[Run] = ()) -> list[Run]:
+    """Return what runs came to, and earlier ones, in the order of the tables.
+
+    Raises `ValueError` for one without a fault, with a mutant, or given twice: that is nothing to publish.
+    """
+    runs = [*earlier]
+    for file in files:
+        run: Run = json.loads(file.read_text(encoding="utf-8"))
+        if not sum(run["faults"].values()):
+            raise ValueError(f"{file}: the run had no faults")
+        if run.get("mutant"):
+            raise ValueError(f"{file}: the run had the mutant {run['mutant']}")
+        if run in runs:
+            raise ValueError(f"{file}: the same run comes twice")
+        runs.append(run)
+    return sorted(runs, key=itemgetter("stand", "seed"))
+
+
+def stored(runs: Sequence[Run]) -> str:
+    """Return runs as the text of the published file: a line for each."""
+    lines = (json.dumps(run, separators=(",", ":"), sort_keys=True) for run in runs)
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def page(text: str, runs: Sequence[Run]) -> str:
+    """Return the page with the tables of these runs between its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{tables(runs)}\n{END}{rest.partition(END)[2]}"
+
+
+def tables(runs: Sequence[Run]) -> str:
+    """Return the tables: what came of the runs, what ran, the figures of pods, and the faults by kind."""
+    stands: dict[str, list[Run]] = {}
+    for run in runs:
+        stands.setdefault(run["stand"], []).append(run)
+    results = [[name, *_outcome(of)] for name, of in stands.items()]
+    return "\n".join(
+        (
+            table(
+                ("datastore", "minutes", "faults", "violations", *OUTCOMES),
+                [*results, ["**all**", *_outcome(runs)]],
+            ),
+            _words(
+                ("datastore", "versions", "library", "seeds"),
+                ([name, *_what_ran(of)] for name, of in stands.items()),
+            ),
+            WATCHED,
+            table(
+                ("datastore", "minutes", "memory (MB)", *PARTS, "pods judged"),
+                ([name, *_pods(of)] for name, of in stands.items()),
+            ),
+            "The faults by kind:\n",
+            _words(("on", "faults", "kinds"), _kinds(runs)),
+        )
+    )
+
+
+def _words(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of words, which are left-aligned."""
+    return table(columns, rows).replace("---:", "---")
+
+
+def _outcome(runs: Sequence[Run]) -> list[str]:
+    figures = [sum(run["figures"].get(one, 0) for run in runs) for one in OUTCOMES.values()]
+    minutes = round(sum(run["minutes"] for run in runs))
+    return [f"{n:,.0f}" for n in (minutes, _faults(runs).total(), _violations(runs), *figures)]
+
+
+def _violations(runs: Sequence[Run]) -> int:
+    return sum(len(run["violations"]) for run in runs)
+
+
+def _faults(runs: Sequence[Run]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for run in runs:
+        total.update(run["faults"])
+    return total
+
+
+def _what_ran(runs: Sequence[Run]) -> list[str]:
+    versions = _each(f"{name} {version}" for run in runs for name, version in run["versions"].items())
+    return [versions, _each(run["library"] for run in runs), _each(str(run["seed"]) for run in runs)]
+
+
+def _each(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _pods(runs: Sequence[Run]) -> list[str]:
+    pods = [pod for run in runs for pod in run["pods"].values()]
+    if not pods:
+        return ["-"] * (2 + len(PARTS)) + ["0"]
+    pod: Mapping[str, Any] = max(pods, key=itemgetter("seconds"))
+    memory = _change([bytes_ / 1e6 for bytes_ in pod["memory"]])
+    return [f"{pod['seconds'] / 60:.0f}", memory, *(_change(pod[part]) for part in PARTS), f"{len(pods)}"]
+
+
+def _change(ends: Sequence[float]) -> str:
+    return " → ".join(f"{end:,.0f}" for end in ends)
+
+
+def _kinds(runs: Sequence[Run]) -> Iterable[list[str]]:
+    groups: dict[str, Counter[str]] = {}
+    for name, count in _faults(runs).items():
+        group, _, kind = name.partition("-")
+        group, kind = (group, kind) if group in OTHERS else ("servers", name)
+        groups.setdefault(group, Counter())[kind] += count
+    for group, kinds in sorted(groups.items()):
+        yield [group, f"{kinds.total():,}", ", ".join(f"{kind} {n:,}" for kind, n in sorted(kinds.items()))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Publish the results of runs: those of one datastore are added up."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.table", description=main.__doc__)
+    parser.add_argument("files", nargs="+", type=Path, help="the `results.json` of runs")
+    parser.add_argument("--add", action="store_true", help="add them to the runs that are published")
+    given = parser.parse_args(arguments)
+    try:
+        runs = load(given.files, published() if given.add else ())
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    PUBLISHED.write_text(stored(runs), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
+    print(f"{_faults(runs).total():,} faults, {_violations(runs)} violations; written: {PUBLISHED}, {PAGE}")
+    return 0
+
+
+def published() -> list[Run]:
+    """Return the runs that are published."""
+    return json.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

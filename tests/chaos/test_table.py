@@ -1,0 +1,90 @@
+"""The page's tables are those that the published runs make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import table
+
+
+def result(**more: Any) -> dict[str, Any]:
+    return {
+        "stand": "redis",
+        "seed": 7,
+        "library": "0.2.0 (abc1234)",
+        "mutant": "",
+        "versions": {"python": "3.13.1", "redis-server": "8.2.3"},
+        "minutes": 60.4,
+        "faults": {"pod-kill": 1_100, "network-cut": 40, "server-kill": 2},
+        "violations": [],
+        "figures": {"turns acknowledged": 5_000, "turns unknown": 9, "erasures ok": 3},
+        "pods": {
+            "p0.1": {
+                "seconds": 3_600,
+                "memory": [48e6, 51e6],
+                "tasks": [5, 5],
+                "connections": [3, 4],
+                "descriptors": [12, 13],
+            }
+        },
+        **more,
+    }
+
+
+def files(folder: Path, *results: dict[str, Any]) -> list[Path]:
+    found: list[Path] = []
+    for number, one in enumerate(results):
+        found.append(folder / f"{number}.json")
+        found[-1].write_text(json.dumps(one), encoding="utf-8")
+    return found
+
+
+def test_the_page_is_written_from_the_published_runs() -> None:
+    page = table.PAGE.read_text(encoding="utf-8")
+    runs = table.published()
+    assert table.page(page, runs) == page, "python -m tests.chaos.table writes it"
+    assert table.stored(runs) == table.PUBLISHED.read_text(encoding="utf-8")
+
+
+def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
+    other = result(seed=3, minutes=10, violations=["lost in c0-1: ..."], pods={})
+    written = table.tables(table.load(files(tmp_path, result(), other, result(stand="sqlite"))))
+    assert "| redis | 70 | 2,284 | 1 | 10,000 | 0 | 18 | 0 | 6 |" in written
+    assert "| **all** | 131 | 3,426 | 1 | 15,000 | 0 | 27 | 0 | 9 |" in written
+    assert "| redis | python 3.13.1, redis-server 8.2.3 | 0.2.0 (abc1234) | 3, 7 |" in written
+    assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 |" in written
+    assert "| pod | 3,300 | kill 3,300 |" in written
+    assert "| servers | 6 | server-kill 6 |" in written
+
+
+@pytest.mark.parametrize("change", [{"faults": {}}, {"faults": {"pod-kill": 0}}, {"mutant": "two-leases"}])
+def test_a_run_that_shows_nothing_is_refused(
+    change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = files(tmp_path, result(**change))
+    assert table.main([str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+def test_the_same_run_is_not_counted_twice(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        table.load(files(tmp_path, result(), result()))
+
+
+def test_runs_are_added_to_those_that_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "PUBLISHED", tmp_path / "published.json")
+    monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
+    table.PAGE.write_text(f"before\n{table.BEGIN}old\n{table.END}after\n", encoding="utf-8")
+    first, second = files(tmp_path, result(), result(seed=8))
+    assert table.main([str(first)]) == 0
+    assert table.main(["--add", str(second)]) == 0
+    assert table.main(["--add", str(second)]) == 2
+    assert [run["seed"] for run in table.published()] == [7, 8]
+    page = table.PAGE.read_text(encoding="utf-8")
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert "old" not in page
