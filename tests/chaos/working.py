@@ -35,6 +35,7 @@ from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt
 from stm_backends.memory.shared.recent import Recent
 from stm_backends.records.codec import Codec
+from stm_backends.records.body import digest
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
 from tests.chaos import turns
@@ -44,8 +45,7 @@ from tests.chaos.pod import Clock, Settings
 
 WORKERS: Final = 2
 KEPT: Final = 24
-"""How many conversations a pod that works for long keeps in its memory, instead of thousands: so that its memory
-soon is full."""
+"""How many conversations a pod that works for long keeps in memory, instead of thousands: it is full soon."""
 
 OUTCOMES: Final[Sequence[type[BaseException]]] = (OutcomeUnknown, TimeoutError, asyncio.CancelledError)
 """After these it is not known whether an operation was done."""
@@ -78,7 +78,13 @@ class _Pod:
         self.resting = asyncio.Event()
         self.ended = asyncio.Event()
         if settings.lasts:
-            Recent.__init__.__kwdefaults__["most"] = KEPT
+            self._fill_caches()
+
+    def _fill_caches(self) -> None:
+        """Have as much in memory at once as there would be after hours."""
+        Recent.__init__.__kwdefaults__["most"] = KEPT
+        for number in range(digest.cache_parameters()["maxsize"]):
+            digest(f"c0-0/{self.settings.process}/{number}")
 
     async def run(self) -> None:
         lines = asyncio.StreamReader()
