@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stm_backends.drivers.contract import ANY, AnyType, Driver, Key
+from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Unavailable
 from stm_backends.memory import policy
@@ -125,3 +125,35 @@ MUTANTS: Final[dict[str, type[Mutant]]] = {
     "unavailable-and-stored": UnavailableAndStored,
 }
 """The mutants, by name."""
+
+
+class KeepsAnswers(Mutant):
+    """Keeps each record that it loads."""
+
+    def __init__(self, inner: Driver, folder: Path) -> None:
+        super().__init__(inner, folder)
+        self._kept: list[object] = []
+
+    async def load(self, key: Key) -> Record | None:
+        record = await self.inner.load(key)
+        # The datastore's own bytes may be shared.
+        self._kept += [bytes(bytearray(entry)) for entry in record.tail] if record else []
+        return record
+
+
+class KeepsDescriptors(Mutant):
+    """Does not give back, once in 20 appends, what it opened."""
+
+    rate = 20
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        if self.strikes():
+            os.dup(self._file)
+        return await self.inner.append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+LEAKS: Final[dict[str, type[Mutant]]] = {
+    "keeps-answers": KeepsAnswers,
+    "keeps-descriptors": KeepsDescriptors,
+}
+"""Mutants that only a soak finds."""

@@ -28,6 +28,15 @@ class Settings:
     clock: float = 0.0
     mutant: str = ""
     sealing: str = ""
+    longest: int = 120
+    """How many turns a conversation has when the next one begins."""
+    lasts: float = 0.0
+    """In how many seconds without a turn every third conversation expires; 0 in a run of faults: none does.
+
+    Otherwise the pod works for long: its turns have results of tools, it keeps little of conversations that
+    are over, and it collects its garbage before it counts what is left.
+    """
+    figures_every: float = 3.0
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property

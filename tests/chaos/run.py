@@ -53,6 +53,7 @@ class Order:
     minutes: float = 1.0
     pods: int = 4
     pause: float = 0.1
+    users: int = USERS
     mutant: str = ""
     only: Sequence[str] = ()
     """How the names of the faults begin that may happen; by default all may."""
@@ -84,10 +85,12 @@ async def run(order: Order, stand: Stand) -> Result:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(stand.stop)
         await stand.start()
-        return await _Run(order, stand, stack).go()
+        return await Run(order, stand, stack).go()
 
 
-class _Run:
+class Run:
+    """One run on a stand that has started; what it starts is stopped by the stack."""
+
     def __init__(self, order: Order, stand: Stand, stack: contextlib.AsyncExitStack) -> None:
         self._order = order
         self._stand = stand
@@ -138,7 +141,7 @@ class _Run:
                 seed=order.seed,
                 pause=order.pause,
                 deadline=DEADLINE_S,
-                generations=[0] * USERS,
+                generations=[0] * order.users,
                 mutant=order.mutant,
                 options={"deadline_s": DEADLINE_S},
             )
@@ -217,7 +220,8 @@ class _Run:
             await pod.ready()
         await asyncio.gather(*(pod.ask("rest") for pod in pods.all))
         conversations = [f"c{user}-{one}" for user, n in enumerate(pods.generations) for one in range(n + 1)]
-        shares = [conversations[number :: len(pods.all)] for number in range(len(pods.all))]
+        used = self._used(conversations)
+        shares = [used[number :: len(pods.all)] for number in range(len(pods.all))]
         answers = await asyncio.gather(
             *(
                 pod.ask("settle", conversations=share, within=2 * self._times["recovery_s"])
@@ -231,6 +235,10 @@ class _Run:
         await asyncio.gather(*(pod.end() for pod in pods.all))
         self._writer.info("final")
         await self._read_all(conversations)
+
+    def _used(self, conversations: list[str]) -> list[str]:
+        """Return the conversations of which something may be left to do."""
+        return conversations
 
     async def _read_all(self, conversations: list[str]) -> None:
         writer = Writer(self._order.folder / "events", "final")
@@ -265,9 +273,12 @@ class _Run:
             figures=report.figures,
             pods=report.pods,
         )
+        self._write(result)
+        return result
+
+    def _write(self, result: Result) -> None:
         text = json.dumps(vars(result), indent=1, default=str)
         (self._order.folder / "results.json").write_text(text + "\n", encoding="utf-8")
-        return result
 
 
 def _library() -> str:

@@ -59,6 +59,16 @@ def key_of(conversation: str) -> MemoryKey:
     return MemoryKey(TENANT, conversation.partition("-")[0], conversation)
 
 
+def lasts_s(conversation: str, lasts: float) -> float | None:
+    """Return the time to live of a conversation: every third one has one, unless `lasts` is 0."""
+    return lasts if lasts and generation(conversation) % 3 == 1 else None
+
+
+def generation(conversation: str) -> int:
+    """Return how many conversations the user had before this one."""
+    return int(conversation.partition("-")[2])
+
+
 def turn_of(identity: str) -> ConversationTurn:
     """Return the turn of this id, which is in its text; the same id gives the same turn."""
     check = zlib.crc32(identity.encode())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
+import gc
 import json
 import logging
 import os
@@ -25,24 +27,25 @@ from stm_backends import (
     SessionExists,
     SessionNotFound,
     StmError,
+    TrajectoryDigest,
     open_backend,
 )
 from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt
+from stm_backends.memory.shared.recent import Recent
 from stm_backends.records.codec import Codec
+from stm_backends.records.body import digest
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
 from tests.chaos import turns
 from tests.chaos.history import Phase, Writer
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import LEAKS, MUTANTS
 from tests.chaos.pod import Clock, Settings
 
 WORKERS: Final = 2
-LONGEST: Final = 120
-"""How many turns a conversation has when the next one begins."""
-
-FIGURES_EVERY_S: Final = 3.0
+KEPT: Final = 24
+"""How many conversations a pod that works for long keeps in memory, instead of thousands: it is full soon."""
 
 OUTCOMES: Final[Sequence[type[BaseException]]] = (OutcomeUnknown, TimeoutError, asyncio.CancelledError)
 """After these it is not known whether an operation was done."""
@@ -74,6 +77,14 @@ class _Pod:
         self.cancelled = 0
         self.resting = asyncio.Event()
         self.ended = asyncio.Event()
+        if settings.lasts:
+            self._fill_caches()
+
+    def _fill_caches(self) -> None:
+        """Have as much in memory at once as there would be after hours."""
+        Recent.__init__.__kwdefaults__["most"] = KEPT
+        for number in range(digest.cache_parameters()["maxsize"]):
+            digest(f"c0-0/{self.settings.process}/{number}")
 
     async def run(self) -> None:
         lines = asyncio.StreamReader()
@@ -130,7 +141,7 @@ class _Pod:
                 await self._add(memory, conversation)
             elif draw < 0.95:
                 data = await self._calling(partial(turns.read, self.writer, conversation, memory))
-                if data is not None and turns.count(data) >= LONGEST:
+                if data is not None and turns.count(data) >= self.settings.longest:
                     self._next_conversation(user, conversation)
             else:
                 await self._noted("flush", conversation, partial(memory.flush, timeout=2.0))
@@ -146,7 +157,10 @@ class _Pod:
         memory = self.memories.get(conversation)
         if memory is None:
             summarizer = turns.Summarizer(self.model, self.writer, conversation, self.chance)
-            settings = turns.config(on_health_changed=partial(self._health, conversation))
+            settings = turns.config(
+                on_health_changed=partial(self._health, conversation),
+                session_ttl_s=turns.lasts_s(conversation, self.settings.lasts),
+            )
             memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
             self.memories[conversation] = memory
         return memory
@@ -162,7 +176,12 @@ class _Pod:
             return
         self.mine += 1
         identity = f"{conversation}/{self.settings.process}/{self.mine}"
-        add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
+        turn = turns.turn_of(identity)
+        if self.settings.lasts:
+            results = TrajectoryDigest(["search"], "found " * self.chance.randrange(700))
+            # A purge by age needs the time.
+            turn = dataclasses.replace(turn, trajectory_digest=results, ts=time.time())
+        add = partial(memory.add_turn, turn, turn_id=identity)
         done = await self._noted("add", conversation, add, turn=identity)
         self.adds += done == "ok"
         # What was refused must never appear, so only what may be stored is repeated.
@@ -235,8 +254,10 @@ class _Pod:
 
     async def _figures(self) -> None:
         while True:
-            await asyncio.sleep(FIGURES_EVERY_S)
+            await asyncio.sleep(self.settings.figures_every)
             self.tell(adds=self.adds)
+            if self.settings.lasts:
+                gc.collect()
             with contextlib.suppress(OSError):  # no descriptor is left
                 self.writer.info("figures", **_figures(), tasks=len(asyncio.all_tasks()), adds=self.adds)
 
@@ -310,8 +331,12 @@ class _Pod:
         return {"outcome": await self._noted("people", conversation, calls[kind], kind=kind)}
 
     async def do_generations(self, backend: Backend, generations: list[int]) -> None:
-        """Use these conversations from now on."""
+        """Use these conversations from now on, and forget earlier ones."""
         self.generations = [max(pair) for pair in zip(self.generations, generations, strict=True)]
+        used = {f"c{user}-{number}" for user, number in enumerate(self.generations)}
+        for kept in (self.memories, self.sent):
+            for conversation in kept.keys() - used:
+                kept.pop(conversation)
 
     async def do_rest(self, backend: Backend) -> None:
         """Begin nothing new."""
@@ -353,6 +378,7 @@ def _figures() -> dict[str, int]:
         "memory": pages * resource.getpagesize(),
         "descriptors": len(links),
         "connections": sum(link.startswith("socket:") for link in links),
+        "blocks": sys.getallocatedblocks(),
     }
 
 
@@ -363,7 +389,7 @@ class _Noting(Observer):
 
     def driver(self, driver: Driver) -> Driver:
         if self._settings.mutant:
-            driver = MUTANTS[self._settings.mutant](driver, Path(self._settings.folder))
+            driver = {**MUTANTS, **LEAKS}[self._settings.mutant](driver, Path(self._settings.folder))
         return _NotedWrites(driver, self._writer)
 
 
