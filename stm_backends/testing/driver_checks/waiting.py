@@ -145,6 +145,7 @@ class Waiting(Contract):
         tail = (await loaded(one, key)).tail
         assert len(tail) == len(set(tail)), "no entry was appended twice"
         for write, entry in zip(waiting[1::2], entries[1::2], strict=True):
+            must_be(write.cancelled(), False, "only the writes beside it were cancelled")
             length = write.result()
             must_be(tail[length - 1 : length], (entry,), "this write was not cancelled")
 
