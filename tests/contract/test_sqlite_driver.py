@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import sqlite3
 
 import pytest
@@ -13,6 +14,13 @@ SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
 FIND = "WITH found AS (SELECT id, version FROM stm_record WHERE scope = ? AND name = ?)"
 
+DAMAGES = (
+    "UPDATE stm_entry SET entry = x'' WHERE record IN (SELECT id FROM found) AND seq > 1",
+    "INSERT INTO stm_entry SELECT id, next, x'' FROM stm_record WHERE id IN (SELECT id FROM found)",
+    "DELETE FROM stm_entry WHERE record IN (SELECT id FROM found) AND seq % 2",
+)
+"""Another size; another number of entries, where the next append finds its place taken; both."""
+
 
 class TestSqliteDriver(DriverContract):
     @pytest.fixture
@@ -23,8 +31,16 @@ class TestSqliteDriver(DriverContract):
             with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
                 return connection.execute(f"{FIND} {statement}", key).fetchall()
 
+        ways = itertools.cycle(DAMAGES)
+
         async def damage(key):
-            ask("DELETE FROM stm_entry WHERE record IN (SELECT id FROM found) AND seq % 2", key)
+            ask(next(ways), key)
+
+        @contextlib.asynccontextmanager
+        async def outage():
+            path.rename(tmp_path / "away")
+            yield
+            (tmp_path / "away").rename(path)
 
         async def peek(key):
             entries = dict(
@@ -50,6 +66,7 @@ class TestSqliteDriver(DriverContract):
             pass_time=clock.pass_time,
             tick=60.0,
             damage=damage,
+            outage=outage,
             peek=peek,
             hold=hold,
             transactions=transactions,

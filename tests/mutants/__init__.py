@@ -36,6 +36,8 @@ from tests.mutants.expiry import (
     ExpiredComesBack,
     ExpiredIsListed,
     ExpiredIsVisible,
+    LeavesTheRest,
+    ListsToTheEnd,
     OutageIsNoData,
     PurgesByName,
 )
@@ -217,11 +219,16 @@ from tests.mutants.stores import (
 from tests.mutants.waiting import (
     ComparesBeforeItLocks,
     DrawsBeforeItLocks,
+    DropsItsQueue,
+    FailsTogether,
     FollowsTheClientsClock,
     JudgesExpiryBeforeItWaits,
     KeepsTheLockAfterAnError,
     ReadsAnOldSnapshotAfterARefusal,
+    SharesItsWait,
     StaysInATransaction,
+    WaitsWithoutADeadline,
+    WritesWhatItGaveUp,
 )
 from tests.support.networked import NetworkedDriver
 
@@ -270,6 +277,8 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     ExpiredIsListed: Caught("test_an_expired_record_is_absent_in_scan"),
     ExpiredIsInTheWay: Caught("test_an_expired_record_is_absent_in_replace_absent"),
     ExpiredComesBack: Caught("test_an_expired_record_is_absent_in_append"),
+    ListsToTheEnd: Caught("test_all_operations_agree_on_the_moment_of_expiry"),
+    LeavesTheRest: Caught("test_a_record_of_many_entries_is_removed_as_a_whole"),
     PurgesByName: Caught("test_removing_an_expired_record_leaves_its_successor"),
     DeleteCountsTheExpired: Caught("test_an_expired_record_is_absent_in_delete"),
     DeleteIgnoresExpect: Caught("test_a_delete_with_a_version_removes_only_that_version"),
@@ -310,6 +319,11 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     JudgesExpiryBeforeItWaits: Caught("test_a_write_that_had_to_wait_does_not_bring_back_what_has_expired"),
     ComparesBeforeItLocks: Caught("test_of_writers_that_wait_for_a_record_exactly_one_wins"),
     DrawsBeforeItLocks: Caught("test_no_entry_appears_before_one_that_a_load_has_seen"),
+    WaitsWithoutADeadline: Caught("test_a_write_that_waits_past_its_deadline_raises_and_is_not_done_later"),
+    WritesWhatItGaveUp: Caught("test_a_write_that_waits_past_its_deadline_raises_and_is_not_done_later"),
+    SharesItsWait: Caught("test_cancelling_a_write_that_waits_leaves_the_others_waiting"),
+    DropsItsQueue: Caught("test_closing_ends_each_running_operation_with_a_result_or_an_error"),
+    FailsTogether: Caught("test_of_many_writes_at_once_each_succeeds_or_fails_for_itself"),
     StaysInATransaction: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),
     KeepsTheLockAfterAnError: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),
     ReadsAnOldSnapshotAfterARefusal: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),

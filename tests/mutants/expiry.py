@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from stm_backends.drivers.contract import ANY, AnyType, Key, Page, Record
 from stm_backends.drivers.in_memory import MemoryDriver
@@ -55,6 +56,38 @@ class PurgesByName(Unswept):
                 scope.records.pop(name, None)
             expired = (name for name in scope.records if scope.find(name, now) is None)
             self._due = tuple(Key(key.scope, name) for name in expired)
+        return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class ListsToTheEnd(Unswept):
+    """Lists a record at the moment of its end, when it is absent for all other operations."""
+
+    async def scan(self, scope: str, *, after: str = "", limit: int) -> Page:
+        clock = self._clock
+        try:
+            self._clock = lambda: clock() - 1e-6
+            return await super().scan(scope, after=after, limit=limit)
+        finally:
+            self._clock = clock
+
+
+class LeavesTheRest(MemoryDriver):
+    """Removes a thousand entries at a time, and with them the only trace of the others."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._rest: dict[Key, tuple[bytes, ...]] = {}
+
+    async def delete(self, key: Key, *, expect: str | AnyType = ANY) -> bool:
+        record = await self.load(key)
+        done = await super().delete(key, expect=expect)
+        if done and record:
+            self._rest[key] = record.tail[1_000:]
+        return done
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        for old in self._rest.pop(key, ()):
+            await super().append(key, old, initial_version=initial_version, ttl=ttl)
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 

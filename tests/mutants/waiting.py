@@ -1,4 +1,4 @@
-"""Drivers that decide before they lock a record, that keep the lock, or that follow a wrong clock."""
+"""Drivers that are wrong about writers that wait, or write at once, and about whose clock decides."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from stm_backends.drivers.contract import AbsentType, AnyType, Driver, KeepType, Key, Record
 from stm_backends.drivers.sqlite.driver import SqliteDriver
 from stm_backends.drivers.sqlite.settings import SqliteSettings
-from stm_backends.errors import TooLarge
+from stm_backends.errors import StorageError, TooLarge, Unavailable
 from stm_backends.testing.workbench.faulty import FaultyDriver
 
 
@@ -118,6 +118,78 @@ class ReadsAnOldSnapshotAfterARefusal(FaultyDriver):
         done = await super().replace(key, body, **how)
         self._snapshot = {} if done else {key: await super().load(key)}
         return done
+
+
+class WaitsWithoutADeadline(FaultyDriver):
+    """Waits for a lock for as long as another holds it."""
+
+    async def lock(self, key: Key, operation: str) -> None:
+        if held := self.store.held.get(key):
+            await held.wait()
+
+
+class WritesWhatItGaveUp(FaultyDriver):
+    """Gives an append up at its deadline, and leaves the request waiting for the lock."""
+
+    _late: asyncio.Future[int] | None = None
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        held = self.store.held.get(key)
+        try:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except Unavailable:
+            if held:
+                write = functools.partial(super().append, initial_version=initial_version, ttl=ttl)
+                self._late = asyncio.ensure_future(self._after(held, write(key, entry)))
+            raise
+
+    async def _after(self, held: asyncio.Event, write: Coroutine[Any, Any, int]) -> int:
+        await held.wait()
+        return await write
+
+
+class SharesItsWait(FaultyDriver):
+    """Has one task wait for a lock, which the first writer that is cancelled takes with it."""
+
+    _wait: asyncio.Future[None] | None = None
+
+    async def lock(self, key: Key, operation: str) -> None:
+        if key in self.store.held:
+            self._wait = self._wait or asyncio.ensure_future(super().lock(key, operation))
+            await self._wait
+
+
+class DropsItsQueue(FaultyDriver):
+    """Drops the writes that wait when it is closed, and says that they are done."""
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        waits = key in self.store.held
+        try:
+            return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except Unavailable:
+            if waits and not self._is_open:
+                return 1
+            raise
+
+
+class FailsTogether(FaultyDriver):
+    """Sends the appends of one moment together, and has one error for all that follow in it."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._errors: list[StorageError] = []
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        errors = self._errors
+        await asyncio.sleep(0)
+        self._errors = []
+        try:
+            length = await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+        except StorageError as error:
+            errors.append(error)
+        if errors:
+            raise errors[0]
+        return length
 
 
 class FollowsTheClientsClock(SqliteDriver):

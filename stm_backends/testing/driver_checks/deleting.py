@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.testing.driver_checks.samples import NAMES
 from stm_backends.testing.driver_checks.steps import append_all
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import Bench, names_in
 from stm_backends.testing.workbench.expectations import must_be
+
+MANY: Final = 1_200
+"""How many entries a record has that a driver may not remove in one step."""
+
+AT_ONCE: Final = 40
+"""How many of them are appended at once."""
 
 
 class Deleting(Contract):
@@ -53,3 +62,27 @@ class Deleting(Contract):
             must_be(await driver.delete(Key(scope, name)), True, f"{name!r} was not deleted before")
             left.remove(name)
             must_be(set(await names_in(driver, scope)), left, f"only {name!r} was deleted since")
+
+    @check("driver.delete", slow=True)
+    async def test_a_record_of_many_entries_is_removed_as_a_whole(self, bench: Bench) -> None:
+        """What is too much for one step is removed in several, and a new record gets what is left."""
+        driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()
+        deleted, expired = Key(scope, "deleted"), Key(scope, "expired")
+        for key, ttl in ((deleted, None), (expired, bench.tick)):
+            for _ in range(MANY // AT_ONCE):
+                await asyncio.gather(
+                    *(driver.append(key, b"old", initial_version="old", ttl=None) for _ in range(AT_ONCE))
+                )
+            must_be(
+                await driver.append(key, b"old", initial_version="old", ttl=ttl), MANY + 1, "all are there"
+            )
+        must_be(await driver.delete(deleted), True, "the record was there")
+        await bench.pass_time(bench.tick * 1.1)
+        must_be(await names_in(driver, scope), [], "one record was deleted, and the other has expired")
+        for key in (deleted, expired):
+            length = await driver.append(key, b"new", initial_version="new", ttl=None)
+            must_be(length, 1, "the tail went with the old record")
+        for number in range(AT_ONCE):
+            await other.append(Key(scope, f"{number}"), b"", initial_version="initial", ttl=None)
+        for key in (deleted, expired):
+            must_be(await other.load(key), Record("new", None, (b"new",)), "the record is a new one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key, Record, new_version
 from stm_backends.testing.driver_checks.steps import expired, loaded
-from stm_backends.testing.workbench.check import Contract, check
+from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench, names_in
 from stm_backends.testing.workbench.expectations import must_be
 
@@ -63,6 +63,28 @@ class Expiry(Contract):
         driver, key = await bench.driver(), await expired(bench)
         await driver.append(Key(key.scope, "young"), b"a", initial_version="initial", ttl=None)
         must_be(await names_in(driver, key.scope), ["young"], "the other record has expired")
+
+    @check("driver.expiry")
+    async def test_all_operations_agree_on_the_moment_of_expiry(self, bench: Bench) -> None:
+        """One operation asks whether the end is past, and another whether it is reached."""
+        if bench.datastore.waits:
+            not_asked("needs a `Datastore.pass_time` whose clock stands still in between")
+        driver, scope = await bench.driver(), bench.scope()
+        keys = [Key(scope, f"record {number}") for number in range(5)]
+        for key in keys:
+            await driver.append(key, b"a", initial_version="old", ttl=bench.tick)
+        await bench.pass_time(bench.tick)
+        there = await driver.load(keys[0]) is not None
+        found = {
+            "a scan": bool(await names_in(driver, scope)),
+            "an append": await driver.append(keys[1], b"b", initial_version="new", ttl=None) == 2,
+            "a creation": not await driver.replace(keys[2], b"", version="new", expect=ABSENT, ttl=None),
+            "a fold": await driver.replace(keys[3], b"", version="new", expect="old", drop=1, ttl=None),
+            "a delete": await driver.delete(keys[4]),
+        }
+        must_be(
+            found, dict.fromkeys(found, there), "a load has said at this moment whether records are there"
+        )
 
     @check("driver.expiry")
     async def test_a_record_exists_until_it_expires(self, bench: Bench) -> None:

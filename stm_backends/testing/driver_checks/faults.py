@@ -8,13 +8,10 @@ from typing import Any
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, Driver, Key, Record
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
+from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded, longest
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
-
-SLACK_S = 5.0
-"""What a busy machine may add to a driver's deadline."""
 
 
 class Faults(Contract):
@@ -37,7 +34,7 @@ class Faults(Contract):
         async with bench.datastore.outage():
             for call, operation in zip(calls, OPERATIONS, strict=True):
                 with must_raise((Unavailable, OutcomeUnknown), f"no {operation} is possible") as caught:
-                    async with must_end(driver.traits.deadline + SLACK_S, "the driver has a deadline"):
+                    async with must_end(longest(driver.traits), "the driver has a deadline"):
                         await call()
                 assert_located(caught.value, driver, operation, key)
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 
-from stm_backends.drivers.contract import ANY, KEEP, Record, new_version
+from stm_backends.drivers.contract import ANY, KEEP, Key, Record, new_version
 from stm_backends.errors import StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, assert_located, cancelled_after, loaded
+from stm_backends.testing.driver_checks.steps import (
+    HELD_S,
+    append_all,
+    assert_located,
+    cancelled_after,
+    loaded,
+    longest,
+    waiting_for,
+)
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
-from stm_backends.testing.workbench.expectations import must_be, must_raise
+from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
 
 class Interruptions(Contract):
@@ -96,22 +105,33 @@ class Interruptions(Contract):
 
     @check("driver.lifecycle")
     async def test_closing_ends_each_running_operation_with_a_result_or_an_error(self, bench: Bench) -> None:
-        driver, other, key = await bench.driver(), await bench.driver(), bench.key()
-        appends = [
-            asyncio.ensure_future(driver.append(key, b"%d" % n, initial_version=new_version(), ttl=None))
-            for n in range(20)
-        ]
-        await asyncio.sleep(0)
-        await driver.close()
-        outcomes = await asyncio.gather(*appends, return_exceptions=True)
-        others = [outcome for outcome in outcomes if not isinstance(outcome, (int, StorageError))]
-        must_be(others, [], "an append that meets a close is done, or raises a `StorageError`")
-        done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, int)}
-        not_done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, Unavailable)}
-        record = await other.load(key)
-        there = set(record.tail if record else ())
-        must_be(done - there, set[bytes](), "an append that was acknowledged is there")
-        must_be(not_done & there, set[bytes](), "Unavailable says that nothing was done")
+        """Writes that are queued, or wait for a lock, are forgotten; or they are done after the close."""
+        other, scope = await bench.driver(), bench.scope()
+        for is_held in {False, bench.datastore.hold is not None}:
+            driver, key = await bench.driver(), Key(scope, f"held {is_held}")
+            appends = [
+                functools.partial(driver.append, key, b"%d" % n, initial_version=new_version(), ttl=None)
+                for n in range(20)
+            ]
+            await append_all(other, key, b"first")
+            if is_held:
+                async with waiting_for(bench, key, *appends) as running:
+                    closing = asyncio.ensure_future(driver.close())
+                    await asyncio.sleep(HELD_S)
+            else:
+                running = [asyncio.ensure_future(append()) for append in appends]
+                await asyncio.sleep(0)
+                closing = asyncio.ensure_future(driver.close())
+            async with must_end(longest(driver.traits), "nothing holds up the close any more"):
+                await closing
+                outcomes = await asyncio.gather(*running, return_exceptions=True)
+            others = [outcome for outcome in outcomes if not isinstance(outcome, (int, StorageError))]
+            must_be(others, [], "an append that meets a close is done, or raises a `StorageError`")
+            done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, int)}
+            not_done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, Unavailable)}
+            there = set((await loaded(other, key)).tail)
+            must_be(done - there, set[bytes](), "an append that was acknowledged is there")
+            must_be(not_done & there, set[bytes](), "Unavailable says that nothing was done")
 
     @check("driver.traits")
     async def test_the_traits_are_valid(self, bench: Bench) -> None:

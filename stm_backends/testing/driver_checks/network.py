@@ -13,16 +13,13 @@ import pytest
 
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded
+from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded, longest
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 from stm_backends.testing.workbench.proxy import Proxy
 
 T = TypeVar("T")
-
-SLACK_S: Final = 5.0
-"""What a busy machine may add to a driver's deadline."""
 
 MOST_ANSWERS: Final = 20
 """How many answers of one operation are lost in turn, at most."""
@@ -141,7 +138,7 @@ class Network(Contract):
 
         async def call(operation: str, work: Callable[[], Awaitable[object]]) -> None:
             with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
-                async with must_end(driver.traits.deadline + SLACK_S, "the driver has a deadline"):
+                async with must_end(longest(driver.traits), "the driver has a deadline"):
                     await work()
             assert_located(caught.value, driver, operation, key)
 
@@ -279,7 +276,7 @@ async def _append_until(
         entry = prefix + b"%d" % number
         number += 1
         try:
-            async with must_end(driver.traits.deadline + SLACK_S, "the driver has a deadline"):
+            async with must_end(longest(driver.traits), "the driver has a deadline"):
                 await driver.append(key, entry, initial_version="initial", ttl=None)
             tried.acknowledged.append(entry)
         except Unavailable:

@@ -38,16 +38,23 @@ async def write_numbers(driver: Driver, key: Key, *, seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-async def watch_numbers(driver: Driver, key: Key, writing: asyncio.Future[None]) -> None:
-    """Load while another task writes; fail if a record was never stored, or is older than the one before."""
-    folded, appended = 0, 0
-    while not writing.done():
+async def watch_numbers(
+    driver: Driver, key: Key, writing: asyncio.Future[None], *, starting_s: float = 0.0
+) -> None:
+    """Load while another task writes; fail if a record was never stored, or is older than the one before.
+
+    `starting_s` is how long to wait between loads as long as there is nothing: a writer in another process
+    needs the machine to start.
+    """
+    folded, appended, is_over = 0, 0, False
+    while not is_over:
+        # On a busy machine, the writer may have ended before this reader runs again.
+        is_over = writing.done()
         before = folded, appended
         folded, appended = _moment(await driver.load(key))
         assert before[0] <= folded, f"{before[0]} entries were folded, and a later load says {folded}"
         assert before[1] <= appended, f"{before[1]} entries were there, and a later load has only {appended}"
-        # A writer that is only starting needs the machine more than its reader does.
-        await asyncio.sleep(0 if appended else 0.01)
+        await asyncio.sleep(0 if appended else starting_s)
     assert folded > 0, "loads must see the folds of another writer"
 
 

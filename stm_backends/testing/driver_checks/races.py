@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
-from stm_backends.drivers.contract import ABSENT, Driver, Record, new_version
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, new_version
+from stm_backends.errors import Corrupt, TooLarge
 from stm_backends.testing.driver_checks.steps import (
     append_all,
     assert_complete_and_in_order,
     loaded,
+    noise,
     take_steps,
 )
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
 from stm_backends.testing.workbench.processes import fold, ledger
+
+AT_ONCE: Final = 150
+"""How many appends are in progress at once: more than a pool has connections, or a batch has room."""
 
 
 class Races(Contract):
@@ -132,3 +140,53 @@ class Races(Contract):
             initial_version,
             "this append returned 1",
         )
+
+    @check("driver.races")
+    async def test_of_many_writes_at_once_each_succeeds_or_fails_for_itself(self, bench: Bench) -> None:
+        """Writes at once share a transaction, and so its error; or they get each other's answers."""
+        driver, other, scope, damaged = await bench.driver(), await bench.driver(), bench.scope(), bench.key()
+        keys = [Key(scope, f"record {number}") for number in range(5)]
+        for key in (*keys, damaged):
+            await append_all(other, key, b"a", b"b")
+        key, too_large = keys[0], noise(driver.traits.max_entry + 1)
+        others: dict[str, tuple[type | tuple[type, ...], Callable[[], Awaitable[object]]]] = {
+            "a creation of what is there": (
+                bool,
+                lambda: driver.replace(key, b"", version="v", expect=ABSENT, ttl=None),
+            ),
+            "a fold of another version": (
+                bool,
+                lambda: driver.replace(key, b"", version="v", expect="other", drop=1, ttl=None),
+            ),
+            "a delete of another version": (bool, lambda: driver.delete(key, expect="other")),
+            "an entry that is too large": (
+                TooLarge,
+                lambda: driver.append(key, too_large, initial_version="initial", ttl=None),
+            ),
+        }
+        if bench.datastore.damage is not None:
+            await bench.datastore.damage(damaged)
+            # A driver may append without a look at what is there.
+            others["an append to a damaged record"] = (
+                (Corrupt, int),
+                lambda: driver.append(damaged, b"c", initial_version="initial", ttl=None),
+            )
+        appends = [
+            functools.partial(driver.append, keys[n % 5], b"%d" % n, initial_version="initial", ttl=None)
+            for n in range(AT_ONCE)
+        ]
+        half = AT_ONCE // 2
+        calls = [*appends[:half], *(call for _, call in others.values()), *appends[half:]]
+        outcomes: list[Any] = await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+        for what, (kind, _) in others.items():
+            outcome = outcomes.pop(half)
+            assert isinstance(outcome, kind), f"{what} ended with {outcome!r}"
+            assert outcome is not True, f"{what} is refused"
+        records = [await loaded(other, key) for key in keys]
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException):
+                raise AssertionError(f"this append is right, whatever else is done; {outcome}") from outcome
+            place = records[number % 5].tail[outcome - 1 : outcome]
+            must_be(place, (b"%d" % number,), "an append answers the place of its entry")
+        lengths = [len(record.tail) for record in records]
+        must_be(lengths, [2 + AT_ONCE // 5] * 5, "each record had two entries, and got a fifth of the others")

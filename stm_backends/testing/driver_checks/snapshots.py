@@ -42,4 +42,4 @@ class Snapshots(Contract):
         task = Task(open=bench.datastore.open, key=key, label="writer", count=0, work=work)
         worker = await Worker.start(task)
         async with asyncio.TaskGroup() as tasks:
-            await watch_numbers(reader, key, tasks.create_task(worker.finish()))
+            await watch_numbers(reader, key, tasks.create_task(worker.finish()), starting_s=0.01)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, Traits
 from stm_backends.errors import StorageError
 from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.drivers import Bench
-from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.expectations import must_be, must_end
 
 T = TypeVar("T")
+
+SLACK_S: Final = 5.0
+"""What a busy machine may add to a driver's deadline."""
 
 HELD_S: Final = 0.1
 """How long writes have to begin to wait for a lock that a check holds."""
@@ -60,14 +64,13 @@ async def cancelled_after(steps: int, work: Coroutine[Any, Any, object]) -> bool
     return True
 
 
-async def held_up(
-    bench: Bench,
-    key: Key,
-    *writes: Callable[[], Awaitable[T]],
-    meanwhile: Callable[[], Awaitable[object]] | None = None,
-) -> list[T]:
-    """Return the answers of writes that begin while the check holds the record, and end after it lets go."""
+@asynccontextmanager
+async def waiting_for(
+    bench: Bench, key: Key, *writes: Callable[[], Awaitable[T]]
+) -> AsyncGenerator[list[asyncio.Future[T]]]:
+    """Have writes wait for a record that the check holds; they have ended once the context is left."""
     assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
+    assert bench.traits is not None, "the writes are those of a driver of the bench"
     waiting: list[asyncio.Future[T]] = []
     try:
         async with bench.datastore.hold(key):
@@ -75,13 +78,33 @@ async def held_up(
             await asyncio.sleep(HELD_S)
             ended = [write.result() for write in waiting if write.done()]
             must_be(ended, [], "`Datastore.hold` keeps writers to the record waiting")
-            if meanwhile is not None:
-                await meanwhile()
-        return await asyncio.gather(*waiting)
+            yield waiting
+        async with must_end(
+            longest(bench.traits), "nothing holds the record any more, and the driver has a deadline"
+        ):
+            await asyncio.gather(*waiting, return_exceptions=True)
     finally:
         for write in waiting:
             write.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def held_up(
+    bench: Bench,
+    key: Key,
+    *writes: Callable[[], Awaitable[T]],
+    meanwhile: Callable[[], Awaitable[object]] | None = None,
+) -> list[T]:
+    """Return the answers of writes that begin while the check holds the record, and end after it lets go."""
+    async with waiting_for(bench, key, *writes) as waiting:
+        if meanwhile is not None:
+            await meanwhile()
+    return [write.result() for write in waiting]
+
+
+def longest(traits: Traits) -> float:
+    """Return how many seconds an operation may take on a busy machine."""
+    return traits.deadline + SLACK_S
 
 
 def rounds(bench: Bench) -> Iterator[bool]:

@@ -9,10 +9,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, new_version
-from stm_backends.testing.driver_checks.steps import T, append_all, held_up, loaded, rounds
+from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.testing.driver_checks.steps import (
+    HELD_S,
+    T,
+    append_all,
+    assert_located,
+    held_up,
+    loaded,
+    longest,
+    rounds,
+    waiting_for,
+)
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
-from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
 
 class Waiting(Contract):
@@ -82,6 +93,61 @@ class Waiting(Contract):
                 must_be(tail[length - 1 : length], (entry,), "an append answers the place of its entry")
             must_be(len(tail), 13, "four writers appended three entries each, after the first")
             await drivers[0].delete(key)
+
+    @check("driver.outage")
+    async def test_a_write_that_waits_past_its_deadline_raises_and_is_not_done_later(
+        self, bench: Bench
+    ) -> None:
+        """A wait for a lock has no deadline, or the write is given up and its request still waits."""
+        if bench.datastore.hold is None:
+            not_asked("needs `Datastore.hold`")
+        one, two, key = await bench.driver(), await bench.driver(), bench.key()
+        await append_all(one, key, b"a", b"b")
+        writes: dict[str, Callable[[], Awaitable[object]]] = {
+            "append": lambda: one.append(key, b"late", initial_version="initial", ttl=None),
+            "replace": lambda: one.replace(key, b"", version="late", expect="initial", drop=1, ttl=None),
+            "delete": lambda: one.delete(key),
+        }
+        async with waiting_for(bench, key, *writes.values()) as waiting:
+            async with must_end(longest(one.traits), "the driver has a deadline"):
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+            record = Record("initial", None, (b"a", b"b"))
+            must_be(await one.load(key), record, "only writers wait, and none has written")
+        for driver in (one, two):
+            await append_all(driver, key, b"next")
+        await asyncio.sleep(HELD_S)
+        record = await loaded(one, key)
+        not_done = (b"late" not in record.tail, record.version == "initial", b"b" in record.tail)
+        for operation, error, is_not_done in zip(writes, errors, not_done, strict=True):
+            with must_raise((Unavailable, OutcomeUnknown), f"the {operation} waited to its end") as caught:
+                if isinstance(error, BaseException):
+                    raise error
+            assert_located(caught.value, one, operation, key)
+            assert is_not_done or isinstance(error, OutcomeUnknown), "Unavailable says that nothing was done"
+
+    @check("driver.cancellation")
+    async def test_cancelling_a_write_that_waits_leaves_the_others_waiting(self, bench: Bench) -> None:
+        """Writes that wait together share a request, and one of them ends it; or one is done all the same."""
+        if bench.datastore.hold is None:
+            not_asked("needs `Datastore.hold`")
+        one, two, key = await bench.driver(), await bench.driver(), bench.key()
+        await append_all(one, key, b"first")
+        entries = [b"%d" % number for number in range(6)]
+        writes = [
+            functools.partial(driver.append, key, entry, initial_version="initial", ttl=None)
+            for driver, entry in zip((one, one, one, one, two, two), entries, strict=True)
+        ]
+        async with waiting_for(bench, key, *writes) as waiting:
+            for write in waiting[::2]:
+                write.cancel()
+            async with must_end(longest(one.traits), "the callers of these writes have gone"):
+                await asyncio.gather(*waiting[::2], return_exceptions=True)
+        tail = (await loaded(one, key)).tail
+        assert len(tail) == len(set(tail)), "no entry was appended twice"
+        for write, entry in zip(waiting[1::2], entries[1::2], strict=True):
+            must_be(write.cancelled(), False, "only the writes beside it were cancelled")
+            length = write.result()
+            must_be(tail[length - 1 : length], (entry,), "this write was not cancelled")
 
 
 async def _done(
