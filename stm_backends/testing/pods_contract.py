@@ -174,6 +174,26 @@ class PodsContract(MemoryContract):
         expected = {"summary": summarized, "pending": [], "recent": ["u8"]}
         must_be(await shown(one), expected, "the model was answering when these turns were added")
 
+    @check("memory.waiting")
+    async def test_flush_waits_for_the_attempt_that_another_pod_makes(self, bench: MemoryBench) -> None:
+        """A flush returns because the memory is degraded, while the model is back and being asked."""
+        summarizer = LedgerSummarizer()
+        summarizer.fail = 1
+        settings = {"zone": 1, "retry_attempts": 0, "degraded_retry_interval_s": 0.3}
+        one, two = await _pods(bench, 2, summarizers=[summarizer] * 2, **settings)
+        for number in range(3):
+            await one.add_turn(turn(number))
+        await until(lambda: one.health is MemoryHealth.DEGRADED, "the health of one pod is `degraded`")
+        summarizer.hold()
+        await until(summarizer.called.is_set, "the pod tries again")
+        flushing = asyncio.create_task(two.flush())
+        await asyncio.wait({flushing}, timeout=0.2)
+        must_be(flushing.done(), False, "the other pod's attempt is under way")
+        summarizer.release()
+        await flushing
+        expected = {"summary": ["u0", "u1"], "pending": [], "recent": ["u2"]}
+        must_be(await shown(two), expected, "the attempt has succeeded")
+
     @check("memory.health")
     async def test_all_pods_together_call_a_failing_summarizer_once_an_interval(
         self, bench: MemoryBench

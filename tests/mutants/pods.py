@@ -144,6 +144,15 @@ class OverwritesWhatItCannotRead(Pod):
             raise
 
 
+class FlushGivesUpWhileDegraded(Pod):
+    """Waits for nothing while the memory is degraded, even for an attempt that is under way."""
+
+    async def flush(self, timeout: float | None = None) -> None:
+        await self.inner.get_llm_context()
+        if self.inner.health is not MemoryHealth.DEGRADED:
+            await self.inner.flush(timeout)
+
+
 class TrimsWithoutTheLease(Pod):
     """Drops turns past the backlog limit at once, even while another pod summarizes them."""
 

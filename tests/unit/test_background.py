@@ -124,6 +124,106 @@ async def test_a_flush_goes_on_when_the_memory_recovers_during_its_load() -> Non
         assert len(await memory.turns()) == 1
 
 
+# A flush of a memory that is degraded
+
+IN_AN_HOUR: dict[str, Any] = {"zone": 1, "retry_attempts": 0, "degraded_retry_interval_s": 3600.0}
+
+
+async def left_degraded(backend: Backend, model: Model, **settings: Any) -> None:
+    """Leave a degraded conversation of three turns, as a process does that ends."""
+    memory = backend.memory(KEY, config(**IN_AN_HOUR | settings), summarizer=model)
+    await added(memory, *range(3))
+    await until(lambda: memory.health is MemoryHealth.DEGRADED)
+    await memory.close()
+
+
+@clock.virtually
+async def test_a_flush_of_a_degraded_memory_makes_the_attempt_that_is_due() -> None:
+    async with opened(2) as (dead, alive):
+        await left_degraded(dead, Model(down=1e9))
+        await asyncio.sleep(3601)
+        memory = alive.memory(KEY, config(**IN_AN_HOUR), summarizer=Model(down=0))
+        await memory.flush()
+        assert (await memory.get_llm_context())["conversation_memory"]["summary"] == "u0 u1"
+
+
+@clock.virtually
+async def test_a_flush_of_a_degraded_memory_waits_for_no_later_attempt() -> None:
+    async with opened(2) as (dead, alive):
+        await left_degraded(dead, Model(down=1e9))
+        memory = alive.memory(KEY, config(**IN_AN_HOUR), summarizer=(model := Model(down=0)))
+        began = clock.now()
+        await memory.flush(timeout=1e6)
+        assert (clock.now() - began, model.calls) == (0.0, [])
+
+
+@clock.virtually
+async def test_a_flush_makes_one_attempt_while_the_model_is_down() -> None:
+    async with opened(1) as (backend,):
+        model = Model(down=1e9)
+        await left_degraded(backend, model, degraded_retry_interval_s=0.0)
+        await asyncio.sleep(1)
+
+        async def slow(_: Key | str) -> None:
+            # Whenever the memory is loaded, another attempt is due.
+            await asyncio.sleep(1)
+
+        spy = SpyDriver(backend.driver)
+        spy.after["load"] = [slow] * 100
+        memory = DistributedShortTermMemory(
+            spy, KEY, config(**IN_AN_HOUR | {"degraded_retry_interval_s": 0.0}), summarizer=model
+        )
+        made = len(model.calls)
+        began = clock.now()
+        await memory.flush(timeout=1e6)
+        assert clock.now() - began < 5
+        assert len(model.calls) == made + 1
+        await memory.close()
+
+
+@clock.virtually
+async def test_a_flush_waits_for_the_attempt_of_another_pod_and_makes_none() -> None:
+    async with opened(2) as (here, there):
+        await left_degraded(here, Model(down=1e9))
+        await asyncio.sleep(3601)
+        ours = here.memory(KEY, config(**IN_AN_HOUR), summarizer=Model(down=0, works_in=20.0))
+        memory = there.memory(KEY, config(**IN_AN_HOUR), summarizer=(idle := Model(down=0)))
+        await ours.get_llm_context()
+        await asyncio.sleep(1)
+        assert ours.health is MemoryHealth.RECOVERING
+        await memory.flush()
+        assert (await memory.get_llm_context())["conversation_memory"]["summary"] == "u0 u1"
+        assert idle.calls == []
+
+
+@clock.virtually
+async def test_a_flush_ends_with_the_attempt_of_another_pod_that_fails() -> None:
+    async with opened(2) as (here, there):
+        await left_degraded(here, Model(down=1e9))
+        await asyncio.sleep(3601)
+        ours = here.memory(KEY, config(**IN_AN_HOUR), summarizer=Model(down=1e9, fails_in=20.0))
+        memory = there.memory(KEY, config(**IN_AN_HOUR), summarizer=(idle := Model(down=0)))
+        await ours.get_llm_context()
+        await asyncio.sleep(1)
+        began = clock.now()
+        await memory.flush(timeout=1e6)
+        assert 19 <= clock.now() - began < 30
+        assert (memory.health, idle.calls) == (MemoryHealth.DEGRADED, [])
+
+
+@clock.virtually
+async def test_a_flush_makes_the_attempt_that_a_dead_pod_had_begun() -> None:
+    async with opened(2) as (dead, alive):
+        await left_degraded(dead, Model(down=1e9))
+        await asyncio.sleep(3601)
+        await leases.take(dead.driver, RECORD, at=clock.now(), ttl=60.0)
+        memory = alive.memory(KEY, config(**IN_AN_HOUR), summarizer=Model(down=0))
+        began = clock.now()
+        await memory.flush(timeout=1e6)
+        assert (await memory.get_llm_context())["conversation_memory"]["summary"] == "u0 u1"
+        assert clock.now() - began < 70
+
+
 # A model that fails for a while
 
 

@@ -241,6 +241,75 @@ async def test_flush_returns_at_once_when_the_memory_becomes_degraded(retries: i
     await one.close()
 
 
+async def degraded_state() -> dict[str, Any]:
+    """Return the state of a degraded memory, whose next attempt is due in half a minute."""
+    one = memory(Timed(fails=10**9), retry_attempts=0)
+    await added(one, 0, 1)
+    await one.flush()
+    await one.close()
+    return one.to_dict()
+
+
+@clock.virtually
+async def test_a_flush_of_a_degraded_memory_makes_the_attempt_that_is_due() -> None:
+    state = await degraded_state()
+    await asyncio.sleep(30)
+    one = memory(Timed(takes=1.0))
+    one.from_dict(state)
+    await one.flush()
+    assert await shown(one) == {"summary": ["u0"], "pending": [], "recent": ["u1"]}
+
+
+@clock.virtually
+async def test_a_flush_of_a_degraded_memory_waits_for_no_later_attempt() -> None:
+    one = memory(summarizer := Timed())
+    one.from_dict(await degraded_state())
+    began = clock.now()
+    await one.flush(timeout=1000)
+    assert (clock.now() - began, summarizer.times) == (0.0, [])
+    await one.close()
+
+
+@clock.virtually
+async def test_a_flush_makes_one_attempt_while_the_model_is_down() -> None:
+    state = await degraded_state()
+    await asyncio.sleep(30)
+    one = memory(summarizer := Timed(fails=10**9, takes=5.0), degraded_retry_interval_s=0.0)
+    one.from_dict(state)
+    began = clock.now()
+    await one.flush(timeout=1000)
+    assert (clock.now() - began, len(summarizer.times)) == (5.0, 1)
+    await one.close()
+
+
+@clock.virtually
+async def test_a_flush_waits_for_an_attempt_that_is_under_way() -> None:
+    state = await degraded_state()
+    await asyncio.sleep(30)
+    one = memory(summarizer := Timed(takes=5.0))
+    one.from_dict(state)
+    await asyncio.sleep(1)
+    assert one.health is MemoryHealth.RECOVERING
+    await one.flush()
+    assert (one.health, len(summarizer.times)) == (MemoryHealth.HEALTHY, 1)
+
+
+@clock.virtually
+async def test_a_clock_that_leaps_makes_the_next_attempt_due_at_once() -> None:
+    """As after a machine has slept: the timer of the event loop has not moved."""
+    leapt = 0.0
+    settings = config(zone=1, retry_attempts=0, degraded_retry_interval_s=3600.0)
+    one = DefaultShortTermMemory(
+        config=settings, summarizer=Timed(fails=1), time_source=lambda: clock.now() + leapt
+    )
+    await added(one, 0, 1)
+    await one.flush()
+    assert one.health is MemoryHealth.DEGRADED
+    leapt, began = 3601.0, clock.now()
+    await one.flush()
+    assert (one.health, clock.now()) == (MemoryHealth.HEALTHY, began)
+
+
 def test_a_background_that_dies_ends_a_flush_and_the_next_one_tries_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

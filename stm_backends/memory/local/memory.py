@@ -171,11 +171,12 @@ class DefaultShortTermMemory:
 
     @observed
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
+        """Wait until nothing is pending, or summarizing has failed, or `timeout` seconds have passed.
 
-        Folds fewer turns than `fold_batch_turns`, too, and waits for the automatic save of the summary. The
-        default timeout allows for one summarizer call and all its retries. Cancelling stops only the waiting.
-        Returns at once if the background has failed with an error, which is logged.
+        Folds fewer turns than `fold_batch_turns`, too, and waits for the automatic save of the summary. A
+        degraded memory makes the attempt that is due, or waits for the one that is under way; it waits for no
+        later one. The default timeout allows for one summarizer call and all its retries. Cancelling stops
+        only the waiting. Returns at once if the background has failed with an error, which is logged.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
@@ -193,13 +194,17 @@ class DefaultShortTermMemory:
 
     async def _settled(self, until: float) -> None:
         """Wait until nothing is pending, or summarizing has failed, or until the loop's time is `until`."""
-        loop = asyncio.get_running_loop()
-        while self._conversation.pending and self.health is not MemoryHealth.DEGRADED:
+        loop, first = asyncio.get_running_loop(), self._conversation.body.next_attempt_at
+        while self._conversation.pending:
             self._wake()
             remaining = until - loop.time()
             worker = self._worker
             task = worker.task if worker is not None else None
-            if task is None or task.done() or remaining <= 0:
+            if worker is None or task is None or task.done() or remaining <= 0:
+                return
+            attempt = self._conversation.body.next_attempt_at
+            waits = worker.waiting_for is not None or attempt != first
+            if waits and self.health is MemoryHealth.DEGRADED:
                 return
             change: asyncio.Future[None] = loop.create_future()
             self._changes.add(change)
@@ -207,7 +212,7 @@ class DefaultShortTermMemory:
                 await asyncio.wait({change, task}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self._changes.discard(change)
-            if worker is not None and worker.failed:
+            if worker.failed:
                 return
 
     async def close(self, *, timeout: float = 5.0) -> None:
@@ -406,7 +411,7 @@ class DefaultShortTermMemory:
             return
         if worker is not None and running:
             attempt = self._conversation.body.next_attempt_at
-            if worker.waiting_for == attempt and not isinstance(step, Recover):
+            if worker.waiting_for == attempt and isinstance(step, Wait):
                 return
             worker.cancel()
         self._worker = worker = _Worker()
@@ -447,6 +452,7 @@ class DefaultShortTermMemory:
                         await self._fold(step, worker)
                 case Wait(seconds):
                     worker.waiting_for = due
+                    self._changed()
                     await asyncio.sleep(seconds)
                 case Recover():
                     shown = self.health

@@ -16,8 +16,10 @@ from typing import Any, Final
 from stm_backends.drivers.contract import Driver
 from stm_backends.errors import OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
+from stm_backends.memory.policy import Fold, Recover
 from stm_backends.memory.shared.backgrounds import Backgrounds
-from stm_backends.memory.shared.folds import Stats
+from stm_backends.memory.shared.due import Held
+from stm_backends.memory.shared.folds import Stats, attempt_of
 from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
@@ -199,28 +201,31 @@ class DistributedShortTermMemory:
 
     @observed
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until nothing is pending, or the memory is degraded, or `timeout` seconds have passed.
+        """Wait until nothing is pending, or summarizing has failed, or `timeout` seconds have passed.
 
-        Folds fewer turns than `fold_batch_turns`, too. The default timeout allows for one summarizer call, of
-        this process or another, and all its retries. Cancelling stops only the waiting.
+        Folds fewer turns than `fold_batch_turns`, too. A degraded memory makes the attempt that is due, or
+        waits for the one that is under way in any process; it waits for no later one. The default timeout
+        allows for one summarizer call, of this process or another, and all its retries. Cancelling stops only
+        the waiting.
         """
         if self._config.strategy != "rolling_summary":
             return
         loop, maintenance = asyncio.get_running_loop(), self._maintenance
         until = loop.time() + (policy.patience(self._config) if timeout is None else timeout)
-        failures = maintenance.failures
+        failures, first = maintenance.failures, None
         maintenance.flush_waiters += 1
         try:
             while True:
                 # Created before the load, so that no step after the load is missed.
                 with maintenance.change() as change:
-                    trying = self._shared.recovering
                     snapshot = await self._shared.load("flush")
-                    step = maintenance.next_step(snapshot)
-                    # An attempt that ended during the load may have recovered since.
-                    degraded = self.health is MemoryHealth.DEGRADED and not trying
+                    step, attempt = maintenance.next_step(snapshot), attempt_of(snapshot.body)
+                    first = first or attempt
+                    # An attempt that is under way is still due by the record, or its lease is held.
+                    degraded = snapshot.body.health is MemoryHealth.DEGRADED
+                    in_vain = degraded and (attempt != first or not isinstance(step, Fold | Held | Recover))
                     # Work that fails is not started over and over.
-                    given_up = degraded or maintenance.failures > failures
+                    given_up = in_vain or maintenance.failures > failures
                     remaining = until - loop.time()
                     if step is None or given_up or maintenance.closing or remaining <= 0:
                         return
