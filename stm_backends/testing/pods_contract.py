@@ -179,8 +179,14 @@ class PodsContract(MemoryContract):
         """A flush returns because the memory is degraded, while the model is back and being asked."""
         summarizer = LedgerSummarizer()
         summarizer.fail = 1
-        settings = {"zone": 1, "retry_attempts": 0, "degraded_retry_interval_s": 0.3}
-        one, two = await _pods(bench, 2, summarizers=[summarizer] * 2, **settings)
+        one, two = await _pods(
+            bench,
+            2,
+            zone=1,
+            summarizers=[summarizer] * 2,
+            retry_attempts=0,
+            degraded_retry_interval_s=0.3,
+        )
         for number in range(3):
             await one.add_turn(turn(number))
         await until(lambda: one.health is MemoryHealth.DEGRADED, "the health of one pod is `degraded`")
