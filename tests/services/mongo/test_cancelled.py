@@ -21,7 +21,7 @@ async def is_used_after_cancellations(proxied, proxy, settings_of, kind=MongoDri
     client: AsyncMongoClient = AsyncMongoClient(proxied.url)
     driver = kind(settings_of(proxied, deadline_s=5.0), client=client)
     await driver.append(Key(SCOPE, "0"), b"a", initial_version="v", ttl=None)
-    async with proxy.outage():
+    async with proxy.cut():
         with pytest.raises(Exception):  # noqa: B017, PT011 -- the client notices the outage
             await driver.load(Key(SCOPE, "0"))
         tasks = [
