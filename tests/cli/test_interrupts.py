@@ -16,7 +16,7 @@ import pytest
 
 import stm_backends
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig
-from tests.support.command_line import cli, cli_here, generated
+from tests.support.command_line import cli, generated
 
 BACKENDS: Final = Path(__file__).parent / "backends"
 PATIENCE_S: Final = 60.0
@@ -77,19 +77,19 @@ def interrupted(path: Path, python_path: str, *arguments: object, processes: int
 
 
 def listed(url: str) -> list[str]:
-    return cli_here("ls", "acme:u1", "--url", url).stdout.splitlines()
+    return cli("ls", "acme:u1", "--url", url).stdout.splitlines()
 
 
 def exported(url: str) -> list[str]:
     """Return what is exported, in an order of its own."""
-    return sorted(cli_here("export", "--user", "acme:u1", "--url", url).stdout.splitlines())
+    return sorted(cli("export", "--user", "acme:u1", "--url", url).stdout.splitlines())
 
 
 def test_an_import_says_how_many_it_has_done_and_a_merge_does_the_rest(
     url: str, tmp_path: Path, python_path: str
 ) -> None:
     file, path = tmp_path / "out.jsonl", tmp_path / "to.db"
-    assert cli_here("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
+    assert cli("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
 
     # The eighth turn is the second one of the third conversation.
     status, _, said = interrupted(path, python_path, "import", file, "--url", at("append-8", path))
@@ -100,7 +100,7 @@ def test_an_import_says_how_many_it_has_done_and_a_merge_does_the_rest(
     )
     target = f"sqlite:///{path}"
     assert len(listed(target)) == 3
-    assert cli_here("import", file, "--merge", "--url", target).returncode == 0
+    assert cli("import", file, "--merge", "--url", target).returncode == 0
     assert exported(target) == exported(url)
 
 
@@ -110,13 +110,13 @@ def test_an_import_onto_what_exists_is_completed_by_the_same_command(
     url: str, tmp_path: Path, python_path: str, how: str
 ) -> None:
     file, path = tmp_path / "out.jsonl", tmp_path / "to.db"
-    assert cli_here("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
+    assert cli("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
 
     status, _, said = interrupted(path, python_path, "import", file, how, "--url", at("append-8", path))
 
     assert status == 130
     assert "2 of 5 lines had been imported; run the command again for the rest." in said
-    assert cli_here("import", file, how, "--url", f"sqlite:///{path}").returncode == 0
+    assert cli("import", file, how, "--url", f"sqlite:///{path}").returncode == 0
     assert exported(f"sqlite:///{path}") == exported(url)
 
 
@@ -124,7 +124,7 @@ def test_an_import_that_is_interrupted_before_it_stores_anything_says_so(
     url: str, tmp_path: Path, python_path: str
 ) -> None:
     file, path = tmp_path / "out.jsonl", tmp_path / "to.db"
-    assert cli_here("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
+    assert cli("export", "--user", "acme:u1", "--url", url, "-o", file).returncode == 0
 
     # Whether the conversations are there already is asked before anything is stored.
     status, _, said = interrupted(path, python_path, "import", file, "--url", at("load-3", path))
@@ -170,7 +170,7 @@ def test_an_interrupted_copy_reports_its_progress_and_can_be_resumed(
 
     assert status == 130
     assert "run the command again to resume." in said
-    assert cli_here("copy", url, f"sqlite:///{path}", "--tenant", "acme").returncode == 0
+    assert cli("copy", url, f"sqlite:///{path}", "--tenant", "acme").returncode == 0
     assert exported(f"sqlite:///{path}") == exported(url)
 
 
@@ -212,7 +212,7 @@ def test_a_replay_says_how_many_turns_it_has_added_and_how_to_start_over(
         "Interrupted. 8 of 48 turns had been added and are kept; "
         "run the command again with --replace to start over.\n"
     )
-    assert cli_here("ls", "demo:replay", "--url", f"sqlite:///{path}").stdout
+    assert cli("ls", "demo:replay", "--url", f"sqlite:///{path}").stdout
     again = cli("replay", file, "--url", f"sqlite:///{path}", "--replace", *options)
     assert again.returncode == 0, again.stderr
 
@@ -278,5 +278,5 @@ def test_an_interrupted_purge_says_how_many_and_is_completed(tmp_path: Path, pyt
     # Those in work at that moment may have been removed, too.
     assert told
     assert 0 < int(told[1]) <= gone
-    assert cli_here("purge", *options, "--url", f"sqlite:///{path}").returncode == 0
+    assert cli("purge", *options, "--url", f"sqlite:///{path}").returncode == 0
     assert not any("question" in line for line in exported(f"sqlite:///{path}"))

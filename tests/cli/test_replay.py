@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import cli, cli_here, generated, replay
+from tests.support.command_line import cli, generated, replay
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "conversations.jsonl"
 BACKENDS = Path(__file__).parent / "backends"
@@ -21,7 +21,7 @@ def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "Every acknowledged turn is stored once and in order." in done.stdout
     assert done.stdout.splitlines()[0].endswith(f"as demo:replay, in {url}")
-    shown = cli_here("show", "demo:replay:trip-to-lisbon", "--url", url, "--full-zone-turns", 3)
+    shown = cli("show", "demo:replay:trip-to-lisbon", "--url", url, "--full-zone-turns", 3)
     assert shown.returncode == 0, shown.stderr
     assert "[turns 0-8]" in shown.stdout
     assert "634 EUR for the flights and 438 EUR for the hotel" in shown.stdout

@@ -14,7 +14,7 @@ from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, ope
 from stm_backends.drivers.erasing import expired_names
 from stm_backends.records import keys
 from stm_backends.testing.faults import Proxy
-from tests.support.command_line import cli, cli_here, generated, replay
+from tests.support.command_line import cli, generated, replay
 from tests.support.places import EACH, Place, quick_on
 
 PlaceOn = Callable[[str], Place]
@@ -83,7 +83,7 @@ def test_an_erasure_of_a_user_is_confirmed_by_a_receipt(
 
     asyncio.run(fill())
     file = tmp_path / "receipt.json"
-    done = cli_here("erase", "acme:ada@example.com", "-y", "--url", url, "--receipt", file)
+    done = cli("erase", "acme:ada@example.com", "-y", "--url", url, "--receipt", file)
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert first.startswith("4 records erased: 1 conversation, ")
@@ -98,7 +98,7 @@ def test_an_erasure_of_a_user_is_confirmed_by_a_receipt(
     assert receipt["datastore"].partition(":")[0] == url.partition(":")[0]
     assert "secret" not in json.dumps(receipt)
     assert file.stat().st_mode & 0o077 == 0
-    listed = cli_here("ls", "acme", "--url", url)
+    listed = cli("ls", "acme", "--url", url)
     assert listed.stdout == "acme:bob\n"
 
 
@@ -124,6 +124,6 @@ async def test_what_has_expired_is_erased_though_it_is_still_stored(
 def test_a_receipt_that_cannot_be_written_prevents_the_erasure(place_on: PlaceOn, tmp_path: Path) -> None:
     url = place_on("sqlite").url
     asyncio.run(store(url, ADA))
-    done = cli_here("erase", "acme", "-y", "--url", url, "--receipt", tmp_path / "missing" / "receipt.json")
+    done = cli("erase", "acme", "-y", "--url", url, "--receipt", tmp_path / "missing" / "receipt.json")
     assert done.returncode == 2
-    assert cli_here("ls", "acme", "--url", url).stdout == "acme:ada@example.com\n"
+    assert cli("ls", "acme", "--url", url).stdout == "acme:ada@example.com\n"

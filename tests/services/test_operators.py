@@ -13,7 +13,7 @@ import pytest
 
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.records.keys import memory_key
-from tests.support.command_line import cli_here
+from tests.support.command_line import cli
 from tests.support.places import EACH, Place, in_file
 
 PlaceOn = Callable[[str], Place]
@@ -57,7 +57,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("datastore", FIVE)
 def test_stats_and_ls_count_what_is_stored(datastore: str, url: str) -> None:
-    done = cli_here("stats", "acme", "b%3Ac:u1", "--json", "--url", url)
+    done = cli("stats", "acme", "b%3Ac:u1", "--json", "--url", url)
     assert done.returncode == 1
     assert "acme:u2:damaged: " in done.stderr
     acme, other, total = rows(done)
@@ -65,16 +65,16 @@ def test_stats_and_ls_count_what_is_stored(datastore: str, url: str) -> None:
     assert [acme[name] for name in figures] == [2, 2, 4, 1, "2025-10-09T08:53:20Z"]
     assert [other[name] for name in figures] == [1, 1, 2, 0, "2025-10-09T08:53:20Z"]
     assert total["bytes"] == acme["bytes"] + other["bytes"] > 300
-    (listed,) = rows(cli_here("ls", "b%3Ac:u1", "-l", "--json", "--url", url))
+    (listed,) = rows(cli("ls", "b%3Ac:u1", "-l", "--json", "--url", url))
     assert listed["key"] == "b%3Ac:u1:trip"
     assert (listed["bytes"], listed["tokens"]) == (other["bytes"], other["tokens"])
 
 
 @pytest.mark.parametrize("datastore", FIVE)
 def test_tenants_are_listed_where_keys_are_in_order_only(datastore: str, url: str, tmp_path: Path) -> None:
-    listed, summed = cli_here("ls", "--json", "--url", url), cli_here("stats", "--json", "--url", url)
+    listed, summed = cli("ls", "--json", "--url", url), cli("stats", "--json", "--url", url)
     target = f"sqlite:///{tmp_path}/copy.db"
-    copied = cli_here("copy", url, target, "--all")
+    copied = cli("copy", url, target, "--all")
     if datastore not in LISTING:
         for refused in (listed, summed, copied):
             assert refused.returncode == 2
@@ -83,4 +83,4 @@ def test_tenants_are_listed_where_keys_are_in_order_only(datastore: str, url: st
     assert sorted(row["tenant"] for row in rows(listed)) == sorted(TENANTS)
     assert rows(summed)[-1]["conversations"] == len(TENANTS) + 1
     assert copied.returncode == 0, copied.stderr
-    assert rows(cli_here("stats", "--json", "--url", target)) == rows(summed)
+    assert rows(cli("stats", "--json", "--url", target)) == rows(summed)

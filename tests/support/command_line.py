@@ -1,4 +1,4 @@
-"""Run the command line, in this process or in one of its own, and read the figures of a replay."""
+"""Run the command line in a process, and read the figures of a replay."""
 
 from __future__ import annotations
 
@@ -9,25 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
-from stm_backends.cli.app import app
-
-
-def cli_here(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `stm-backends` to its end in this process: another takes longer to start than most commands run.
-
-    Not for asynchronous tests, because a command has an event loop of its own.
-    """
-    words = [*map(str, arguments)]
-    done = CliRunner().invoke(app, words, env={"COLUMNS": "120"}, catch_exceptions=False)
-    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
-
 
 def cli(
     *arguments: object, timeout: float = 100, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `stm-backends` to its end in a process of its own."""
+    """Run `stm-backends` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "stm_backends.cli", *map(str, arguments)],
         capture_output=True,
