@@ -3,6 +3,6 @@
 `Proxy` stands between clients and a server, and cuts, stalls, delays or loses what passes.
 """
 
-from stm_backends.testing.workbench.proxy import Direction, LostAnswer, Proxy
+from stm_backends.testing.workbench.proxy import Direction, Fault, LostAnswer, Proxy
 
-__all__ = ["Direction", "LostAnswer", "Proxy"]
+__all__ = ["Direction", "Fault", "LostAnswer", "Proxy"]

@@ -107,7 +107,7 @@ class TestMine(DriverContract):
 
     @pytest.fixture
     def datastore(self):
-        return replace(faulty_datastore(clock=FakeClock(), **SMALL), histories=1)
+        return replace(faulty_datastore(clock=FakeClock(), **SMALL), histories=1, races_s=0.1)
 
 class TestOther(TestMine):
     __test__ = {other}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -132,6 +133,56 @@ def test_a_worker_tells_the_same_failure_as_the_checks_of_one_process(littering)
     assert "its last words:\n" in worker["message"]
     assert "\n  RecursionError: maximum recursion depth" in worker["message"]
     assert re.search(r"raised at littering.py:\d+ in once_more", worker["message"])
+
+
+CLOSING = """
+import ast, gc, sys
+import pytest
+
+class Litter:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        # As when the traceback of an error in it is formatted.
+        ast.parse("a = b + c")
+
+SOURCE = "\\n".join(f"x{number} = [a + {number}, (b, c), f(d)]" for number in range(3_000))
+
+def parse():
+    gc.set_threshold(100)
+    try:
+        for _ in range(5):
+            [Litter() for _ in range(50)]
+            ast.parse(SOURCE)
+    finally:
+        gc.set_threshold(700, 10, 10)
+
+def pytest_runtest_call(item):
+    parse()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    parse()
+
+def pytest_terminal_summary(terminalreporter):
+    parse()
+    terminalreporter.write_line("all was parsed")
+"""
+"""A plugin that parses among objects whose finalizers parse, which Python 3.11 cannot do by itself."""
+
+
+def test_no_finalizer_spoils_what_is_parsed_until_the_run_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "closing.py").write_text(CLOSING)
+    parse = ast.parse
+    status, printed = pytest_in(
+        tmp_path,
+        *("-p", "closing", "--stm-backend=memory", "--stm-url=memory://parsed", "--stm-clause=driver.traits"),
+        *NAMED,
+        path=tmp_path,
+    )
+    assert status == 0, printed
+    assert "all was parsed" in printed
+    assert ast.parse is parse
 
 
 @pytest.fixture(scope="module")

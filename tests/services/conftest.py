@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from stm_backends.testing.faults import Proxy
 from tests.support.places import Place
-from tests.support.servers import Proxy
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def proxied(place_on: Callable[[str], Place]) -> Iterator[Callable[[str], tuple[
 
     def make(datastore: str) -> tuple[Place, Proxy]:
         place = place_on(datastore)
-        started.append(Proxy(*place.address))
+        started.append(Proxy("{}:{}".format(*place.address)))
         started[-1].start()
         return place.by_way_of(started[-1].port), started[-1]
 

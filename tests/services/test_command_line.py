@@ -13,9 +13,9 @@ import pytest
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.drivers.erasing import expired_names
 from stm_backends.records import keys
+from stm_backends.testing.faults import Proxy
 from tests.support.command_line import cli, generated, replay
 from tests.support.places import EACH, Place, quick_on
-from tests.support.servers import Proxy
 
 PlaceOn = Callable[[str], Place]
 
@@ -26,15 +26,15 @@ def test_pods_that_are_killed_take_nothing_acknowledged_with_them(
     datastore: str, proxied: Callable[[str], tuple[Place, Proxy]], tmp_path: Path
 ) -> None:
     place, proxy = proxied(datastore)
-    # Slow enough that some are killed before all is done, however quick the datastore is, and killed no more
-    # often than others can start in their place.
-    proxy.slow_down(0.12)
     # Leases of the killed expire after some deadlines, which the replay waits for.
     url = place.options(deadline_s=4)
     file = generated(tmp_path, conversations=12, turns=12)
 
     options = ("--pods", 4, "--kill-every", 2.5, "--full-zone-turns", 2, "--create")
-    status, numbers = replay(file, tmp_path, "--url", url, *options)
+    # Slow enough that some are killed before all is done, however quick the datastore is, and killed no more
+    # often than others can start in their place.
+    with proxy.slow(0.12):
+        status, numbers = replay(file, tmp_path, "--url", url, *options)
 
     assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
     assert numbers["bad_reads"] == 0

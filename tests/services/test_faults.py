@@ -18,8 +18,9 @@ import pytest
 from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Record, new_version
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
+from stm_backends.testing.faults import Proxy
 from tests.support.places import EACH, Place
-from tests.support.servers import Proxy, free_port
+from tests.support.servers import free_port
 
 Proxied = Callable[[str], tuple[Place, Proxy]]
 
@@ -96,14 +97,13 @@ async def test_an_outage_is_unavailable_and_ends_when_the_server_is_back(datasto
     place, proxy = proxied(datastore)
     async with opened(place) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
-        proxy.cut()
-        await fails_in_time(driver.load(KEY), Unavailable)
-        await fails_in_time(driver.scan(KEY.scope, limit=5), Unavailable)
-        # New connections are accepted and reset at once; only some clients know that nothing was sent.
-        await fails_in_time(
-            driver.append(KEY, b"b", initial_version="v1", ttl=None), OutcomeUnknown, Unavailable
-        )
-        proxy.restore()
+        async with proxy.cut():
+            await fails_in_time(driver.load(KEY), Unavailable)
+            await fails_in_time(driver.scan(KEY.scope, limit=5), Unavailable)
+            # Only some clients know that nothing was sent.
+            await fails_in_time(
+                driver.append(KEY, b"b", initial_version="v1", ttl=None), OutcomeUnknown, Unavailable
+            )
         assert await answered(lambda: driver.load(KEY)) == Record("v1", None, (b"a",))
 
 
@@ -123,8 +123,7 @@ async def test_a_port_where_nothing_listens_is_unavailable(datastore: str, proxi
 
 async def test_a_server_that_is_slow_but_in_time_answers_right(datastore: str, proxied: Proxied):
     place, proxy = proxied(datastore)
-    async with opened(place, deadline_s=10) as driver:
-        proxy.slow_down(0.15)
+    async with opened(place, deadline_s=10) as driver, proxy.slow(0.15):
         assert await driver.append(KEY, b"a", initial_version="v1", ttl=None) == 1
         assert await driver.append(KEY, b"b", initial_version="v1", ttl=60) == 2
         assert await driver.replace(KEY, b"ab", version="v2", expect="v1", drop=2, ttl=KEEP) is True
@@ -137,14 +136,14 @@ async def test_no_operation_waits_for_a_slow_server_beyond_its_deadline(datastor
     place, proxy = proxied(datastore)
     async with opened(place) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
-        proxy.slow_down(60)
-        await fails_in_time(driver.load(KEY), Unavailable)
-        await fails_in_time(
-            driver.append(KEY, b"b", initial_version="v1", ttl=None), OutcomeUnknown, Unavailable
-        )
+        async with proxy.slow(60):
+            await fails_in_time(driver.load(KEY), Unavailable)
+            await fails_in_time(
+                driver.append(KEY, b"b", initial_version="v1", ttl=None), OutcomeUnknown, Unavailable
+            )
         # What was on its way then is lost with its connection.
-        proxy.cut()
-        proxy.restore()
+        async with proxy.cut():
+            pass
         record = await answered(lambda: driver.load(KEY))
         assert record.tail[:1] == (b"a",)
 
@@ -168,15 +167,13 @@ async def test_a_write_whose_answer_is_lost_is_unknown_and_safe_to_retry(
             # Here the deadline passes without an answer.
             (lambda: driver.replace(KEY, b"a", **fold), Record("v2", b"a", (b"b",)), False),
         ):
-            proxy.silence("to client")
-            writing = asyncio.ensure_future(write())
-            async with asyncio.timeout(30):
-                while await beside.load(KEY) != done:  # noqa: ASYNC110 -- nothing else tells
-                    await asyncio.sleep(0.02)
-            if is_cut:
-                proxy.cut()
-            await fails_in_time(writing, OutcomeUnknown)
-            proxy.restore()
+            async with proxy.stalled("answers"):
+                writing = asyncio.ensure_future(write())
+                async with asyncio.timeout(30):
+                    while await beside.load(KEY) != done:  # noqa: ASYNC110 -- nothing else tells
+                        await asyncio.sleep(0.02)
+                async with proxy.cut() if is_cut else contextlib.nullcontext():
+                    await fails_in_time(writing, OutcomeUnknown)
             await answered(lambda: warm(driver))
         assert await driver.load(KEY) == Record("v2", b"a", (b"b",))
         assert await driver.replace(KEY, b"a", **fold) is True, "a retry"
@@ -188,12 +185,11 @@ async def test_a_read_that_was_cut_off_is_unavailable_and_never_no_data(datastor
     async with opened(place) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
         for work in (lambda: driver.load(KEY), lambda: driver.scan(KEY.scope, limit=5)):
-            proxy.silence("to client")
-            reading = asyncio.ensure_future(work())
-            await asyncio.sleep(0.3)
-            proxy.cut()
-            await fails_in_time(reading, Unavailable)
-            proxy.restore()
+            async with proxy.stalled("answers"):
+                reading = asyncio.ensure_future(work())
+                await asyncio.sleep(0.3)
+                async with proxy.cut():
+                    await fails_in_time(reading, Unavailable)
             assert await answered(work)
 
 
@@ -201,14 +197,14 @@ async def test_an_exhausted_pool_is_unavailable_and_nothing_was_sent(datastore: 
     place, proxy = proxied(datastore)
     async with opened(place, **{POOL_SIZE.get(datastore, "pool_size"): 1}) as driver:
         await driver.append(KEY, b"a", initial_version="v1", ttl=None)
-        proxy.silence("to client")
-        holding = asyncio.ensure_future(driver.load(OTHER))
-        await asyncio.sleep(0.1)
-        appends = (driver.append(KEY, b"b", initial_version="v1", ttl=None) for _ in range(3))
-        waiting = (fails_in_time(append, *IN_VAIN.get(datastore, (Unavailable,))) for append in appends)
-        await asyncio.gather(*waiting, fails_in_time(holding, Unavailable))
-        proxy.cut()
-        proxy.restore()
+        async with proxy.stalled("answers"):
+            holding = asyncio.ensure_future(driver.load(OTHER))
+            await asyncio.sleep(0.1)
+            appends = (driver.append(KEY, b"b", initial_version="v1", ttl=None) for _ in range(3))
+            waiting = (fails_in_time(append, *IN_VAIN.get(datastore, (Unavailable,))) for append in appends)
+            await asyncio.gather(*waiting, fails_in_time(holding, Unavailable))
+            async with proxy.cut():
+                pass
         assert await answered(lambda: driver.load(KEY)) == Record("v1", None, (b"a",))
 
 
@@ -226,16 +222,15 @@ async def test_cancelling_many_calls_leaves_the_pool_usable(datastore: str, prox
         for key in keys:
             await driver.append(key, key.name.encode(), initial_version="v1", ttl=None)
         for steps in range(12):
-            proxy.silence("to client")
-            loads = [asyncio.ensure_future(driver.load(key)) for key in keys]
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            for load in loads:
-                load.cancel()
-            # One that has failed already cannot be cancelled; none has an answer.
-            ended = await asyncio.gather(*loads, return_exceptions=True)
-            assert all(isinstance(one, asyncio.CancelledError | StorageError) for one in ended)
-            proxy.restore()
+            async with proxy.stalled("answers"):
+                loads = [asyncio.ensure_future(driver.load(key)) for key in keys]
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                for load in loads:
+                    load.cancel()
+                # One that has failed already cannot be cancelled; none has an answer.
+                ended = await asyncio.gather(*loads, return_exceptions=True)
+                assert all(isinstance(one, asyncio.CancelledError | StorageError) for one in ended)
             records = [await answered(lambda key=key: driver.load(key)) for key in keys]
             assert [record.tail for record in records] == [(key.name.encode(),) for key in keys]
 
@@ -245,10 +240,10 @@ async def test_closing_does_not_wait_for_a_server_that_hangs(datastore: str, pro
     place, proxy = proxied(datastore)
     driver = await open_at(place.options(deadline_s=DEADLINE_S), create=True)
     await warm(driver)
-    proxy.silence()
-    lost = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="v1", ttl=None))
-    await asyncio.sleep(0)
-    async with asyncio.timeout(DEADLINE_S + GRACE_S):
-        await driver.close()
-    with pytest.raises(StorageError):
-        await lost
+    async with proxy.stalled():
+        lost = asyncio.ensure_future(driver.append(KEY, b"a", initial_version="v1", ttl=None))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(DEADLINE_S + GRACE_S):
+            await driver.close()
+        with pytest.raises(StorageError):
+            await lost

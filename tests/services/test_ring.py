@@ -16,9 +16,9 @@ from stm_backends import open_backend
 from stm_backends.admin import copying
 from stm_backends.drivers.contract import Key, Record
 from stm_backends.records import keys, operations
+from stm_backends.testing.faults import Proxy
 from tests.support.command_line import cli
 from tests.support.places import Place
-from tests.support.servers import Proxy
 
 CONVERSATIONS = Path(__file__).parents[2] / "examples" / "conversations.jsonl"
 WHOSE = ("--tenant", "demo")
@@ -54,25 +54,22 @@ def kill_while_copying(source: str, target: Place, original: dict[Key, Record]) 
     def arrived() -> int:
         return len(original.items() & held(target.url).items())
 
-    proxy = Proxy(*target.address)
-    proxy.start()
-    command = ["copy", source, target.by_way_of(proxy.port).url, *WHOSE]
-    copying = subprocess.Popen([sys.executable, "-m", "stm_backends.cli", *command])
-    try:
-        # A record of several entries takes several round trips, and one without a tail only one.
-        proxy.slow_down(0.1)
-        until = time.monotonic() + 60
-        while not arrived():
-            # It is stopped while it is looked at: looking may take longer than the whole copy.
-            copying.send_signal(signal.SIGCONT)
-            assert copying.poll() is None, "it had ended before it could be killed"
-            assert time.monotonic() < until
-            time.sleep(0.05)
-            copying.send_signal(signal.SIGSTOP)
-    finally:
-        copying.kill()
-        copying.wait()
-        proxy.stop()
+    # A record of several entries takes several round trips, and one without a tail only one.
+    with Proxy("{}:{}".format(*target.address)) as proxy, proxy.slow(0.1):
+        command = ["copy", source, target.by_way_of(proxy.port).url, *WHOSE]
+        copying = subprocess.Popen([sys.executable, "-m", "stm_backends.cli", *command])
+        try:
+            until = time.monotonic() + 60
+            while not arrived():
+                # It is stopped while it is looked at: looking may take longer than the whole copy.
+                copying.send_signal(signal.SIGCONT)
+                assert copying.poll() is None, "it had ended before it could be killed"
+                assert time.monotonic() < until
+                time.sleep(0.05)
+                copying.send_signal(signal.SIGSTOP)
+        finally:
+            copying.kill()
+            copying.wait()
     return arrived()
 
 

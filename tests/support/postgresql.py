@@ -9,11 +9,13 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.servers import Proxy, Server, await_stopped, free_port
+from stm_backends.testing.faults import Proxy
+from tests.support.servers import Server, await_stopped, free_port
 
 SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
 
@@ -144,41 +146,30 @@ class CountingProxy(Proxy):
 
     round_trips = 0
 
-    async def _pass(self, source, target, direction):
-        if direction == "to server":
+    async def _pass(self, connection, direction, source):
+        if direction == "requests":
             source = _Tapped(source, self._count)
-        await super()._pass(source, target, direction)
+        await super()._pass(connection, direction, source)
 
     def _count(self, data: bytes) -> None:
         # Sync and Flush end what a client says; a simple query is all of it.
         self.round_trips += data.endswith((b"S\0\0\0\4", b"H\0\0\0\4")) or data.startswith(b"Q")
 
 
-class Switch(Proxy):
-    """Leads to one server, and from some time on new connections to another; those there are stay."""
-
-    def lead_to(self, port: int) -> None:
-        self._upstream = "127.0.0.1", port
-
-
 class TlsFront(Proxy):
     """Speaks PostgreSQL's TLS to clients: they ask whether they may, in plain text, and only then begin."""
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._greet, "127.0.0.1", 0)
-
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self._tls is not None
+    async def _serve(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        client.setblocking(False)
         try:
-            request = await reader.readexactly(8)
-            if request != SSL_REQUEST:
+            if await loop.sock_recv(client, len(SSL_REQUEST)) != SSL_REQUEST:
                 raise ConnectionError("this client does not ask for TLS")
-            writer.write(b"S")
-            await writer.start_tls(self._tls)
-        except (OSError, EOFError):
-            writer.transport.abort()
+            await loop.sock_sendall(client, b"S")
+        except (OSError, asyncio.CancelledError):
+            client.close()
             return
-        await self._serve(reader, writer)
+        await super()._serve(client)
 
 
 class _Tapped:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
 import signal
 import socket
-import ssl
 import subprocess
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 START_S = 60.0
@@ -127,137 +124,6 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-class Proxy:
-    """A TCP proxy on the loopback that can be cut off, and can fall silent in the middle of an answer.
-
-    It runs in a thread with a loop of its own, because every check of a suite has another loop. With `tls` it
-    speaks TLS to clients, for servers that were built without.
-    """
-
-    def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        self._upstream = host, port
-        self._tls = tls
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._is_cut = False
-        self._delay_s = 0.0
-        self._flowing = {"to server": asyncio.Event(), "to client": asyncio.Event()}
-        self.port = 0
-
-    def start(self) -> None:
-        """Listen; `port` says where."""
-        self._thread.start()
-        self._call(self._start())
-
-    def stop(self) -> None:
-        """Close everything and end the thread."""
-        self._call(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def cut(self) -> None:
-        """Reset every connection, and each new one at once."""
-        self._call(self._set(cut=True))
-
-    def silence(self, *directions: str) -> None:
-        """Hold back the data of the named directions (`to server`, `to client`); none means both."""
-        self._call(self._set(cut=False, silent=directions or tuple(self._flowing)))
-
-    def slow_down(self, delay_s: float) -> None:
-        """Delay all data."""
-        self._call(self._set(cut=False, delay_s=delay_s))
-
-    def lead_to(self, port: int) -> None:
-        """Lead new connections to another port of the host; existing connections stay."""
-        self._upstream = self._upstream[0], port
-
-    def restore(self) -> None:
-        """Let all data pass again, including what was held back."""
-        self._call(self._set(cut=False))
-
-    @contextlib.asynccontextmanager
-    async def outage(self) -> AsyncIterator[None]:
-        """Cut the datastore off for as long as the context lasts."""
-        self.cut()
-        try:
-            yield
-        finally:
-            self.restore()
-
-    def _call(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)  # type: ignore[arg-type]
-
-    async def _start(self) -> None:
-        for event in self._flowing.values():
-            event.set()
-        self._server = await self._listen()
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
-
-    async def _stop(self) -> None:
-        self._server.close()
-        self._abort_all()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _set(self, *, cut: bool, silent: Sequence[str] = (), delay_s: float = 0.0) -> None:
-        self._is_cut, self._delay_s = cut, delay_s
-        if cut:
-            self._abort_all()
-        for direction, event in self._flowing.items():
-            if direction in silent:
-                event.clear()
-            else:
-                event.set()
-
-    def _abort_all(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_cut:
-            writer.transport.abort()
-            return
-        try:
-            up_reader, up_writer = await asyncio.open_connection(*self._upstream)
-        except OSError:
-            writer.transport.abort()
-            return
-        pair = {writer, up_writer}
-        self._writers |= pair
-        try:
-            passing = [
-                asyncio.ensure_future(self._pass(reader, up_writer, "to server")),
-                asyncio.ensure_future(self._pass(up_reader, writer, "to client")),
-            ]
-            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
-            for task in passing:
-                task.cancel()
-            await asyncio.gather(*passing, return_exceptions=True)
-        except asyncio.CancelledError:
-            # By `stop`; asyncio's streams would log it as an error.
-            for task in passing:
-                task.cancel()
-        finally:
-            self._writers -= pair
-            for one in pair:
-                one.transport.abort()
-
-    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, direction: str) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                await asyncio.sleep(self._delay_s)
-                await self._flowing[direction].wait()
-                target.write(data)
-                await target.drain()
 
 
 def await_stopped(process: int) -> None:

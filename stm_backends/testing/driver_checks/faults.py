@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, AbsentType, Driver, Key, Record
-from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded, longest
+from stm_backends.errors import Corrupt, StorageError, Unavailable
+from stm_backends.testing.driver_checks.steps import append_all, assert_located, each_fails_in_time, loaded
 from stm_backends.testing.workbench.check import Contract, check, not_asked
-from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
-from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be, must_raise
 
 
 class Faults(Contract):
@@ -24,19 +24,9 @@ class Faults(Contract):
             not_asked("needs `Datastore.outage`")
         driver, key = await bench.driver(), bench.key()
         await append_all(driver, key, b"a")
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: driver.load(key),
-            lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
-            lambda: driver.replace(key, b"body", version="v", expect="initial", ttl=None),
-            lambda: driver.delete(Key(key.scope, "other")),
-            lambda: driver.scan(key.scope, limit=1),
-        ]
         async with bench.datastore.outage():
-            for call, operation in zip(calls, OPERATIONS, strict=True):
-                with must_raise((Unavailable, OutcomeUnknown), f"no {operation} is possible") as caught:
-                    async with must_end(longest(driver.traits), "the driver has a deadline"):
-                        await call()
-                assert_located(caught.value, driver, operation, key)
+            for fails in each_fails_in_time(driver, key):
+                await fails()
 
     @check("driver.outage")
     async def test_after_an_outage_the_same_driver_works_and_nothing_is_lost(self, bench: Bench) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from stm_backends.drivers.contract import KEEP, Driver, Key, Record
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
-from stm_backends.testing.driver_checks.steps import append_all, assert_located, loaded, longest
+from stm_backends.testing.driver_checks.steps import append_all, each_fails_in_time, loaded, longest
 from stm_backends.testing.workbench.check import Contract, check, not_asked
-from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
-from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be, must_end
 from stm_backends.testing.workbench.proxy import Proxy
 
 T = TypeVar("T")
@@ -136,21 +136,8 @@ class Network(Contract):
         key = bench.key()
         await append_all(driver, key, b"a")
 
-        async def call(operation: str, work: Callable[[], Awaitable[object]]) -> None:
-            with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
-                async with must_end(longest(driver.traits), "the driver has a deadline"):
-                    await work()
-            assert_located(caught.value, driver, operation, key)
-
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: driver.load(key),
-            lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
-            lambda: driver.replace(key, b"body", version="v", expect="initial", ttl=None),
-            lambda: driver.delete(Key(key.scope, "other")),
-            lambda: driver.scan(key.scope, limit=1),
-        ]
         async with _FAULTS[fault](proxy):
-            await _all_of(*(call(*one) for one in zip(OPERATIONS, calls, strict=True)))
+            await _all_of(*(fails() for fails in each_fails_in_time(driver, key)))
         await _usable(driver, key)
 
     @check("driver.outage")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, Traits
-from stm_backends.errors import StorageError
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.check import not_asked
-from stm_backends.testing.workbench.drivers import Bench
-from stm_backends.testing.workbench.expectations import must_be, must_end
+from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
+from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
 T = TypeVar("T")
 
@@ -41,6 +42,25 @@ async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version:
     """Append entries one after the other."""
     for entry in entries:
         await driver.append(key, entry, initial_version=initial_version, ttl=None)
+
+
+def each_fails_in_time(driver: Driver, key: Key) -> list[Callable[[], Awaitable[None]]]:
+    """Return a step for each operation: in an outage it raises a typed error that says where, in time."""
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: driver.load(key),
+        lambda: driver.append(key, b"b", initial_version="initial", ttl=None),
+        lambda: driver.replace(key, b"body", version="v", expect="initial", ttl=None),
+        lambda: driver.delete(Key(key.scope, "other")),
+        lambda: driver.scan(key.scope, limit=1),
+    ]
+
+    async def fails(operation: str, call: Callable[[], Awaitable[object]]) -> None:
+        with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
+            async with must_end(longest(driver.traits), "the driver has a deadline"):
+                await call()
+        assert_located(caught.value, driver, operation, key)
+
+    return [functools.partial(fails, *each) for each in zip(OPERATIONS, calls, strict=True)]
 
 
 async def expired(bench: Bench) -> Key:

@@ -9,8 +9,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 Direction: TypeAlias = Literal["requests", "answers"]
@@ -32,6 +31,26 @@ class LostAnswer:
     def cancel(self) -> None:
         """Lose nothing any more."""
         self._is_cancelled = True
+
+
+class Fault:
+    """What a proxy does for as long as a context lasts: `with` and `async with` do the same."""
+
+    def __init__(self, begin: Callable[[], Any], end: Callable[[], Any]) -> None:
+        self._begin = begin
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    async def __aenter__(self) -> None:
+        self._begin()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
 
 
 class Proxy:
@@ -101,50 +120,40 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         self.stop()
 
-    @asynccontextmanager
-    async def cut(self) -> AsyncGenerator[None]:
+    def cut(self) -> Fault:
         """Reset all connections and refuse new ones, as when the server's process ends."""
-        self._do(self._cut)
-        try:
-            yield
-        finally:
-            self._do(self._mend)
+        return Fault(lambda: self._do(self._cut), lambda: self._do(self._mend))
 
-    @asynccontextmanager
-    async def stalled(self, direction: Direction | None = None) -> AsyncGenerator[None]:
+    def stalled(self, direction: Direction | None = None) -> Fault:
         """Accept connections and let nothing pass, in one direction or both.
 
         What was held back passes in the end, even if its sender has given up by then: a request that a client
         sent into the stall reaches the server late.
         """
         directions = _DIRECTIONS if direction is None else (direction,)
-        self._do(lambda: self._stall(directions, 1))
-        try:
-            yield
-        finally:
-            self._do(lambda: self._stall(directions, -1))
+        return Fault(
+            lambda: self._do(lambda: self._stall(directions, 1)),
+            lambda: self._do(lambda: self._stall(directions, -1)),
+        )
 
-    @asynccontextmanager
-    async def slow(self, seconds: float, direction: Direction | None = None) -> AsyncGenerator[None]:
+    def slow(self, seconds: float, direction: Direction | None = None) -> Fault:
         """Delay every piece of data by `seconds`, in one direction or both."""
         directions = _DIRECTIONS if direction is None else (direction,)
-        self._do(lambda: self._slow_down(directions, seconds))
-        try:
-            yield
-        finally:
-            self._do(lambda: self._slow_down(directions, -seconds))
+        return Fault(
+            lambda: self._do(lambda: self._slow_down(directions, seconds)),
+            lambda: self._do(lambda: self._slow_down(directions, -seconds)),
+        )
 
-    @asynccontextmanager
-    async def half_open(self) -> AsyncGenerator[None]:
+    def half_open(self) -> Fault:
         """Close the present connections towards the server, and let the clients believe that they are open.
 
         A firewall that forgets connections does this. New connections work.
         """
-        dead = self._do(self._deaden)
-        try:
-            yield
-        finally:
-            self._do(lambda: [connection.reset() for connection in dead])
+        dead: list[_Connection] = []
+        return Fault(
+            lambda: dead.extend(self._do(self._deaden)),
+            lambda: self._do(lambda: [connection.reset() for connection in dead]),
+        )
 
     def lose_answer(self, to: bytes = b"", *, skip: int = 0) -> LostAnswer:
         """Lose one answer after the server has done the work: the request passes, its answer does not.

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from stm_backends.testing.faults import Proxy
+
 pytest.importorskip("boto3")
 pytest.importorskip("aiobotocore")
 
@@ -19,7 +21,6 @@ from stm_backends.drivers.contract import Key
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
 from tests.services.dynamo.support import TINY, noted
 from tests.support.dynamodb import PRETENDED, Place
-from tests.support.servers import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -34,12 +35,8 @@ def proxy(place) -> Iterator[Proxy]:
     parts = urlsplit(place.endpoint_url or "")
     if parts.scheme != "http":
         pytest.skip("a proxy can be put in front of plain HTTP alone")
-    proxy = Proxy(parts.hostname, parts.port)
-    proxy.start()
-    try:
+    with Proxy(f"{parts.hostname}:{parts.port}") as proxy:
         yield proxy
-    finally:
-        proxy.stop()
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ class TestDynamoDriver(DriverContract):
                 lambda port: replace(place, endpoint_url=f"http://127.0.0.1:{port}").url,
                 functools.partial(open_with, sizes=self.sizes, clock=clock, **SMALL, **place.credentials),
             ),
-            outage=proxy.outage,
+            outage=proxy.cut,
             handed_in=handed_in,
             server=place.version,
         )
@@ -171,7 +171,7 @@ class TestPodsOnDynamo(PodsContract):
     def memories(self, request, place, behind, proxy):
         deadline_s = deadline_of(request)
         url = f"{behind.url}&deadline_s={deadline_s}"
-        datastore = Datastore(open=functools.partial(open_at, url, **place.credentials), outage=proxy.outage)
+        datastore = Datastore(open=functools.partial(open_at, url, **place.credentials), outage=proxy.cut)
         return memories_on(datastore, deadline_s=deadline_s)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from stm_backends.testing.faults import Proxy
+
 pytest.importorskip("pymongo")
 pytest.importorskip("motor")
 
@@ -18,7 +20,6 @@ from stm_backends_mongo import MongoSettings, statements
 from tests.services.mongo.support import Past
 from tests.support import mongod
 from tests.support.places import with_query
-from tests.support.servers import Proxy
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -91,10 +92,8 @@ def proxy(place):
     with MongoClient(place.url) as client:
         client.admin.command("ping")
         address = client.primary or client.address
-    proxy = Proxy(*address)
-    proxy.start()
-    yield proxy
-    proxy.stop()
+    with Proxy("{}:{}".format(*address)) as proxy:
+        yield proxy
 
 
 @pytest.fixture

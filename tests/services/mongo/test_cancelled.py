@@ -49,7 +49,7 @@ async def is_used_after_cancellations(proxied, proxy, settings_of, cancel, kind=
     client: AsyncMongoClient = AsyncMongoClient(proxied.url)
     driver = kind(settings_of(proxied, deadline_s=DEADLINE_S), client=client)
     await driver.append(Key(scope, "0"), b"a", initial_version="v", ttl=None)
-    async with proxy.outage():
+    async with proxy.cut():
         with pytest.raises(Exception):  # noqa: B017, PT011 -- the client notices the outage
             await driver.load(Key(scope, "0"))
         tasks = [

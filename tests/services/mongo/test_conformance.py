@@ -52,7 +52,7 @@ class TestMongoDriver(DriverContract):
                 lambda port: mongod.in_database(place.url, place.database, port=port),
                 **SMALL,
             ),
-            outage=proxy.outage,
+            outage=proxy.cut,
             handed_in=handed_in,
             round_trips=lambda: COUNTER.count,
             histories=8,
@@ -89,7 +89,7 @@ class TestPodsOnMongo(PodsContract):
     def memories(self, request, proxy, proxied):
         deadline_s = deadline_of(request)
         datastore = Datastore(
-            open=functools.partial(open_at, proxied.options(deadline_s=deadline_s)), outage=proxy.outage
+            open=functools.partial(open_at, proxied.options(deadline_s=deadline_s)), outage=proxy.cut
         )
         return memories_on(datastore, deadline_s=deadline_s)
 
@@ -101,7 +101,7 @@ class TestStoresOnMongo(StoreContract):
         return stores_on(
             Datastore(
                 open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request))),
-                outage=proxy.outage,
+                outage=proxy.cut,
             )
         )
 
@@ -113,6 +113,6 @@ class TestGraphsOnMongo(GraphContract):
         return graphs_on(
             Datastore(
                 open=functools.partial(open_at, proxied.options(deadline_s=deadline_of(request))),
-                outage=proxy.outage,
+                outage=proxy.cut,
             )
         )

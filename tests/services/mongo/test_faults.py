@@ -138,7 +138,7 @@ async def test_a_write_without_a_majority_is_unknown_and_not_read_yet(replica_se
 async def test_what_was_never_sent_is_unavailable_and_was_not_done(proxied, place, proxy, key):
     async with opened(proxied.options(deadline_s=DEADLINE_S)) as driver, opened(place.url) as other:
         await driver.append(key, b"a", initial_version="v1", ttl=None)
-        async with proxy.outage():
+        async with proxy.cut():
             with pytest.raises(StorageError):
                 await driver.load(key)
             with pytest.raises(Unavailable, match="no suitable server was found"):
@@ -180,9 +180,8 @@ def test_a_driver_that_was_closed_can_be_opened_in_another_event_loop(place, key
 
 async def test_opening_again_during_an_outage_leaves_the_driver_open(proxied, proxy, key):
     async with opened(proxied.options(deadline_s=10)) as driver:
-        proxy.cut()
-        await driver.open()
-        proxy.restore()
+        async with proxy.cut():
+            await driver.open()
         async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(Unavailable):

@@ -40,10 +40,8 @@ def server(postgres_binaries, postgres_folder):
 @pytest.fixture(scope="session")
 def proxy(url):
     parts = urlsplit(url)
-    proxy = CountingProxy(parts.hostname, parts.port or 5432)
-    proxy.start()
-    yield proxy
-    proxy.stop()
+    with CountingProxy(f"{parts.hostname}:{parts.port or 5432}") as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

@@ -91,10 +91,8 @@ async def test_a_changed_password_denies_the_next_connection(primary):
 def over_tls(url, server_tls):
     """The port of the loopback where the shared server is, over TLS alone."""
     parts = urlsplit(url)
-    front = TlsFront(parts.hostname, parts.port or 5432, tls=server_tls)
-    front.start()
-    yield front.port
-    front.stop()
+    with TlsFront(f"{parts.hostname}:{parts.port or 5432}", tls=server_tls) as front:
+        yield front.port
 
 
 async def test_a_server_is_trusted_by_its_certificate_alone(url, schema, over_tls, authority):

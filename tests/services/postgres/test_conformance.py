@@ -122,7 +122,7 @@ class TestPostgresDriver(DriverContract):
                 schema=tables,
                 **SMALL,
             ),
-            outage=proxy.outage,
+            outage=proxy.cut,
             hold=hold,
             transactions=transactions,
             handed_in=handed_in,
@@ -148,7 +148,7 @@ class TestSealedPostgres(DriverContract):
     def datastore(self, request, through_proxy, proxy, tables):
         deadline_s = deadline_of(request)
         opening = functools.partial(open_sealed, through_proxy, schema=tables, deadline_s=deadline_s, **SMALL)
-        return Datastore(open=opening, tick=1.0, histories=3, outage=proxy.outage)
+        return Datastore(open=opening, tick=1.0, histories=3, outage=proxy.cut)
 
 
 class TestPodsOnPostgres(PodsContract):
@@ -156,21 +156,21 @@ class TestPodsOnPostgres(PodsContract):
     def memories(self, request, through_proxy, proxy, tables):
         deadline_s = deadline_of(request)
         opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_s)
-        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=deadline_s)
+        return memories_on(Datastore(open=opening, outage=proxy.cut), deadline_s=deadline_s)
 
 
 class TestStoresOnPostgres(StoreContract):
     @pytest.fixture
     def stores(self, request, through_proxy, proxy, tables):
         opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_of(request))
-        return stores_on(Datastore(open=opening, outage=proxy.outage))
+        return stores_on(Datastore(open=opening, outage=proxy.cut))
 
 
 class TestGraphsOnPostgres(GraphContract):
     @pytest.fixture
     def graphs(self, request, through_proxy, proxy, tables):
         opening = functools.partial(open_warm, through_proxy, schema=tables, deadline_s=deadline_of(request))
-        return graphs_on(Datastore(open=opening, outage=proxy.outage))
+        return graphs_on(Datastore(open=opening, outage=proxy.cut))
 
 
 async def version(url):

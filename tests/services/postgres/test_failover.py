@@ -10,8 +10,9 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import Unavailable
 from stm_backends.testing import open_at
+from stm_backends.testing.faults import Proxy
 from tests.services.postgres.support import until
-from tests.support.postgresql import Postgres, Switch
+from tests.support.postgresql import Postgres
 
 pytestmark = pytest.mark.full
 
@@ -33,10 +34,8 @@ def pair(postgres_binaries, postgres_folder):
 @pytest.fixture
 def switch(pair):
     """A proxy to the primary, until it is switched to the standby."""
-    proxy = Switch("127.0.0.1", pair[0].port)
-    proxy.start()
-    yield proxy
-    proxy.stop()
+    with Proxy(f"127.0.0.1:{pair[0].port}") as proxy:
+        yield proxy
 
 
 async def catch_up(primary, standby):
@@ -92,7 +91,7 @@ async def test_after_a_failover_connections_to_the_former_primary_are_given_up(p
     # Reads on as many connections, all to the former primary.
     assert [record.tail for record in await asyncio.gather(*map(driver.load, keys))] == [(b"before",)] * 8
     await promote(standby)
-    switch.lead_to(standby.port)
+    switch.lead_to(f"127.0.0.1:{standby.port}")
     assert await append(b"after") == [2] * 8
     there = await open_at(standby.url)
     assert [await there.load(key) for key in keys] == [Record("v", None, (b"before", b"after"))] * 8

@@ -12,10 +12,10 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import StorageError, Unavailable
 from stm_backends.testing import open_at
+from stm_backends.testing.faults import Proxy
 from stm_backends_postgres import PostgresDriver, PostgresSettings
 from stm_backends_postgres.client import connect
 from tests.services.postgres.support import waiting
-from tests.support.servers import Proxy
 
 KEY = Key("scope", "name")
 
@@ -28,22 +28,20 @@ TERMINATE = """
 def line(url):
     """A proxy of the test's own before the shared server, and the URL through it."""
     parts = urlsplit(url)
-    proxy = Proxy(parts.hostname, parts.port or 5432)
-    proxy.start()
     user = parts.netloc.rpartition("@")[0]
-    yield proxy, parts._replace(netloc=f"{user}@127.0.0.1:{proxy.port}", query="sslmode=disable").geturl()
-    proxy.stop()
+    with Proxy(f"{parts.hostname}:{parts.port or 5432}") as proxy:
+        yield proxy, parts._replace(netloc=f"{user}@{proxy.address}", query="sslmode=disable").geturl()
 
 
 async def test_a_write_that_never_left_is_not_done(line, schema, driver):
     proxy, url = line
     far = await open_at(url, schema=schema, deadline_s=1)
     await driver.append(KEY, b"a", initial_version="initial", ttl=None)
-    proxy.cut()
-    with pytest.raises(StorageError):
-        await far.append(KEY, b"b", initial_version="initial", ttl=None)
-    with pytest.raises(Unavailable):
-        await far.append(KEY, b"b", initial_version="initial", ttl=None)
+    async with proxy.cut():
+        with pytest.raises(StorageError):
+            await far.append(KEY, b"b", initial_version="initial", ttl=None)
+        with pytest.raises(Unavailable):
+            await far.append(KEY, b"b", initial_version="initial", ttl=None)
     assert (await driver.load(KEY)).tail == (b"a",)
     await far.close()
 

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from stm_backends.testing.faults import Proxy
+
 pytest.importorskip("redis")
 
 from stm_backends.drivers.contract import Driver
@@ -18,7 +20,7 @@ from tests.support import redis_server
 from tests.support.apt import NotAtHand, Program
 from tests.support.contract import opened
 from tests.support.redis_server import NO_PERSISTENCE, RedisServer
-from tests.support.servers import Proxy, free_port
+from tests.support.servers import free_port
 
 README = (Path(__file__).parents[3] / "stm_backends_redis" / "README.md").read_text("utf-8")
 
@@ -41,10 +43,8 @@ def login(username: str) -> dict[str, str]:
 def proxy(redis_url: str) -> Iterator[Proxy]:
     """A way to the shared server that can be cut; leave it as you found it."""
     parts = urlsplit(redis_url)
-    proxy = Proxy(parts.hostname or "localhost", parts.port or 6379)
-    proxy.start()
-    yield proxy
-    proxy.stop()
+    with Proxy(f"{parts.hostname or 'localhost'}:{parts.port or 6379}") as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

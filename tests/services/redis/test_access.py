@@ -12,10 +12,10 @@ from stm_backends import open_backend
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import Denied, OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
+from stm_backends.testing.faults import Proxy
 from tests.services.redis.conftest import PERMISSIONS, README, login
 from tests.services.redis.test_errors import KEY, refused
 from tests.support.redis_server import RedisServer
-from tests.support.servers import Proxy
 from tests.support.tenants import SMALL, serve
 
 PATIENT = "deadline_s=30&connect_timeout_s=15"
@@ -27,10 +27,8 @@ def port(redis_url, server_tls):
     """Where on the loopback the shared server is, over TLS alone."""
     parts = urlsplit(redis_url)
     # Redis speaks TLS from the first byte, so another program can terminate it.
-    front = Proxy(parts.hostname or "localhost", parts.port or 6379, tls=server_tls)
-    front.start()
-    yield front.port
-    front.stop()
+    with Proxy(f"{parts.hostname or 'localhost'}:{parts.port or 6379}", tls=server_tls) as front:
+        yield front.port
 
 
 async def test_a_server_is_trusted_by_its_certificate_alone(port, authority, other_authority):

@@ -65,7 +65,7 @@ class TestRedisDriver(DriverContract):
             damage=damage,
             peek=peek,
             **reached((parts.hostname, parts.port), functools.partial(at_port, redis_url), **SMALL),
-            outage=proxy.outage,
+            outage=proxy.cut,
             handed_in=handed_in,
             round_trips=reads_of(server),
             server=f"Redis {server.info('server')['redis_version']}",
@@ -92,7 +92,7 @@ class TestSealedRedis(DriverContract):
         yield Datastore(
             open=functools.partial(open_sealed, proxied_url, deadline_s=deadline_of(request), **SMALL),
             histories=3,
-            outage=proxy.outage,
+            outage=proxy.cut,
             round_trips=reads_of(server),
         )
         server.close()
@@ -103,18 +103,18 @@ class TestPodsOnRedis(PodsContract):
     def memories(self, request, proxied_url, proxy):
         deadline_s = deadline_of(request)
         opening = functools.partial(open_at, proxied_url, deadline_s=deadline_s)
-        return memories_on(Datastore(open=opening, outage=proxy.outage), deadline_s=deadline_s)
+        return memories_on(Datastore(open=opening, outage=proxy.cut), deadline_s=deadline_s)
 
 
 class TestStoresOnRedis(StoreContract):
     @pytest.fixture
     def stores(self, request, proxied_url, proxy):
         opening = functools.partial(open_at, proxied_url, deadline_s=deadline_of(request))
-        return stores_on(Datastore(open=opening, outage=proxy.outage))
+        return stores_on(Datastore(open=opening, outage=proxy.cut))
 
 
 class TestGraphsOnRedis(GraphContract):
     @pytest.fixture
     def graphs(self, request, proxied_url, proxy):
         opening = functools.partial(open_at, proxied_url, deadline_s=deadline_of(request))
-        return graphs_on(Datastore(open=opening, outage=proxy.outage))
+        return graphs_on(Datastore(open=opening, outage=proxy.cut))

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from stm_backends.drivers.contract import ABSENT, ANY, Key, Record, new_version
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
+from stm_backends.testing.faults import Proxy
 from stm_backends.testing.workbench.processes import ledger
 from stm_backends_redis import RedisDriver, RedisSettings
 from stm_backends_redis.client import Sentinels
@@ -23,7 +24,6 @@ from stm_backends_redis.stream import LARGE
 from tests.services.redis.conftest import PERMISSIONS, is_at_least
 from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, NO_PERSISTENCE, RedisServer
-from tests.support.servers import Proxy
 
 KEY = Key("tenant:user:memory", "conversation")
 OTHER = Key("tenant:user:memory", "other")
@@ -106,7 +106,7 @@ async def test_what_a_replica_has_confirmed_outlives_the_master(replicated, sent
 @pytest.mark.parametrize("opened", ["by URL", "on a client"])
 async def test_no_connection_to_a_demoted_master_is_used_again(start, opened):
     old, new = start(), start()
-    proxy = Proxy("127.0.0.1", old.port)
+    proxy = Proxy(f"127.0.0.1:{old.port}")
     proxy.start()
     client = Redis(port=proxy.port)
     driver = RedisDriver(client=client)
@@ -122,7 +122,7 @@ async def test_no_connection_to_a_demoted_master_is_used_again(start, opened):
     old.go_on()
     assert all(await asyncio.gather(*loads))
     old.ask("REPLICAOF", "127.0.0.1", new.port)
-    proxy.lead_to(new.port)
+    proxy.lead_to(f"127.0.0.1:{new.port}")
     with pytest.raises(Unavailable, match="replica"):
         await driver.append(KEY, b"a", initial_version="initial", ttl=None)
     assert await driver.append(KEY, b"a", initial_version="initial", ttl=None) == 1
