@@ -120,11 +120,11 @@ class Network(Contract):
         for wait in (0.0, LATER_S / 2 if bench.quick else LATER_S):
             await asyncio.sleep(wait)
             for key in keys:
-                tried[key].require((await loaded(beside, key)).tail)
+                tried[key].require(await beside.load(key))
         # A driver that writes late does so when it is used again.
         await _usable(driver, keys[0])
         for key in keys:
-            tried[key].require((await loaded(driver, key)).tail)
+            tried[key].require(await driver.load(key))
 
     @check("driver.outage", slow={"fault": ["unanswered"]})
     @pytest.mark.parametrize("fault", ["stalled", "unanswered"])
@@ -209,8 +209,9 @@ class _Tried:
     refused: list[bytes] = field(default_factory=list[bytes])
     unknown: list[bytes] = field(default_factory=list[bytes])
 
-    def require(self, tail: tuple[bytes, ...]) -> None:
-        """Fail unless a record's tail is what it may be."""
+    def require(self, record: Record | None) -> None:
+        """Fail unless a record is what it may be: absent, too, if no append to it was acknowledged."""
+        tail = record.tail if record else ()
         must_be([entry for entry in self.refused if entry in tail], [], _REFUSED)
         lost = [entry for entry in self.acknowledged if entry not in tail]
         must_be(lost, [], "what was acknowledged stands")

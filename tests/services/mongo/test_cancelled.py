@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 from pymongo import AsyncMongoClient
+from pymongo.common import MIN_HEARTBEAT_INTERVAL
 
 from stm_backends.drivers.contract import ANY, Key
 from stm_backends_mongo import MongoDriver
@@ -36,6 +37,7 @@ async def as_the_client_gives_up(client, tasks):
     """Cancel each operation once, when its call ends a wait for a server and wants the lock again."""
     lock = client._topology._lock  # noqa: SLF001 -- there is no other way to hold it
     async with lock:
+        await asyncio.sleep(2 * MIN_HEARTBEAT_INTERVAL)  # each wait for a server ends after one
         await several(lambda: len(lock._waiters) >= len(tasks) * 3 // 4)  # noqa: SLF001
         for task in tasks:
             task.cancel()

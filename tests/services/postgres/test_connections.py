@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from unittest import mock
 
+import asyncpg
 import pytest
 from asyncpg import exceptions
 
@@ -11,6 +12,7 @@ from stm_backends.drivers.contract import Key, Record
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing import open_at
 from stm_backends_postgres import PostgresDriver, PostgresSettings
+from stm_backends_postgres.client import HandedIn
 from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, Connections
 from tests.mutants.postgres import (
     AnswersInOrder,
@@ -273,6 +275,15 @@ async def test_connections_beside_one_that_died_unnoticed_are_replaced(kind):
     in_use.answers.put_nowait("2")
     assert await tasks[1] == "2"
     assert in_use.is_gone
+
+
+async def test_a_pool_handed_in_is_emptied_when_one_connection_died():
+    pool = mock.create_autospec(asyncpg.Pool, instance=True)
+    pool.release.side_effect = TimeoutError
+    lender = HandedIn(pool, patience_s=0.05)
+    lender.give_up(mock.Mock(), asyncio.CancelledError())
+    await lender.close(30)
+    pool.expire_connections.assert_awaited_once_with()
 
 
 async def test_a_lost_connection_is_found_before_the_next_use():
