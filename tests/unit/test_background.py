@@ -289,6 +289,20 @@ async def test_a_full_record_takes_every_turn_while_the_model_is_down(pods: int)
         assert len(model.calls) == 1
 
 
+@clock.virtually
+async def test_a_large_turn_drops_no_more_than_its_pointer_takes() -> None:
+    settings = config(zone=3, retry_attempts=0, degraded_retry_interval_s=1e6, recovery_backlog_limit=1000)
+    async with opened(1, max_record_bytes=12_000) as (backend,):
+        memory = backend.memory(KEY, settings, summarizer=Model(down=1e9))
+        number = 0
+        while not memory.stats.dropped:
+            await memory.add_turn(turn(number, "x" * 700))
+            number += 1
+        left = await memory.turns()
+        await memory.add_turn(turn(number, "x" * 9_000))
+        assert len(await memory.turns()) >= len(left) - 1
+
+
 async def waiting_for_room(backend: Backend, memory: DistributedShortTermMemory) -> asyncio.Task[None]:
     """Fill a record while the lease is held elsewhere; returns the first `add_turn` that finds it full."""
     number = 0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, TypeVar
 
-from stm_backends.drivers.contract import ABSENT, Driver, Key, Record
+from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, Traits
 from stm_backends.errors import StorageError
 from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.drivers import Bench
@@ -16,6 +16,11 @@ T = TypeVar("T")
 
 HELD_S: Final = 0.1
 """How long writes have to begin to wait for a lock that a check holds."""
+
+
+def full_of_largest(traits: Traits) -> int:
+    """Return how many of the largest entries fill a record."""
+    return traits.max_record // traits.room(traits.max_entry)
 
 
 async def loaded(driver: Driver, key: Key) -> Record:
