@@ -467,7 +467,7 @@ async def test_many_small_entries_fill_a_target_that_takes_large_ones(
     copy, troubles = await copied(source.driver, target, Owner("acme", "u4"))
 
     assert troubles == [("small", "failed")]
-    assert copy.tally == {"failed": 1, "copied": 1}
+    assert copy.tally["copied"] == 1
     assert key not in {written for _, written in writes}
 
 
