@@ -279,10 +279,15 @@ class Copy:
 
     def _require_fits(self, record: Record) -> None:
         """Raise `TooLarge`, before anything is written, for a record that exceeds the target's limits."""
-        traits, sizes = self._target.traits, [len(record.body or b""), *map(len, record.tail)]
+        traits, values = self._target.traits, (record.body or b"", *record.tail)
         where = {"backend": self._target.name, "operation": "copy"}
-        require_fits("entry", max(sizes), traits.max_entry, **where)
-        require_fits("record", sum(sizes) + len(sizes) * traits.overhead, traits.max_record, **where)
+        require_fits("entry", max(map(len, values)), traits.max_entry, **where)
+        # A sealed value is stored as it is: if it was large, it is in parts already.
+        taken = (
+            len(value) + traits.overhead if value.startswith(operations.SEALED) else traits.room(len(value))
+            for value in values
+        )
+        require_fits("record", sum(taken), traits.max_record, **where)
 
     async def _verify(self, item: Item) -> None:
         if item.key not in self._problems:

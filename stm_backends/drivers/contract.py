@@ -92,7 +92,8 @@ class Traits:
 
     `reach` is how far apart two users of the same data may be. `clock` names whose clock decides expiry.
     `durability` is one sentence: what an acknowledged write survives. `max_entry` and `max_record` are bytes;
-    `overhead` is how many bytes each value takes of `max_record` beside its own, at most.
+    `overhead` is how many bytes each value takes of `max_record` beside its own, at most. A value of more
+    than `max_inline` bytes is kept beside the record, and takes `reference` bytes of it instead of its own.
     `max_drop` is the number of entries that one `replace` may drop or rewrite. `min_ttl` and `deadline` are
     seconds: the shortest time to live that is honoured, and how long one operation may take.
     """
@@ -104,8 +105,14 @@ class Traits:
     max_record: int
     max_drop: int
     overhead: int = 0
+    max_inline: int = NO_LIMIT
+    reference: int = 0
     min_ttl: float = 0.001
     deadline: float = DEFAULT_DEADLINE_S
+
+    def room(self, size: int) -> int:
+        """Return how many bytes of `max_record` a value of `size` bytes takes, at most."""
+        return (size if size <= self.max_inline else self.reference) + self.overhead
 
 
 def new_version() -> str:

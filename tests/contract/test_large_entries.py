@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 
@@ -17,10 +16,6 @@ from stm_backends.testing.workbench.faulty import SMALL, faulty_datastore
 
 class TestLargeEntries(DriverContract):
     """Around a driver whose largest entry is so small that most that is larger than a word is kept beside."""
-
-    opted_out: ClassVar = {
-        "test_a_record_is_full_with_exactly_max_record_bytes": "pointers take room beside the entries"
-    }
 
     @pytest.fixture
     def datastore(self) -> Datastore:
@@ -53,7 +48,8 @@ class TestNearlyAllBesideTheRecord(DriverContract):
         clock, store = FakeClock(), MemoryStore()
 
         async def open_one() -> Driver:
-            inner = MemoryDriver(store, clock=clock, max_entry_bytes=12_000, max_record_bytes=1_000_000)
+            # No check fills a record of this size: its traits do not say what `Eager` keeps beside it.
+            inner = MemoryDriver(store, clock=clock, max_entry_bytes=12_000, max_record_bytes=2**30)
             await inner.open()
             return Eager(inner, clock=clock, steady=clock)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -32,10 +31,6 @@ class TestSealedDriver(DriverContract):
 
 class TestSealedLargeEntries(DriverContract):
     """Pointers and parts are sealed too: large values are split above the seal."""
-
-    opted_out: ClassVar = {
-        "test_a_record_is_full_with_exactly_max_record_bytes": "pointers and seals take room beside entries"
-    }
 
     @pytest.fixture
     def datastore(self) -> Datastore:

@@ -1,6 +1,8 @@
 """Writes that are queued at once share a transaction of the SQLite driver and keep their own outcomes."""
 
 import asyncio
+import heapq
+import random
 import sqlite3
 import threading
 import time
@@ -8,7 +10,7 @@ import time
 import pytest
 
 from stm_backends.drivers import ABSENT, ANY, Key, Record
-from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, statements
+from stm_backends.drivers.sqlite import SqliteDriver, SqliteSettings, jobs, statements
 from stm_backends.drivers.sqlite import driver as driver_module
 from stm_backends.drivers.sqlite.jobs import MAX_JOBS, Kind
 from stm_backends.drivers.sqlite.thread import MAX_BYTES, MAX_SECONDS
@@ -473,3 +475,24 @@ async def test_a_mutant_of_the_thread_is_rejected_by_its_check(mutant, check, mo
             await check(driver)
     finally:
         await driver.close()
+
+
+def test_a_writer_that_waits_long_asks_for_the_lock_often(monkeypatch):
+    monkeypatch.setattr(jobs.random, "uniform", lambda _, longest: longest)
+    assert max(map(jobs.pause, range(10_000))) <= 0.002
+
+
+def test_four_busy_writers_pass_none_of_them_for_long(monkeypatch):
+    """In virtual time, so that it does not depend on the machine: each asks, writes and asks again."""
+    chance = random.Random(15)
+    monkeypatch.setattr(jobs.random, "uniform", chance.uniform)
+    writers, free_at, longest = [(0.0, 0.0, 0, n) for n in range(4)], 0.0, 0.0
+    while writers[0][0] < 30:
+        now, since, attempts, writer = heapq.heappop(writers)
+        if now < free_at:
+            heapq.heappush(writers, (now + jobs.pause(attempts), since, attempts + 1, writer))
+            continue
+        longest, free_at = max(longest, now - since), now + 0.0001
+        back = free_at + chance.uniform(0.0001, 0.0003)
+        heapq.heappush(writers, (back, back, 0, writer))
+    assert longest < 0.04

@@ -75,9 +75,9 @@ class TestSqliteDriver(DriverContract):
 
 
 class TestSqliteDriverAsUsersHaveIt(DriverContract):
-    """The real clock, default settings; SQLite serves waiting writers in no order, so they get time."""
+    """The real clock and the default settings."""
 
     @pytest.fixture
     def datastore(self, tmp_path):
-        opening = functools.partial(open_at, f"sqlite:///{tmp_path}/stm.db?deadline_s=60")
-        return Datastore(open=opening, tick=0.3, histories=5, races_s=4)
+        opening = functools.partial(open_at, f"sqlite:///{tmp_path}/stm.db")
+        return Datastore(open=opening, tick=0.3, histories=5)

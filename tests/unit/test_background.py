@@ -25,6 +25,7 @@ from stm_backends.memory.shared.schedule import MAX_TIMERS, Timers
 from stm_backends.records import keys
 from stm_backends.records.body import Body
 from stm_backends.records.codec import Codec
+from stm_backends.records.large.pointers import POINTER
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
@@ -387,6 +388,21 @@ async def test_a_full_record_takes_every_turn_while_the_model_is_down(pods: int)
         assert [item.user_message for item in left] == [f"u{n}" for n in range(40 - len(left), 40)]
         assert len(left) > 6
         assert len(model.calls) == 1
+
+
+@clock.virtually
+async def test_a_large_turn_drops_no_more_than_its_pointer_takes() -> None:
+    async with opened(1, max_record_bytes=12_000) as (backend,):
+        memory = backend.memory(KEY, config(**FULL), summarizer=Model(down=1e9))
+        room, number = 12_000, 0
+        while room >= POINTER:
+            await memory.add_turn(turn(number))
+            await asyncio.sleep(1)
+            record = await backend.driver.load(RECORD)
+            assert record is not None
+            room, number = 12_000 - len(record.body or b"") - sum(map(len, record.tail)), number + 1
+        await memory.add_turn(turn(number, "x" * 9_000))
+        assert 0 < memory.stats.dropped < 12
 
 
 async def waiting_for_room(backend: Backend, memory: DistributedShortTermMemory) -> asyncio.Task[None]:

@@ -32,6 +32,7 @@ from stm_backends.errors import (
     Unavailable,
 )
 from stm_backends.records import keys, operations
+from stm_backends.records.large.driver import LargeEntries
 from stm_backends.records.operations import AT_ONCE
 
 ACME = Owner("acme")
@@ -450,6 +451,24 @@ async def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_copied(
     assert not copy.ok
     assert troubles == [("trip", "failed")]
     assert copy.tally == {"copied": 5, "failed": 1, "verified": 5}
+
+
+async def test_many_small_entries_fill_a_target_that_takes_large_ones(
+    source: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = LargeEntries(open_driver("memory", max_entry_bytes=2_000, max_record_bytes=3_000))
+    await target.open()
+    key, large = (keys.memory_key(MemoryKey("acme", "u4", name)) for name in ("small", "large"))
+    for _ in range(4):
+        await source.driver.append(key, b"x" * 900, initial_version="v", ttl=None)
+        await source.driver.append(large, b"x" * 9_000, initial_version="v", ttl=None)
+    writes = spied(target.inner, monkeypatch)
+
+    copy, troubles = await copied(source.driver, target, Owner("acme", "u4"))
+
+    assert troubles == [("small", "failed")]
+    assert copy.tally["copied"] == 1
+    assert key not in {written for _, written in writes}
 
 
 @pytest.mark.parametrize("limit", [{"max_entry_bytes": 300}, {"max_record_bytes": 300}])

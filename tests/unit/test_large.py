@@ -782,6 +782,17 @@ async def test_a_driver_with_tiny_entries_is_used_as_it_is() -> None:
         await driver.append(KEY, b"x" * 101, initial_version="v", ttl=None)
 
 
+async def test_the_traits_say_how_much_room_each_value_takes(world: World, driver: LargeEntries) -> None:
+    inner, traits = await world.raw(), driver.traits
+    inline = 1_000_000 // 16
+    for size in (0, 1, inline, inline + 1, 150_000):
+        key = KEY._replace(name=f"{size}")
+        await driver.append(key, bytes(size), initial_version="v", ttl=None)
+        (stored,) = (await inner.load(key) or Record("", None, ())).tail
+        assert traits.room(size) == len(stored)
+    assert traits.max_record == inner.traits.max_record
+
+
 async def test_every_pointer_has_the_same_size() -> None:
     for ttl, size in ((None, 1), (1e11 / 3, 64 * 1024 * 1024), (0.1 + 0.2, 10)):
         pointer = Pointer(pointers.new_id(1e10), size, "f" * 64, 100_000, ttl)

@@ -19,6 +19,9 @@ T = TypeVar("T")
 MAX_JOBS: Final = 128
 """How many writes one transaction takes, and how many jobs are put at once."""
 
+LONGEST_PAUSE_S: Final = 0.002
+"""The longest pause between two attempts to take a lock. An attempt takes up to 0.1 ms of processor time."""
+
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
 
@@ -33,8 +36,10 @@ def primary_code(error: sqlite3.Error) -> int:
 
 
 def pause(attempt: int) -> float:
-    """Return how long to wait before the next attempt: random, growing, at most 10 ms."""
-    return random.uniform(0, min(0.0002 * 2 ** min(attempt, 6), 0.01))
+    """Return how long to wait before the next attempt: random, growing, at most `LONGEST_PAUSE_S`."""
+    # A free lock goes to whoever asks first. With long pauses, writers that have just come pass the one that
+    # has waited longest, again and again.
+    return random.uniform(0, min(0.0002 * 2 ** min(attempt, 4), LONGEST_PAUSE_S))
 
 
 class NotBegun(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from stm_backends.drivers.contract import Traits
 from stm_backends.memory import policy
 from stm_backends.memory.policy import Fold, Step, Trim, Wait
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -36,12 +37,12 @@ def next_step(
     snapshot: Snapshot,
     *,
     now: float,
-    max_drop: int,
+    traits: Traits,
     room: int = 0,
     batch: int | None = None,
     known_for: float = 0.0,
 ) -> Due:
-    """Return what is due, in portions of at most `max_drop` entries.
+    """Return what is due, in portions that a driver with these traits takes.
 
     `room` is how many bytes an append to a full record waits for; 0 if none waits. `now`, `batch` and
     `known_for` are those of `policy.next_step`.
@@ -60,16 +61,18 @@ def next_step(
         characters=snapshot.characters,
     )
     if room:
-        step = policy.room_step(config, step, pending, count=max(1, snapshot.turns_of(room)))
+        step = policy.room_step(
+            config, step, pending, count=max(1, snapshot.turns_of(room, room=traits.room))
+        )
     worthwhile = 1 if room else REPEATS_KEPT
     if snapshot.repeats >= worthwhile and (room or step is None or isinstance(step, Wait)):
-        count = min(snapshot.leading_repeats(), max_drop)
+        count = min(snapshot.leading_repeats(), traits.max_drop)
         if count >= worthwhile:
             return Compact(count)
     if isinstance(step, Fold):
-        return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, max_drop))])
+        return replace(step, turns=step.turns[: max(1, snapshot.within(step.turns, traits.max_drop))])
     if isinstance(step, Trim):
-        return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], max_drop)))
+        return replace(step, count=max(1, snapshot.within(snapshot.turns[: step.count], traits.max_drop)))
     return step
 
 

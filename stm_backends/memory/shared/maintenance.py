@@ -108,7 +108,7 @@ class Maintenance(Writes):
             self.config,
             snapshot,
             now=time,
-            max_drop=shared.driver.traits.max_drop,
+            traits=shared.driver.traits,
             room=self.room.needed,
             batch=1 if self.flush_waiters else None,
             known_for=self._attempt.ago(attempt_of(body)) if body.attempts else 0.0,

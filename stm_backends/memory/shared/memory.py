@@ -38,7 +38,7 @@ from stm_backends.types import (
 )
 
 OVERHEAD: Final = 512
-"""Bytes that a turn takes in a record beyond its entry: the datastore's overhead and remembered ids."""
+"""Bytes that a turn takes in a record beyond its entry: the datastore's own, and remembered ids."""
 
 
 class DistributedShortTermMemory:
@@ -255,7 +255,7 @@ class DistributedShortTermMemory:
 
     async def _append_to_full(self, stored: StoredTurn, entry: bytes, full: TooLarge) -> Appended:
         """Append to a record that was `full`, as the background makes room in it."""
-        loop, size = asyncio.get_running_loop(), len(entry) + OVERHEAD
+        loop, size = asyncio.get_running_loop(), self._shared.driver.traits.room(len(entry)) + OVERHEAD
         give_up_at = loop.time() + self._maintenance.lease_ttl
         with self._maintenance.room.request(size) as request:
             while full.what == "record" and (remaining := give_up_at - loop.time()) > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -149,11 +149,14 @@ class Snapshot:
             count -= 1
         return count
 
-    def turns_of(self, size: int) -> int:
-        """Return how many of the oldest turns take `size` bytes together, with their repeats."""
+    def turns_of(self, size: int, *, room: Callable[[int], int]) -> int:
+        """Return how many of the oldest turns take `size` bytes together, with their repeats.
+
+        `room` returns how many bytes of the record a value of so many bytes takes.
+        """
         taken = 0
         for position, entry in enumerate(self.tail):
-            taken += len(entry)
+            taken += room(len(entry))
             if taken >= size:
                 return sum(start <= position for start in self.starts)
         return len(self.turns)

@@ -104,8 +104,9 @@ class _Seen:
 class LargeEntries:
     """The five operations of `inner`, for entries and bodies of up to `largest` bytes.
 
-    One operation on a large value takes several round trips, each of which has the driver's deadline. `clock`
-    is in epoch seconds, and `steady` never steps back.
+    A record has the room that it has in `inner`, of which a large value takes that of a pointer. One
+    operation on a large value takes several round trips, each of which has the driver's deadline. `clock` is
+    in epoch seconds, and `steady` never steps back.
     """
 
     def __init__(
@@ -126,16 +127,15 @@ class LargeEntries:
         self._parts = Parts(inner, clock=clock, steady=steady)
         self.before_parts: Callable[[Key, float | None], Awaitable[None]] | None = None
         """Called with the key of a record and the time to live of its parts, before they are stored."""
-        self.traits = self._limits(inner.traits)
         # Small values stay in the record, where one round trip loads them.
         self._inline = min(inner.traits.max_entry, max(inner.traits.max_record // SHARE, 4 * POINTER))
+        self.traits = self._limits(inner.traits)
 
     def _limits(self, traits: Traits) -> Traits:
         if traits.max_entry < 4 * POINTER:
             return traits
         largest = max(self._largest, traits.max_entry)
-        most = max(traits.max_record, traits.max_record // (POINTER + traits.overhead) * largest)
-        return replace(traits, max_entry=largest, max_record=most, overhead=0)
+        return replace(traits, max_entry=largest, max_inline=self._inline, reference=POINTER)
 
     async def open(self) -> None:
         """Open the inner driver."""

@@ -139,7 +139,8 @@ class Interruptions(Contract):
         traits = driver.traits
         assert driver.name, "`name` is what errors and reports call the backend"
         assert traits.durability, "`durability` is a sentence that says what survives"
-        assert 0 < traits.max_entry <= traits.max_record, "`max_entry` is positive and fits in `max_record`"
+        assert traits.max_entry > 0, "`max_entry` is positive"
+        assert traits.room(traits.max_entry) <= traits.max_record, "`max_entry` fits in `max_record`"
         assert traits.max_drop > 0, "`max_drop` is positive, or nothing could be folded"
         assert traits.min_ttl > 0, "`min_ttl` is a positive number of seconds"
         assert traits.deadline > 0, "`deadline` is a positive number of seconds"

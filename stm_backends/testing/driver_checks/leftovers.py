@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key
 from stm_backends.errors import Corrupt, StorageError, TooLarge
-from stm_backends.testing.driver_checks.steps import append_all, loaded, noise
+from stm_backends.testing.driver_checks.steps import append_all, full_of_largest, loaded, noise
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
@@ -56,8 +56,7 @@ class Leftovers(Contract):
             "a refused body": lambda: one.replace(key, too_large, version="v3", expect="v2", ttl=None),
             "an invalid argument": lambda: one.append(key, b"d", initial_version="initial", ttl=-1),
         }
-        if one.traits.max_record <= QUICK_RECORD:
-            count = one.traits.max_record // (one.traits.max_entry + one.traits.overhead)
+        if (count := full_of_largest(one.traits)) * one.traits.max_entry <= QUICK_RECORD:
             await append_all(two, full, *[too_large[1:]] * count)
             entry = too_large[1:]
             operations |= {

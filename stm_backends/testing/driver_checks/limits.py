@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from stm_backends.drivers.contract import ABSENT, ANY, Record
 from stm_backends.errors import TooLarge
-from stm_backends.testing.driver_checks.steps import append_all, loaded, noise
+from stm_backends.testing.driver_checks.steps import append_all, full_of_largest, loaded, noise
 from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_raise
@@ -54,10 +54,10 @@ class Limits(Contract):
         self, bench: Bench
     ) -> None:
         driver, key = await bench.driver(), bench.key()
-        if driver.traits.max_record > LARGEST_RECORD:
-            not_asked(f"would write {driver.traits.max_record:,} bytes; give the driver a smaller limit")
+        count = full_of_largest(driver.traits)
+        if (size := count * driver.traits.max_entry) > LARGEST_RECORD:
+            not_asked(f"would write {size:,} bytes; give the driver a smaller limit")
         entry = noise(driver.traits.max_entry)
-        count = driver.traits.max_record // (len(entry) + driver.traits.overhead)
         await append_all(driver, key, *[entry] * count)
         with must_raise(TooLarge, "the record would hold more than `max_record` bytes") as caught:
             await driver.append(key, entry, initial_version="initial", ttl=None)
@@ -77,10 +77,12 @@ class Limits(Contract):
         """Some bytes are not counted, such as the body or small entries, or a replace is not checked."""
         driver, key = await bench.driver(), bench.key()
         limit, overhead = driver.traits.max_record, driver.traits.overhead
+        # The largest value that takes room of its own; a larger one takes less.
+        longest = min(driver.traits.max_entry, driver.traits.max_inline)
         largest = LARGEST_QUICK_RECORD if bench.quick else LARGEST_RECORD
         if limit > largest:
             not_asked(f"would write {limit:,} bytes; give the driver a smaller limit")
-        entry, small = noise(driver.traits.max_entry), min(SMALL, driver.traits.max_entry)
+        entry, small = noise(longest), min(SMALL, longest)
         room, sizes = limit, list[int]()
         while room > overhead:
             # Many small entries at the end, because a driver may keep those elsewhere than large ones.

@@ -23,6 +23,11 @@ HELD_S: Final = 0.1
 """How long writes have to begin to wait for a lock that a check holds."""
 
 
+def full_of_largest(traits: Traits) -> int:
+    """Return how many of the largest entries fill a record."""
+    return traits.max_record // traits.room(traits.max_entry)
+
+
 async def loaded(driver: Driver, key: Key) -> Record:
     """Return a record that must be there."""
     record = await driver.load(key)
