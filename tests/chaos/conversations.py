@@ -17,9 +17,9 @@ What an operation without an end, or of unknown outcome, may do:
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -497,13 +497,26 @@ class _Erased:
         if self._left():
             return
         first: list[Violation] | None = None
-        for logs in itertools.islice(self._courses(), MOST_COURSES):
+        # An order of these sums keeps every order that time demands, if any order does.
+        starts = (sorted(self._clusters(prefer), key=_when) for prefer in (_apart, _age))
+        numbers = itertools.count()
+        courses = [(0, next(numbers), logs) for logs in starts]
+        known = set[tuple[int, ...]]()
+        while courses and len(known) < MOST_COURSES:
+            _, _, logs = heapq.heappop(courses)
+            course = tuple(hash(tuple(id(read) for read in log.reads)) for log in logs)
+            if course in known:
+                continue
+            known.add(course)
             self._needs = {}
-            found = self._checked.said_by(partial(self._judge, logs))
+            judged = [log.copy() for log in logs]
+            found = self._checked.said_by(partial(self._judge, judged))
             if not found:
-                self._count_late(logs)
+                self._count_late(judged)
                 return
             first = found if first is None else first
+            for other in self._near(logs):
+                heapq.heappush(courses, (len(found), next(numbers), other))
         self._checked.violations += first or []
 
     def _left(self) -> bool:
@@ -523,25 +536,29 @@ class _Erased:
                     found = True
         return found
 
-    def _courses(self) -> Iterator[list[_Log]]:
-        """Yield the logs in orders in which they may have been, each once."""
-        # An order of these sums keeps every order that time demands, if any order does.
-        queue = deque(
-            sorted(self._clusters(prefer), key=lambda log: log.first + log.last) for prefer in (_apart, _age)
-        )
-        known = set[tuple[int, ...]]()
-        while queue:
-            logs = queue.popleft()
-            course = tuple(hash(tuple(id(read) for read in log.reads)) for log in logs)
-            if course in known:
-                continue
-            known.add(course)
-            yield [log.copy() for log in logs]
-            for place, (one, other) in enumerate(itertools.pairwise(logs)):
-                if one.loose or other.loose:
-                    queue.append([*logs[:place], one.with_all_of(other), *logs[place + 2 :]])
-                if one.first >= other.last:
-                    queue.append([*logs[:place], other, one, *logs[place + 2 :]])
+    def _near(self, logs: list[_Log]) -> Iterator[list[_Log]]:
+        """Yield courses that differ in one thing: two logs are one, or change places, or one log is two."""
+        for place, (one, other) in enumerate(itertools.pairwise(logs)):
+            if one.loose or other.loose or not one.turns.keys().isdisjoint(other.turns):
+                yield [*logs[:place], one.with_all_of(other), *logs[place + 2 :]]
+            if one.first >= other.last:
+                yield [*logs[:place], other, one, *logs[place + 2 :]]
+        for place, log in enumerate(logs):
+            for parts in self._parted(log):
+                yield sorted([*logs[:place], *parts, *logs[place + 1 :]], key=_when)
+
+    def _parted(self, log: _Log) -> Iterator[tuple[_Log, _Log]]:
+        """Yield the ways in which a log may have been two in a row, with turns that stood in both."""
+        reads = sorted(log.reads, key=lambda read: read.invoked + read.ended)
+        whole = set[int]()
+        for turn in log.turns.keys() - self._twice:
+            shown = [place for place, read in enumerate(reads) if turn in read.shown]
+            whole.update(range(shown[0] + 1, shown[-1] + 1))
+        for place in set(range(1, len(reads))) - whole:
+            early, late = _Log(), _Log()
+            for number, read in enumerate(reads):
+                self._put(early if number < place else late, read)
+            yield early, late
 
     def _judge(self, logs: list[_Log]) -> None:
         for log in logs:
@@ -761,6 +778,10 @@ def _contradicts(log: _Log, read: Read) -> bool:
         for other in log.reads
         if not other.excused
     )
+
+
+def _when(log: _Log) -> float:
+    return log.first + log.last
 
 
 def _age(log: _Log, read: Read) -> float:

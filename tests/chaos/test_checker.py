@@ -329,6 +329,28 @@ RIGHT: dict[str, list[Event]] = {
     .erase(3, 4)
     .read("", 5, 6)
     .finally_("x"),
+    "an unknown turn stands before an erasure that is under way, and after it": Story()
+    .add("x", 0, 1, "unknown")
+    .read("x", 4, 5)
+    .erase(4.5, 9)
+    .read("", 6, 7)
+    .finally_("x"),
+    "an unknown turn stands before a refused erasure, and after it": Story()
+    .add("x", 0)
+    .read("x", 1, 2)
+    .erase(3, 4, "fail")
+    .read("", 3.1, 4.1)
+    .read("x", 5, 6)
+    .finally_("x"),
+    "an unknown turn stands alone after an erasure that took a later one": Story()
+    .add("x", 0)
+    .read("x", 1, 2)
+    .add("a", 3, 3.5)
+    .erase(3.2, 5)
+    .read("x", 4.8, 9)
+    .read("x", 7, 8)
+    .erase(8.5, 9)
+    .finally_(""),
     "a turn is added again after an erasure": Story()
     .add("x", 0, 1, "unknown")
     .read("x", 1.2, 1.5)
