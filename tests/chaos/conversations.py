@@ -539,8 +539,10 @@ class _Erased:
     def _near(self, logs: list[_Log]) -> Iterator[list[_Log]]:
         """Yield courses that differ in one thing: two logs are one, or change places, or one log is two."""
         for place, (one, other) in enumerate(itertools.pairwise(logs)):
-            if one.loose or other.loose or not one.turns.keys().isdisjoint(other.turns):
-                yield [*logs[:place], one.with_all_of(other), *logs[place + 2 :]]
+            both = one.with_all_of(other)
+            alike = one.loose or other.loose or not one.turns.keys().isdisjoint(other.turns)
+            if alike and not self._straddling(both):
+                yield [*logs[:place], both, *logs[place + 2 :]]
             if one.first >= other.last:
                 yield [*logs[:place], other, one, *logs[place + 2 :]]
         for place, log in enumerate(logs):
@@ -645,11 +647,13 @@ class _Erased:
 
     def _straddled(self, log: _Log) -> bool:
         """Say whether an acknowledged erasure lies within a log, which is a violation."""
-        for erase in self._erases:
-            if erase.op.status == "ok" and _between(erase, log.first, log.last):
-                self._say_left(log, erase)
-                return True
-        return False
+        if erase := self._straddling(log):
+            self._say_left(log, erase)
+        return erase is not None
+
+    def _straddling(self, log: _Log) -> _Erase | None:
+        sure = (erase for erase in self._erases if erase.op.status == "ok")
+        return next((erase for erase in sure if _between(erase, log.first, log.last)), None)
 
     def _say_left(self, log: _Log, erase: _Erase) -> None:
         after = [read for read in log.reads if read.invoked > erase.latest]
