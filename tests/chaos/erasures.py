@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -74,9 +74,8 @@ class Erased:
             return
         first: list[Violation] | None = None
         # An order of these sums keeps every order that time demands, if any order does.
-        starts = (sorted(self._clusters(prefer), key=_when) for prefer in (_apart, _age))
         numbers = itertools.count()
-        courses = [(0, next(numbers), logs) for logs in starts]
+        courses = [(0, next(numbers), sorted(self._clusters(), key=_when))]
         known = set[tuple[int, ...]]()
         while courses and len(known) < MOST_COURSES:
             _, _, logs = heapq.heappop(courses)
@@ -161,7 +160,7 @@ class Erased:
         for log in logs:
             self._checked.check_log(log)
 
-    def _clusters(self, prefer: Callable[[Log, Read], float]) -> list[Log]:
+    def _clusters(self) -> list[Log]:
         """Gather reads that have a turn in common which can stand in one log only."""
         root: dict[str, str] = {}
 
@@ -190,7 +189,7 @@ class Erased:
                 unsure.append(read)
             else:
                 self._put(logs.setdefault(find(once), Log()), read)
-        return self._place_unsure([*logs.values()], unsure, prefer)
+        return self._place_unsure([*logs.values()], unsure)
 
     def _put(self, log: Log, read: Read) -> None:
         log.take(read)
@@ -199,16 +198,13 @@ class Erased:
                 span = self._spans[turn]
                 log.hold(turn, Span(span.invoked, NEVER) if turn in self._twice else span)
 
-    def _place_unsure(
-        self, logs: list[Log], unsure: list[Read], prefer: Callable[[Log, Read], float]
-    ) -> list[Log]:
+    def _place_unsure(self, logs: list[Log], unsure: list[Read]) -> list[Log]:
         """Put reads of which each turn may stand in two logs where they fit, beginning with the longest."""
         for read in sorted(unsure, key=lambda read: (-len(read.shown), read.invoked)):
-            fits = [log for log in logs if self._fits(log, read) and not _contradicts(log, read)]
-            if not fits:
-                fits = [Log()]
-                logs.append(fits[0])
-            self._put(min(fits, key=lambda log: prefer(log, read)), read)
+            log = next((log for log in logs if self._fits(log, read)), None)
+            if log is None:
+                logs.append(log := Log())
+            self._put(log, read)
         return logs
 
     def _fits(self, log: Log, read: Read) -> bool:
@@ -340,39 +336,8 @@ class Erased:
                         self.late.update(old)
 
 
-def _contradicts(log: Log, read: Read) -> bool:
-    """Say whether a read cannot be of a log, by what was surely in it, or not yet, at the time."""
-    oldest = log.turns[read.shown[0]].ended if read.shown[0] in log.turns else NEVER
-    lacks = (
-        span.ended < read.invoked and (not read.newest_only or span.invoked > oldest)
-        for turn, span in log.turns.items()
-        if turn not in read.shown
-    )
-    if any(lacks):
-        return True
-    count = len(read.shown)
-    return not read.newest_only and any(
-        (other.ended < read.invoked and len(other.shown) > count)
-        or (read.ended < other.invoked and len(other.shown) < count)
-        for other in log.reads
-        if not other.excused
-    )
-
-
 def _when(log: Log) -> float:
     return log.first + log.last
-
-
-def _age(log: Log, read: Read) -> float:
-    return log.first
-
-
-def _apart(log: Log, read: Read) -> float:
-    """Return how long before or after the reads of a log another read was."""
-    if not log.reads:
-        return 0.0
-    begin, end = min(one.invoked for one in log.reads), max(one.ended for one in log.reads)
-    return max(0.0, begin - read.ended, read.invoked - end)
 
 
 def _between(erase: _Erase, first: float, last: float) -> bool:
