@@ -24,7 +24,7 @@ from typing import Final
 
 from tests.chaos.conversations import FAR, NEVER, Checked, Log, Op, Read, Span, Violation
 
-MOST_COURSES: Final = 100
+MOST_COURSES: Final = 200
 """How many courses of events are tried for a conversation."""
 
 
@@ -112,17 +112,31 @@ class Erased:
         return found
 
     def _near(self, logs: list[Log]) -> Iterator[list[Log]]:
-        """Yield courses that differ in one thing: two logs are one, or change places, or one log is two."""
+        """Yield courses that differ in one thing.
+
+        Two logs are one, or change places, or some reads are of the other one; or one log is two.
+        """
         for place, (one, other) in enumerate(itertools.pairwise(logs)):
-            both = one.with_all_of(other)
-            alike = one.loose or other.loose or not one.turns.keys().isdisjoint(other.turns)
-            if alike and not self._straddling(both):
-                yield [*logs[:place], both, *logs[place + 2 :]]
+            before, after = logs[:place], logs[place + 2 :]
+            if both := self._joined(one, other):
+                yield [*before, both, *after]
             if one.first >= other.last:
-                yield [*logs[:place], other, one, *logs[place + 2 :]]
+                yield [*before, other, one, *after]
+            for early, late in self._parted(one):
+                if both := self._joined(late, other):
+                    yield [*before, early, both, *after]
+            for early, late in self._parted(other):
+                if both := self._joined(one, early):
+                    yield [*before, both, late, *after]
         for place, log in enumerate(logs):
             for parts in self._parted(log):
                 yield sorted([*logs[:place], *parts, *logs[place + 1 :]], key=_when)
+
+    def _joined(self, one: Log, other: Log) -> Log | None:
+        """Return two logs as one, if they can be."""
+        both = one.with_all_of(other)
+        alike = one.loose or other.loose or not one.turns.keys().isdisjoint(other.turns)
+        return both if alike and not self._straddling(both) else None
 
     def _parted(self, log: Log) -> Iterator[tuple[Log, Log]]:
         """Yield the ways in which a log may have been two in a row, with turns that stood in both."""
@@ -132,10 +146,19 @@ class Erased:
             shown = [place for place, read in enumerate(reads) if turn in read.shown]
             whole.update(range(shown[0] + 1, shown[-1] + 1))
         for place in set(range(1, len(reads))) - whole:
-            early, late = Log(), Log()
-            for number, read in enumerate(reads):
-                self._put(early if number < place else late, read)
-            yield early, late
+            yield self._log_of(reads[:place]), self._log_of(reads[place:])
+        # A long read that took place early, or late, is on the wrong side then.
+        unsure = [read for read in reads if self._twice.issuperset(read.shown)]
+        sure = [read for read in reads if not self._twice.issuperset(read.shown)]
+        for place in range(len(unsure) if sure else 0):
+            yield self._log_of(unsure[:place] + sure), self._log_of(unsure[place:])
+            yield self._log_of(unsure[: place + 1]), self._log_of(sure + unsure[place + 1 :])
+
+    def _log_of(self, reads: Iterable[Read]) -> Log:
+        log = Log()
+        for read in reads:
+            self._put(log, read)
+        return log
 
     def _judge(self, logs: list[Log]) -> None:
         for log in logs:

@@ -351,6 +351,15 @@ RIGHT: dict[str, list[Event]] = {
     .read("x", 7, 8)
     .erase(8.5, 9)
     .finally_(""),
+    "a long read is of the log after an erasure, a shorter one of that before": Story()
+    .add("x", 0)
+    .read("x", 1, 2)
+    .add("a", 3, 4)
+    .read("x", 5, 9)
+    .erase(6, 8)
+    .read("xa", 6.5, 10)
+    .read("x", 11, 12)
+    .finally_("x"),
     "a turn is added again after an erasure": Story()
     .add("x", 0, 1, "unknown")
     .read("x", 1.2, 1.5)
