@@ -167,8 +167,9 @@ class Erased:
                 return
         if not _in_time(logs):
             self._say_mixed(logs)
-        if gaps := self._gaps(logs):
-            self._say_gap(logs[gaps[0] - 1], logs[gaps[0]])
+        gaps = self._gaps(logs)
+        for gap in gaps:
+            self._say_gap(logs[gap - 1], logs[gap])
         for read in self._of.reads:
             if not read.shown:
                 self._check_empty(logs, read)
