@@ -1,7 +1,7 @@
 """Whether a correct memory can have made a recorded history: `python -m tests.chaos.checker FOLDER`.
 
-`conversations` compares what was read with what was written. Here are the properties that need more than one
-conversation: leases, versions, health, what is left to do at the end, and the figures of the pods.
+`conversations` and `erasures` compare what was read with what was written. Here are the properties that need
+more than one conversation: leases, versions, health, what is left to do at the end, and the figures of pods.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from tests.chaos import flat, history
 from tests.chaos.conversations import Checked, Conversation, Op, Read, Violation
+from tests.chaos.erasures import Erased
 from tests.chaos.history import Event
 
 ALLOWED: Final[Mapping[str, float]] = {
@@ -186,8 +187,13 @@ class _Check:
                 unjudged += 1
                 continue
             checked = Checked(conversation)
+            if conversation.erases:
+                erased = Erased(checked)
+                erased.check()
+                late += len(erased.late)
+            else:
+                checked.check()
             self.report.violations += checked.violations
-            late += len(checked.late_after_erasure)
             unknown += sum(
                 all(op.status != "ok" for op in ops) and turn in checked.appeared
                 for turn, ops in conversation.adds.items()

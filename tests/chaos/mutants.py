@@ -25,7 +25,7 @@ class Mutant(WrapperDriver):
     """A driver that is right; derived ones are not, and what they find in the library they change."""
 
     rate: int = 1
-    """The mutant strikes once in so many writes of its kind."""
+    """The mutant strikes once in so many writes of its kind, first after a quarter of them."""
 
     def __init__(self, inner: Driver, folder: Path) -> None:
         super().__init__(inner)
@@ -38,7 +38,7 @@ class Mutant(WrapperDriver):
     def strikes(self) -> bool:
         """Say whether the mutant strikes now."""
         os.write(self._file, b".")
-        return os.fstat(self._file).st_size % self.rate == self.rate // 2
+        return os.fstat(self._file).st_size % self.rate == self.rate // 4
 
 
 class LosesOneWriteIn10000(Mutant):

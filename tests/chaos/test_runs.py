@@ -72,6 +72,14 @@ def test_a_run_finds_the_mutant(mutant: str, tmp_path: Path) -> None:
     assert results["violations"]
 
 
+@pytest.mark.full
+def test_the_default_run_finds_one_lost_write_in_10000(tmp_path: Path) -> None:
+    # SQLite alone makes enough writes in its two minutes; all five datastores make three times as many.
+    status, results = run(tmp_path, "sqlite", "--mutant", "loses-one-write-in-10000")
+    assert status == 1
+    assert any("was acknowledged" in one for one in results["violations"])
+
+
 def pods_of(out: Path) -> list[str]:
     """Return the command lines of processes that a run started and that still run."""
     lines = [file.read_bytes().decode(errors="replace") for file in Path("/proc").glob("[0-9]*/cmdline")]
