@@ -34,8 +34,8 @@ from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, Kee
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt
 from stm_backends.memory.shared.recent import Recent
-from stm_backends.records.codec import Codec
 from stm_backends.records.body import digest
+from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
 from tests.chaos import turns
