@@ -34,19 +34,23 @@ BUDGET = 20_000
 
 
 def dialogues(folder: Path) -> Path:
-    """Write dialogues whose answers quote what a tool found, because a replay shortens results by themselves."""
-    chance = random.Random(15)
+    """Write dialogues whose answers quote what a tool found: a replay shortens what is called a result."""
     file = folder / "long.jsonl"
     with file.open("w", encoding="utf-8") as out:
         for session in SESSIONS:
-            turns: list[dict[str, str]] = []
-            for place in range(TURNS):
-                rows = (
-                    f"Row {row} of {session}{place} is {chance.random()}. " for row in range(RESULT // 34)
-                )
-                turns.append({"user": f"Search for {session}{place}.", "assistant": "".join(found)})
+            turns = [
+                {"user": f"Search for {session}{place}.", "assistant": found(f"{session}{place}")}
+                for place in range(TURNS)
+            ]
             out.write(json.dumps({"session": session, "turns": turns}) + "\n")
     return file
+
+
+def found(what: str) -> str:
+    """Return a result of its own for each search."""
+    chance = random.Random(what)
+    row = "Row {} of {} is {}. "
+    return "".join(row.format(number, what, chance.random()) for number in range(RESULT // 36))
 
 
 class Model:
@@ -75,7 +79,7 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
     # Leases of the killed expire after some deadlines, which the replay waits for.
     url = place_on(datastore).options(deadline_s=4)
     model = Model(url)
-    options = ("--pods", 3, "--kill-every", 5, "--full-zone-turns", 3, "--summary-max-tokens", SUMMARY)
+    options = ("--pods", 3, "--kill-every", 3, "--full-zone-turns", 3, "--summary-max-tokens", SUMMARY)
     began = time.monotonic()
     async with open_backend(url, create=True) as backend:
         replaying = asyncio.create_task(asyncio.to_thread(replay, file, tmp_path, "--url", url, *options))
