@@ -77,9 +77,9 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
 ) -> None:
     file = dialogues(tmp_path)
     # Leases of the killed expire after some deadlines, which the replay waits for.
-    url = place_on(datastore).options(deadline_s=4)
+    url = place_on(datastore).options(deadline_s=1.5)
     model = Model(url)
-    options = ("--pods", 3, "--kill-every", 3, "--full-zone-turns", 3, "--summary-max-tokens", SUMMARY)
+    options = ("--pods", 3, "--kill-every", 4, "--full-zone-turns", 3, "--summary-max-tokens", SUMMARY)
     began = time.monotonic()
     async with open_backend(url, create=True) as backend:
         replaying = asyncio.create_task(asyncio.to_thread(replay, file, tmp_path, "--url", url, *options))
