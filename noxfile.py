@@ -79,7 +79,12 @@ def full(session: nox.Session) -> None:
     session.run("coverage", "report")
 
 
-APART = ("packaging/test_wheel.py", "chaos/test_runs.py", "strangers/test_objects.py")
+APART = (
+    "packaging/test_wheel.py",
+    "chaos/test_runs.py",
+    "chaos/test_soak.py",
+    "strangers/test_objects.py",
+)
 """Tests that have a session of their own."""
 
 # The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
@@ -166,6 +171,14 @@ def chaos(session: nox.Session) -> None:
     install_group(session, "services")
     session.install("-e", ".[all]")
     session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Three datastores in steady use for an hour: does anything grow? `-- --minutes 5 redis`, `-- --help`."""
+    install_group(session, "services")
+    session.install("-e", ".[all]")
+    session.run("python", "-m", "tests.chaos.soak", *session.posargs)
 
 
 @nox.session(default=False)

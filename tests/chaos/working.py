@@ -33,8 +33,6 @@ from stm_backends import (
 from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt
-from stm_backends.memory.shared.recent import Recent
-from stm_backends.records.body import digest
 from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
@@ -82,6 +80,10 @@ class _Pod:
 
     def _fill_caches(self) -> None:
         """Have as much in memory at once as there would be after hours."""
+        # Late, because a pod of another version may not have them.
+        from stm_backends.memory.shared.recent import Recent  # noqa: PLC0415
+        from stm_backends.records.body import digest  # noqa: PLC0415
+
         Recent.__init__.__kwdefaults__["most"] = KEPT
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
