@@ -30,8 +30,8 @@ import sys
 import tempfile
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -172,8 +172,8 @@ class Found:
         noticed, explained = len(self.noticed), sum(map(bool, self.survived.values()))
         tested = noticed + len(self.survived)
         return (
-            f"{noticed} of {tested} mutants noticed ({noticed / max(1, tested):.1%}), {endless} by not ending; "
-            f"{explained} survivors are explained; set aside: {dict(kinds)}"
+            f"{noticed} of {tested} mutants noticed ({noticed / max(1, tested):.1%}), {endless} by not "
+            f"ending; {explained} survivors are explained; set aside: {dict(kinds)}"
         )
 
     def written(self) -> dict[str, object]:
@@ -247,160 +247,6 @@ def reasons_of(mutants: Iterable[Mutant], known: dict[str, list[str]]) -> dict[M
             assert matching, f"no mutant is called {pattern}: {why}"
             reasons.update(dict.fromkeys(matching, why))
     return reasons
-
-
-def write(self, path: str, source: str) -> None:
-        """Put a module in place, and forget what was compiled of another one in the same second."""
-        where = self.folder / path
-        where.write_text(source, "utf-8")
-        Path(importlib.util.cache_from_source(str(where))).unlink(missing_ok=True)
-
-    def test(self, stage: tuple[str, ...], limit_s: float) -> str:
-        """Return `passed`, `failed` or `timeout`.
-
-        The test runs in a fork of this process, which has one thread and has imported pytest.
-        """
-        child = os.fork()
-        if not child:
-            self._test_here(stage)
-        until, ended = time.monotonic() + limit_s, 0
-        while not ended and time.monotonic() < until:
-            time.sleep(0.02)
-            ended, status = os.waitpid(child, os.WNOHANG)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what it has started, too
-        if not ended:
-            os.waitpid(child, 0)
-            return "timeout"
-        shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
-        code = os.waitstatus_to_exitcode(status)
-        assert code != pytest.ExitCode.NO_TESTS_COLLECTED, f"no test is selected: {stage}"
-        return "failed" if code else "passed"
-
-    def _test_here(self, stage: tuple[str, ...]) -> NoReturn:
-        """Run the tests in this process, which is a fork, and end it."""
-        os.setsid()
-        with (self.folder / "output").open("wb") as output:
-            for number in (1, 2):
-                os.dup2(output.fileno(), number)
-        os.chdir(self.folder)
-        os.environ.update(PYTHONPATH=str(self.folder), TMPDIR=str(self.folder))
-        sys.path[:] = [str(self.folder), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        for name in [name for name in sys.modules if name.startswith(("stm_backends", "tests"))]:
-            del sys.modules[name]
-        code = 1
-        try:
-            code = int(pytest.main([*OPTIONS, *stage]))
-        except BaseException:  # noqa: BLE001 -- the parent goes on
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(code)
-
-
-copy_of_this_worker = functools.cache(Copy)
-
-
-def tried(parent: str, mutant: Mutant | None, stage: tuple[str, ...], limit_s: float) -> str:
-    """Return what a stage answers to a mutant, or to the unmutated code; runs in a worker."""
-    copy = copy_of_this_worker(parent, stage)
-    if mutant is None:
-        return copy.test(stage, limit_s)
-    original = (copy.folder / mutant.path).read_text("utf-8")
-    copy.write(mutant.path, mutant.source)
-    try:
-        return copy.test(stage, limit_s)
-    finally:
-        copy.write(mutant.path, original)
-
-
-@dataclass
-class Found:
-    """What became of the mutants of a target, and the reasons, `""` where there is none."""
-
-    seed: int
-    aside: dict[Mutant, str]
-    survived: dict[Mutant, str]
-    noticed: dict[Mutant, str] = field(default_factory=dict[Mutant, str])
-
-    def __str__(self) -> str:
-        kinds = collections.Counter(why.partition(":")[0] for why in self.aside.values())
-        endless = sum(how.endswith("timeout") for how in self.noticed.values())
-        noticed, explained = len(self.noticed), sum(map(bool, self.survived.values()))
-        tested = noticed + len(self.survived)
-        return (
-            f"{noticed} of {tested} mutants noticed ({noticed / max(1, tested):.1%}), {endless} by not ending; "
-            f"{explained} survivors are explained; set aside: {dict(kinds)}"
-        )
-
-    def written(self) -> dict[str, object]:
-        """Return all of it as JSON has it."""
-        named = {
-            name: {f"{one.path}:{one.line}: {one.name}": what for one, what in getattr(self, name).items()}
-            for name in ("survived", "noticed", "aside")
-        }
-        return {"summary": str(self), "seed": self.seed, **named}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Run tests on mutants.")
-    parser.add_argument("targets", nargs="*", default=[], help=f"of {', '.join(TARGETS)}; all without")
-    parser.add_argument("--sample", type=int, default=0, help="how many mutants of a target, at random")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="only mutants with this in their name")
-    parser.add_argument("--stages", type=int, default=9, help="only the first so many stages")
-    parser.add_argument("--workers", type=int, default=2, help="how many mutants are tested at a time")
-    parser.add_argument("--json", type=Path, default=Path("mutation.json"))
-    given = parser.parse_args()
-    known = json.loads(KNOWN.read_text("utf-8"))
-    unexplained = 0
-    for name in given.targets or TARGETS:
-        found = run(name, given, known)
-        print(f"{name}: {found}")
-        for mutant, why in found.survived.items():
-            print(f"  {mutant.path}:{mutant.line}: {mutant.name}\n    {why or 'not explained'}")
-        unexplained += sum(not why for why in found.survived.values())
-    sys.exit(bool(unexplained))
-
-
-def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, list[str]]]) -> Found:
-    """Run the stages of a target on its mutants, those of a sample if there is one; writes what it found."""
-    target = TARGETS[name]
-    made = [one for path in target.modules for one in mutants_of(path, (ROOT / path).read_text("utf-8"))]
-    reasons = {
-        one: reason_of(one, known.get(one.path, {}))
-        for one in made
-        if given.only in f"{one.path}: {one.name}"
-    }
-    aside = {one: why for one, why in reasons.items() if why.startswith(("equivalent", "beyond"))}
-    asked = [one for one in reasons if one not in aside]
-    if 0 < given.sample < len(asked):
-        asked = random.Random(given.seed).sample(asked, given.sample)
-    found = Found(given.seed, aside, {one: reasons[one] for one in asked})
-    with (
-        tempfile.TemporaryDirectory(prefix="stm-mutants-", ignore_cleanup_errors=True) as parent,
-        ProcessPoolExecutor(given.workers, multiprocessing.get_context("fork")) as pool,
-    ):
-        for number, stage in enumerate(target.stages[: given.stages], 1):
-            began = time.monotonic()
-            clean = pool.submit(tried, parent, None, stage, 3_000).result()
-            assert clean == "passed", f"the unmutated code does not pass: {stage}"
-            limit = max(LEAST_LIMIT_S, LIMIT * (time.monotonic() - began))
-            trying = {pool.submit(tried, parent, one, stage, limit): one for one in found.survived}
-            for place, done in enumerate(as_completed(trying), 1):
-                if (answer := done.result()) != "passed":
-                    del found.survived[trying[done]]
-                    found.noticed[trying[done]] = f"stage {number}: {answer}"
-                write(given.json, name, found)
-                if place % 20 == 0 or place == len(trying):
-                    print(f"{name}: stage {number}, {place} of {len(trying)} tried", flush=True)
-    return found
-
-
-def reason_of(mutant: Mutant, patterns: dict[str, str]) -> str:
-    """Return why a mutant need not be noticed, or is not; or `""`."""
-    escaped = {name.replace("[", "[[]"): why for name, why in patterns.items()}
-    matching = (why for name, why in escaped.items() if fnmatch.fnmatchcase(mutant.name, name))
-    return next(matching, "")
 
 
 def write(path: Path, name: str, found: Found) -> None:
