@@ -42,7 +42,7 @@ from tests.mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("known.json")
-OPTIONS = ("-qx", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
+OPTIONS = ("-qx", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
 LEAST_LIMIT_S = 60.0
 LIMIT = 4
 """How much longer than the unmutated code a mutant may take, until it counts as one that does not end."""
@@ -58,18 +58,20 @@ class Target:
 
 MEMORY = "tests/contract/test_reference_driver.py::TestMemoryDriver"
 SQLITE = "tests/contract/test_sqlite_driver.py::TestSqliteDriver"
+QUICK = ("--stm-quick", "-k", "not history and not survive_a_kill")
+"""What notices most mutants within a second; random histories and processes take longer."""
 TARGETS = {
     # The classes of the shipped suite alone, and none of the tests beside them.
     "memory": Target(
         ("stm_backends/drivers/in_memory.py",),
-        (("--stm-quick", MEMORY), (MEMORY,), (f"{MEMORY}OnARealClock",)),
+        ((*QUICK, MEMORY), (MEMORY,), (f"{MEMORY}OnARealClock",)),
     ),
     "sqlite": Target(
         tuple(
             f"stm_backends/drivers/sqlite/{name}.py"
             for name in ("driver", "statements", "thread", "jobs", "purging", "errors")
         ),
-        (("--stm-quick", SQLITE), (SQLITE,), (f"{SQLITE}AsUsersHaveIt",)),
+        ((*QUICK, SQLITE), (SQLITE,), (f"{SQLITE}AsUsersHaveIt",)),
     ),
     "decisions": Target(
         tuple(f"stm_backends/memory/{name}.py" for name in ("policy", "view", "local/merge", "shared/due")),
