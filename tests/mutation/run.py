@@ -56,6 +56,12 @@ class Target:
     stages: tuple[tuple[str, ...], ...]
 
 
+def units(module: str, *names: str) -> Target:
+    """Return a module of memories, before files of unit tests."""
+    stages = tuple(("-m", "not full", f"tests/unit/test_{name}.py") for name in names)
+    return Target((f"stm_backends/memory/{module}.py",), stages)
+
+
 MEMORY = "tests/contract/test_reference_driver.py::TestMemoryDriver"
 SQLITE = "tests/contract/test_sqlite_driver.py::TestSqliteDriver"
 QUICK = ("--stm-quick", "-k", "not history and not survive_a_kill")
@@ -73,14 +79,11 @@ TARGETS = {
         ),
         ((*QUICK, SQLITE), (SQLITE,), (f"{SQLITE}AsUsersHaveIt",)),
     ),
-    "decisions": Target(
-        tuple(f"stm_backends/memory/{name}.py" for name in ("policy", "view", "local/merge", "shared/due")),
-        (
-            tuple(f"tests/unit/test_{name}.py" for name in ("policy", "view", "merge")),
-            ("-m", "not full", "tests/unit/test_distributed.py", "tests/unit/test_default_memory.py",
-             "tests/unit/test_default_state.py", "tests/unit/test_background.py"),
-        ),
-    ),
+    # Pure functions, before unit tests.
+    "policy": units("policy", "policy", "default_summarizing", "distributed"),
+    "view": units("view", "view", "default_memory", "distributed"),
+    "merge": units("local/merge", "default_state", "default_write_back", "merge", "default_persistence"),
+    "due": units("shared/due", "distributed", "background", "large"),
 }  # fmt: skip
 
 
