@@ -16,10 +16,10 @@ FIND = "WITH found AS (SELECT id, version FROM stm_record WHERE scope = ? AND na
 
 DAMAGES = (
     "UPDATE stm_entry SET entry = x'' WHERE record IN (SELECT id FROM found) AND seq > 1",
-    "INSERT INTO stm_entry SELECT id, next, x'' FROM stm_record WHERE id IN (SELECT id FROM found)",
+    "INSERT INTO stm_entry SELECT id, next, x'00' FROM stm_record WHERE id IN (SELECT id FROM found)",
     "DELETE FROM stm_entry WHERE record IN (SELECT id FROM found) AND seq % 2",
 )
-"""Another size; another number of entries, where the next append finds its place taken; both."""
+"""Other sizes; an entry where the next append puts its own; missing entries."""
 
 
 class TestSqliteDriver(DriverContract):

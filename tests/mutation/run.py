@@ -3,19 +3,25 @@
 Each mutant stands in a copy of the tree, so other processes of a test import it too. It is noticed once a
 stage fails or does not end; the stages run in their order, and only what survived one meets the next.
 
-`known.json` has patterns of mutants' names, each with the reason: `equivalent:` to what was there, as far as
+`known.json` has reasons, each with patterns of mutants' names: `equivalent:` to what was there, as far as
 anyone can tell; `beyond:` what these tests are about, so that others have to notice it (neither is run);
 `survives:`, which counts against the tests.
+
+Not mutmut, which leaves out what stands outside of functions, nor cosmic-ray, which starts pytest anew for
+each mutant; neither changes conditions in SQL.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import fnmatch
+import functools
 import importlib.util
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -24,7 +30,9 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,9 +42,9 @@ from tests.mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
 KNOWN = Path(__file__).with_name("known.json")
-OPTIONS = ("-qx", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
+OPTIONS = ("-qx", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
 LEAST_LIMIT_S = 60.0
-LIMIT = 6
+LIMIT = 4
 """How much longer than the unmutated code a mutant may take, until it counts as one that does not end."""
 
 
@@ -48,46 +56,47 @@ class Target:
     stages: tuple[tuple[str, ...], ...]
 
 
-CONTRACT = "tests/contract"
-SQLITE = "stm_backends/drivers/sqlite"
+def units(module: str, *names: str) -> Target:
+    """Return a module of memories, before files of unit tests."""
+    stages = tuple(("-m", "not full", f"tests/unit/test_{name}.py") for name in names)
+    return Target((f"stm_backends/memory/{module}.py",), stages)
+
+
+MEMORY = "tests/contract/test_reference_driver.py::TestMemoryDriver"
+SQLITE = "tests/contract/test_sqlite_driver.py::TestSqliteDriver"
+QUICK = ("--stm-quick", "-k", "not history and not survive_a_kill")
+"""What notices most mutants within a second; random histories and processes take longer."""
 TARGETS = {
     # The classes of the shipped suite alone, and none of the tests beside them.
     "memory": Target(
         ("stm_backends/drivers/in_memory.py",),
-        (
-            ("--stm-quick", f"{CONTRACT}/test_reference_driver.py::TestMemoryDriver"),
-            (f"{CONTRACT}/test_reference_driver.py::TestMemoryDriver",),
-            (f"{CONTRACT}/test_reference_driver.py::TestMemoryDriverOnARealClock",),
-        ),
+        ((*QUICK, MEMORY), (MEMORY,), (f"{MEMORY}OnARealClock",)),
     ),
     "sqlite": Target(
         tuple(
-            f"{SQLITE}/{name}.py" for name in ("driver", "statements", "thread", "jobs", "purging", "errors")
+            f"stm_backends/drivers/sqlite/{name}.py"
+            for name in ("driver", "statements", "thread", "jobs", "purging", "errors")
         ),
-        (
-            ("--stm-quick", f"{CONTRACT}/test_sqlite_driver.py::TestSqliteDriver"),
-            (f"{CONTRACT}/test_sqlite_driver.py::TestSqliteDriver",),
-        ),
+        ((*QUICK, SQLITE), (SQLITE,), (f"{SQLITE}AsUsersHaveIt",)),
     ),
-    "decisions": Target(
-        tuple(f"stm_backends/memory/{name}.py" for name in ("policy", "view", "local/merge", "shared/due")),
-        (
-            tuple(f"tests/unit/test_{name}.py" for name in ("policy", "view", "merge")),
-            ("-m", "not full", "tests/unit/test_distributed.py", "tests/unit/test_default_memory.py",
-             "tests/unit/test_default_state.py", "tests/unit/test_background.py"),
-        ),
-    ),
+    # Pure functions, before unit tests.
+    "policy": units("policy", "policy", "default_summarizing", "distributed"),
+    "view": units("view", "view", "default_memory", "distributed"),
+    "merge": units("local/merge", "default_state", "default_write_back", "merge", "default_persistence"),
+    "due": units("shared/due", "distributed", "background", "large"),
 }  # fmt: skip
 
 
 class Copy:
     """A copy of the tree, where one mutant at a time stands."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, parent: str, stage: tuple[str, ...]) -> None:
+        self.folder = Path(tempfile.mkdtemp(dir=parent))
         for path in (*ROOT.glob("stm_backends*"), ROOT / "tests"):
-            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", folder)
+            shutil.copytree(path, self.folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", self.folder)
+        with contextlib.redirect_stdout(io.StringIO()):  # imports pytest and its plugins for all forks
+            pytest.main([*OPTIONS, "--collect-only", *stage])
 
     def write(self, path: str, source: str) -> None:
         """Put a module in place, and forget what was compiled of another one in the same second."""
@@ -137,6 +146,50 @@ class Copy:
         os._exit(code)
 
 
+copy_of_this_worker = functools.cache(Copy)
+
+
+def tried(parent: str, mutant: Mutant | None, stage: tuple[str, ...], limit_s: float) -> str:
+    """Return what a stage answers to a mutant, or to the unmutated code; runs in a worker."""
+    copy = copy_of_this_worker(parent, stage)
+    if mutant is None:
+        return copy.test(stage, limit_s)
+    original = (copy.folder / mutant.path).read_text("utf-8")
+    copy.write(mutant.path, mutant.source)
+    try:
+        return copy.test(stage, limit_s)
+    finally:
+        copy.write(mutant.path, original)
+
+
+@dataclass
+class Found:
+    """What became of the mutants of a target, and the reasons, `""` where there is none."""
+
+    seed: int
+    aside: dict[Mutant, str]
+    survived: dict[Mutant, str]
+    noticed: dict[Mutant, str] = field(default_factory=dict[Mutant, str])
+
+    def __str__(self) -> str:
+        kinds = collections.Counter(why.partition(":")[0] for why in self.aside.values())
+        endless = sum(how.endswith("timeout") for how in self.noticed.values())
+        noticed, explained = len(self.noticed), sum(map(bool, self.survived.values()))
+        tested = noticed + len(self.survived)
+        return (
+            f"{noticed} of {tested} mutants noticed ({noticed / max(1, tested):.1%}), {endless} by not "
+            f"ending; {explained} survivors are explained; set aside: {dict(kinds)}"
+        )
+
+    def written(self) -> dict[str, object]:
+        """Return all of it as JSON has it."""
+        named = {
+            name: {f"{one.path}:{one.line}: {one.name}": what for one, what in getattr(self, name).items()}
+            for name in ("survived", "noticed", "aside")
+        }
+        return {"summary": str(self), "seed": self.seed, **named}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run tests on mutants.")
     parser.add_argument("targets", nargs="*", default=[], help=f"of {', '.join(TARGETS)}; all without")
@@ -144,73 +197,67 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="only mutants with this in their name")
     parser.add_argument("--stages", type=int, default=9, help="only the first so many stages")
+    parser.add_argument("--workers", type=int, default=2, help="how many mutants are tested at a time")
     parser.add_argument("--json", type=Path, default=Path("mutation.json"))
     given = parser.parse_args()
     known = json.loads(KNOWN.read_text("utf-8"))
-    results = {name: run(name, given, known) for name in given.targets or TARGETS}
-    for name, found in results.items():
-        print(f"{name}: {found['summary']}")
-    sys.exit(any(not all(found["survived"].values()) for found in results.values()))
+    unexplained = 0
+    for name in given.targets or TARGETS:
+        found = run(name, given, known)
+        print(f"{name}: {found}")
+        for mutant, why in found.survived.items():
+            print(f"  {mutant.path}:{mutant.line}: {mutant.name}\n    {why or 'not explained'}")
+        unexplained += sum(not why for why in found.survived.values())
+    sys.exit(bool(unexplained))
 
 
-def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, str]]) -> dict[str, object]:
+def run(name: str, given: argparse.Namespace, known: dict[str, dict[str, list[str]]]) -> Found:
     """Run the stages of a target on its mutants, those of a sample if there is one; writes what it found."""
     target = TARGETS[name]
-    originals = {path: (ROOT / path).read_text("utf-8") for path in target.modules}
-    made = [one for path, source in originals.items() for one in mutants_of(path, source)]
-    all_of_them = [one for one in made if given.only in f"{one.path}::{one.name}"]
-    reasons = {one: reason_of(one, known.get(one.path, {})) for one in all_of_them}
-    asked = [one for one in all_of_them if not reasons[one].startswith(("equivalent", "beyond"))]
-    alive = asked
-    if 0 < given.sample < len(alive):
-        alive = random.Random(given.seed).sample(alive, given.sample)
-    tested = len(alive)
-    noticed: dict[str, str] = {}
-    found: dict[str, object] = {
-        "mutants": len(all_of_them),
-        "set aside": len(all_of_them) - len(asked),
-        "tested": tested,
-        "seed": given.seed,
-        "noticed": noticed,
-    }
-    with tempfile.TemporaryDirectory(prefix="stm-mutants-") as folder:
-        copy = Copy(Path(folder))
-        with contextlib.redirect_stdout(io.StringIO()):  # imports pytest and its plugins for all forks
-            pytest.main([*OPTIONS, "--collect-only", *target.stages[0]])
+    reasons: dict[Mutant, str] = {}
+    for path in target.modules:
+        reasons |= reasons_of(mutants_of(path, (ROOT / path).read_text("utf-8")), known.get(path, {}))
+    reasons = {one: why for one, why in reasons.items() if given.only in f"{one.path}: {one.name}"}
+    aside = {one: why for one, why in reasons.items() if why.startswith(("equivalent", "beyond"))}
+    asked = [one for one in reasons if one not in aside]
+    if 0 < given.sample < len(asked):
+        asked = random.Random(given.seed).sample(asked, given.sample)
+    found = Found(given.seed, aside, {one: reasons[one] for one in asked})
+    with (
+        tempfile.TemporaryDirectory(prefix="stm-mutants-", ignore_cleanup_errors=True) as parent,
+        ProcessPoolExecutor(given.workers, multiprocessing.get_context("fork")) as pool,
+    ):
         for number, stage in enumerate(target.stages[: given.stages], 1):
             began = time.monotonic()
-            clean = copy.test(stage, 3_000)
+            clean = pool.submit(tried, parent, None, stage, 3_000).result()
             assert clean == "passed", f"the unmutated code does not pass: {stage}"
             limit = max(LEAST_LIMIT_S, LIMIT * (time.monotonic() - began))
-            for place, mutant in enumerate(list(alive), 1):
-                copy.write(mutant.path, mutant.source)
-                answer = copy.test(stage, limit)
-                copy.write(mutant.path, originals[mutant.path])
-                if answer != "passed":
-                    alive.remove(mutant)
-                    noticed[f"{mutant.path}::{mutant.name}"] = f"stage {number}: {answer}"
-                report(name, found, alive, reasons, given.json, f"stage {number}: {place} tried")
+            trying = {pool.submit(tried, parent, one, stage, limit): one for one in found.survived}
+            for place, done in enumerate(as_completed(trying), 1):
+                if (answer := done.result()) != "passed":
+                    del found.survived[trying[done]]
+                    found.noticed[trying[done]] = f"stage {number}: {answer}"
+                write(given.json, name, found)
+                if place % 20 == 0 or place == len(trying):
+                    print(f"{name}: stage {number}, {place} of {len(trying)} tried", flush=True)
     return found
 
 
-def reason_of(mutant: Mutant, patterns: dict[str, str]) -> str:
-    """Return why a mutant need not be noticed, or is not; or `""`."""
-    escaped = {name.replace("[", "[[]"): why for name, why in patterns.items()}
-    matching = (why for name, why in escaped.items() if fnmatch.fnmatchcase(mutant.name, name))
-    return next(matching, "")
+def reasons_of(mutants: Iterable[Mutant], known: dict[str, list[str]]) -> dict[Mutant, str]:
+    """Return why each mutant need not be noticed, or is not; or `""`. Every pattern must match something."""
+    reasons = dict.fromkeys(mutants, "")
+    for why, patterns in known.items():
+        for pattern in patterns:
+            matching = [one for one in reasons if fnmatch.fnmatchcase(one.name, pattern.replace("[", "[[]"))]
+            assert matching, f"no mutant is called {pattern}: {why}"
+            reasons.update(dict.fromkeys(matching, why))
+    return reasons
 
 
-def report(name, found, alive, reasons, path, at) -> None:
+def write(path: Path, name: str, found: Found) -> None:
     """Write what was found so far; a run that is ended early has lost nothing."""
-    found["survived"] = {f"{one.path}:{one.line}::{one.name}": reasons[one] for one in alive}
-    noticed, tested = len(found["noticed"]), found["tested"]
-    found["summary"] = (
-        f"{noticed} of {tested} noticed ({noticed / max(1, tested):.1%}), "
-        f"{sum(map(bool, found['survived'].values()))} survivors explained; "
-        f"of {found['mutants']} mutants {found['set aside']} set aside; {at}"
-    )
     written = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    path.write_text(json.dumps({**written, name: found}, indent=1), "utf-8")
+    path.write_text(json.dumps({**written, name: found.written()}, indent=1), "utf-8")
 
 
 if __name__ == "__main__":
