@@ -19,6 +19,7 @@ from stm_backends_dynamo.errors import (
     is_passing,
     is_refused,
     meaning,
+    was_sent_again,
 )
 from stm_backends_dynamo.settings import DynamoSettings
 from stm_backends_dynamo.statements import Statement
@@ -32,11 +33,13 @@ class Answer(NamedTuple):
     """The result of a conditional write.
 
     `content` is the response if it was done. Otherwise it is the current item, or `{}` if there is none or
-    the server is too old to return it.
+    the server is too old to return it. `again` says that the client sent it more than once, as one that is
+    handed in may; the first may have been done.
     """
 
     done: bool
     content: dict[str, Any]
+    again: bool = False
 
 
 class Requests:
@@ -77,7 +80,7 @@ class Requests:
         except ClientError as error:
             if not is_refused(error):
                 raise
-            return Answer(False, found_by(error))
+            return Answer(False, found_by(error), was_sent_again(error))
 
 
 def is_asynchronous(client: Any) -> bool:

@@ -219,6 +219,9 @@ class DynamoDriver:
                     return 1
                 found = created.content or await stored.item()
                 head = await stored.look(found) if found else None
+                if created.again and head is not None and head.version == initial_version:
+                    # The first of the two has created it, with this entry.
+                    return 1
             if head is not None:
                 seen = found if await stored.admit(head, len(entry), ttl) else Item()
         raise stored.unsettled()
@@ -443,24 +446,26 @@ class DynamoDriver:
         version = None if expect is ANY else expect
 
         async def work(stored: Stored) -> bool:
-            expired = False
+            expired = again = False
             for _ in range(ROUNDS):
                 deleting = statements.delete(key, expect=version, now=stored.now, expired=expired)
                 deleted = await stored.requests.attempt(deleting)
                 if deleted.done:
                     return not expired
+                again |= deleted.again
                 found = deleted.content or await stored.item()
                 if "erased" in found:
                     await stored.finish_erasing(found)
-                    return False
-                if not found:
+                is_another = version is not None and found.get("version") != {"S": version}
+                if not found or "erased" in found or is_another:
+                    if again:
+                        raise OutcomeUnknown("the client sent it again, and the first may have deleted it")
                     return False
                 expired = not is_alive(found, stored.now)
-                if version is not None and found.get("version") != {"S": version}:
-                    return False
                 erasing = statements.erase(key, expect=version, now=stored.now, expired=expired)
                 if "life" in found:
                     erased = await stored.requests.attempt(erasing)
+                    again |= erased.again
                     if erased.done:
                         try:
                             await stored.finish_erasing(erased.content["Attributes"])

@@ -147,6 +147,12 @@ def found_by(error: ClientError) -> dict[str, Any]:
     return response.get("Item") or _reasons_of(error).get(_CONDITION_FAILED, {}).get("Item", {})
 
 
+def was_sent_again(error: ClientError) -> bool:
+    """Return whether the client library had sent the request before; what became of that is unknown."""
+    response = cast("dict[str, Any]", error.response)
+    return response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
+
+
 def _reasons_of(error: ClientError) -> dict[str, dict[str, Any]]:
     """Return the reasons of a cancelled transaction by their codes; `{}` for other errors."""
     reasons = cast("dict[str, Any]", error.response).get("CancellationReasons", [])

@@ -77,6 +77,9 @@ class Erasure:
                 if not name.startswith(beneath.name):
                     break
                 await self._expired(Key(beneath.scope, name))
+        # Records are deleted even if they are not there, and so confirmed.
+        listed = {keys.parts_of(place).scope for place in places} | {beneath.scope for beneath in prefixes}
+        await operations.confirm_erased(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
         for beneath in prefixes:
@@ -113,15 +116,18 @@ class Erasure:
     async def _user(self, tenant: str, user: str) -> None:
         before = self._records
         self._keys_left |= await self._directory.other_seal(tenant, user) == "sealed"
+        unconfirmed = {keys.scope(tenant, user, kind) for kind in keys.KINDS}
         for kind in keys.KINDS:
             scope, counted = keys.scope(tenant, user, kind), _counted(kind)
             async for name in operations.names(self._driver, scope):
+                unconfirmed.discard(scope)
                 run = kind == "planner" and await operations.erase(self._driver, Key(keys.PAUSED_RUNS, name))
                 self._erased[counted] += await self._driver.delete(Key(scope, name)) or run
             async for name in expired_names(self._driver, scope):
                 if kind == "planner":
                     await self._driver.delete(Key(keys.PAUSED_RUNS, name))
                 await self._expired(Key(scope, name))
+        await operations.confirm_erased(self._driver, unconfirmed)
         self._erased["data_keys"] += await self._erase_keys(tenant, user)
         life = await self._directory.forget(tenant, user)
         self._erased["directory_entries"] += life is not None
@@ -162,6 +168,7 @@ class Erasure:
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
+        await operations.confirm_erased(self._driver, (keys.directory_scope(tenant),))
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))

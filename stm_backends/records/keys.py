@@ -39,6 +39,9 @@ KINDS: Final[tuple[Kind, ...]] = ("memory", "blob", "planner", *LOG_KINDS, "grap
 VERTICES: Final = "vertex:"
 """What the names of vertices begin with."""
 
+NO_NAME: Final = "%%"
+"""The name of no record: `name` writes two hexadecimal digits after a "%"."""
+
 OTHER_BLOBS: Final = "::blob"
 """The scope of saved states whose key names no tenant and user. No tenant is empty, so no user owns it."""
 

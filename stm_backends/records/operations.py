@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
 from stm_backends.drivers.contract import Driver, Key, Record, new_version
@@ -119,6 +119,15 @@ async def erase_parts(driver: Driver, key: Key) -> int:
     async for name in names_of(driver, scope, prefix):
         erased += await driver.delete(Key(scope, name))
     return erased
+
+
+async def confirm_erased(driver: Driver, scopes: Iterable[str]) -> None:
+    """Have the datastore acknowledge earlier deletions in these scopes, although nothing is listed there.
+
+    A deletion with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
+    that an acknowledgement promises. A listing does not tell, and a deletion of nothing waits for them.
+    """
+    await together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
 
 
 class Appended(NamedTuple):

@@ -146,9 +146,12 @@ class EnvelopeKeys:
                 return await self._delete(data_keys_key(*owner))
             # Also those of users whom the directory no longer lists, because nothing of them is stored.
             scope = data_keys_scope(owner.tenant)
-            return sum(
-                [await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)]
-            )
+            erased = [
+                await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
+            ]
+            if not erased:
+                await operations.confirm_erased(self._store, (scope,))
+            return sum(erased)
         finally:
             # Last, so that what is read meanwhile is not remembered either.
             self._erasures += 1

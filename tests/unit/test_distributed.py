@@ -281,6 +281,55 @@ async def test_a_lease_of_another_holder_is_never_released(pods: Pods, held: Led
     assert await leases.stored_body(driver, RECORD) == theirs
 
 
+async def test_a_failure_of_a_pod_that_was_stopped_is_not_stored_over_a_summary(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    """Its lease has expired while it was stopped, and another pod has summarized since."""
+    stopped, driver = await pods.pod(config(retry_attempts=0), summarizer=held)
+    other, _ = await pods.pod()
+    held.fail = 1
+    await added(stopped, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
+    await leases.release(driver.inner, RECORD)
+    await other.flush()
+    stored = await leases.stored_body(driver, RECORD)
+    held.release()
+    await until(lambda: not stopped.busy)
+    assert await leases.stored_body(driver, RECORD) == stored
+    assert (stored.health, stopped.stats.summarizer_calls) == (MemoryHealth.HEALTHY, 1)
+
+
+async def test_a_summary_of_a_pod_that_was_stopped_is_not_applied_to_a_new_conversation(
+    pods: Pods, held: LedgerSummarizer
+) -> None:
+    stopped, driver = await pods.pod(summarizer=held)
+    other, _ = await pods.pod()
+    await added(stopped, *range(3))
+    await asyncio.wait_for(held.called.wait(), 5)
+    await driver.inner.delete(RECORD)
+    await added(other, *range(10, 12))
+    held.release()
+    await until(lambda: not stopped.busy)
+    assert await shown(other) == {"summary": [], "pending": [], "recent": ["u10", "u11"]}
+
+
+async def test_a_fold_sent_again_after_a_stop_is_not_applied_twice(pods: Pods) -> None:
+    """The answer to it was lost, and while its pod was stopped, another has folded what came next."""
+    stopped, driver = await pods.pod()
+    other, _ = await pods.pod()
+
+    async def stop(_: Key | str) -> None:
+        await added(other, 3, 4)
+        await other.flush()
+        raise OutcomeUnknown("the connection was cut")
+
+    driver.after["replace"] = [nothing, stop]
+    await added(stopped, *range(3))
+    await until(lambda: not stopped.busy)
+    expected = {"summary": ["u0", "u1", "u2"], "pending": [], "recent": ["u3", "u4"]}
+    assert await shown(other) == await shown(stopped) == expected
+
+
 async def test_a_lease_that_was_perhaps_taken_is_released(pods: Pods) -> None:
     memory, driver = await pods.pod(summarizer=(summarizer := LedgerSummarizer()))
 

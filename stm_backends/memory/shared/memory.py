@@ -100,10 +100,11 @@ class DistributedShortTermMemory:
         """Store a completed turn in one round trip, regardless of what other processes do.
 
         Adding the same `turn_id` again has no effect while the first is stored and for some time after (for
-        the last 256 turns that left the record, and for at least ten operation deadlines). If this process
-        knows the first, it loads instead of writing. A full record is summarized at once; while summarizing
-        fails, it loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0`)
-        gets the current one.
+        the last 256 turns that left the record, and for at least ten operation deadlines). If the first was
+        acknowledged to this process, it loads instead of writing; any other repeat is acknowledged once it is
+        as durable as the datastore promises. A full record is summarized at once; while summarizing fails, it
+        loses its oldest pending turns, so that this turn is stored. A turn without a time (`ts=0`) gets the
+        current one.
 
         Raises `InvalidState` for a turn that is not JSON, `MemoryBudgetExceeded` if `overflow_policy="error"`
         rejects the turn, `LimitReached`, `TooLarge`, and `OutcomeUnknown` if the turn was perhaps stored.
@@ -121,16 +122,18 @@ class DistributedShortTermMemory:
         # Before anything is written; the other limits are the driver's, which knows the record.
         self._guard.require("conversation_bytes", len(entry))
         refuses = self._config.budget.overflow_policy == "error"
+        ts = stored.turn.ts
         if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
-                self._maintenance.notice(snapshot)
-                if self._shared.outcome_unknown.pop(stored.id, False) is None:
-                    found = (one.turn.ts for one in snapshot.turns if one.id == stored.id)
-                    self._appended(turn, next(found, stored.turn.ts))
-                return
-            if refuses:
+                ts = next((one.turn.ts for one in snapshot.turns if one.id == stored.id), ts)
+                if stored.id in self._shared.acknowledged:
+                    self._maintenance.notice(snapshot)
+                    return
+                # A load shows what the server has not passed on to its replicas, or its disk, yet. Only the
+                # answer to a write says that this is as safe as the datastore promises, so it is sent again.
+            elif refuses:
                 # By the stored health, so that every process decides the same.
                 snapshot.plus(stored).view(self._config).require_room()
         # Occasionally costs a round trip, see Directory. After a creation the user is listed again in the
@@ -156,7 +159,9 @@ class DistributedShortTermMemory:
             known or stored.id in self._shared.added
         ):
             self._shared.note_added(stored, length)
-            self._appended(turn, stored.turn.ts)
+            self._appended(turn, ts)
+        if turn_id is not None:
+            self._shared.note_acknowledged(stored.id)
         self._maintenance.schedule_after_append(length)
 
     def _appended(self, turn: ConversationTurn, ts: float) -> None:

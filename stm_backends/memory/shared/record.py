@@ -22,6 +22,9 @@ logger = logging.getLogger("stm_backends")
 MAX_OUTCOME_UNKNOWN: Final = 256
 """How many turns with an unknown outcome are remembered."""
 
+MAX_ACKNOWLEDGED: Final = 32
+"""How many ids of turns that were acknowledged to this process are remembered: repeats come soon."""
+
 
 class SharedConversation:
     """Loads, appends and replaces, and remembers what this process has seen and added.
@@ -30,14 +33,16 @@ class SharedConversation:
     version, these are the first entries of the record. `current` says whether this process knows of no other
     entry. `added` has the turns of this process since the last load. No write relies on any of these: a
     `replace` names the version. `leased` is the conversation under a lease that this process did not release.
-    `outcome_unknown` has the ids of turns whose `add_turn` ended with an unknown outcome. `recovering` says
-    that this process is making an attempt to leave `DEGRADED`. `clock` is in epoch seconds. `used` is called
+    `outcome_unknown` has the ids of turns whose `add_turn` ended with an unknown outcome, and `acknowledged`
+    those given by callers whose append was answered. `recovering` says that this process is making an attempt
+    to leave `DEGRADED`. `clock` is in epoch seconds. `used` is called
     when `seen` has changed.
     """
 
     __slots__ = (
         "_positions",
         "_used",
+        "acknowledged",
         "added",
         "clock",
         "codec",
@@ -75,6 +80,7 @@ class SharedConversation:
         self.seen = Snapshot()
         self.current = False
         self.added: dict[str, StoredTurn] = {}
+        self.acknowledged: dict[str, None] = {}
 
     @property
     def health(self) -> MemoryHealth:
@@ -133,9 +139,11 @@ class SharedConversation:
 
     def note_outcome_unknown(self, turn_id: str) -> None:
         """Remember that a turn was perhaps stored."""
-        self.outcome_unknown[turn_id] = None
-        if len(self.outcome_unknown) > MAX_OUTCOME_UNKNOWN:
-            del self.outcome_unknown[next(iter(self.outcome_unknown))]
+        _note(self.outcome_unknown, turn_id, MAX_OUTCOME_UNKNOWN)
+
+    def note_acknowledged(self, turn_id: str) -> None:
+        """Remember that the datastore has answered the append of a turn, so that a repeat need not wait."""
+        _note(self.acknowledged, turn_id, MAX_ACKNOWLEDGED)
 
     async def append(self, stored: StoredTurn, entry: bytes, *, ttl: float | None) -> Appended:
         """Add an entry; see `operations.append`."""
@@ -204,3 +212,11 @@ class SharedConversation:
                 logger.warning(
                     "could not release a lease, it will expire: %s (conversation %s)", error, self.log_name
                 )
+
+
+def _note(ids: dict[str, None], one: str, most: int) -> None:
+    """Add an id as the newest, and forget the oldest beyond `most`."""
+    ids.pop(one, None)
+    ids[one] = None
+    if len(ids) > most:
+        del ids[next(iter(ids))]

@@ -12,6 +12,7 @@ import time
 import pytest
 from redis.asyncio import Redis
 
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.drivers.contract import ABSENT, ANY, Key, Record, new_version
 from stm_backends.errors import ConfigurationError, Denied, OutcomeUnknown, TooLarge, Unavailable
 from stm_backends.testing import open_at
@@ -209,6 +210,38 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
     assert await survivor.load(OTHER) is None
     for driver in (first, again, survivor):
         await driver.close()
+
+
+async def test_a_repeated_turn_or_erasure_waits_for_a_replica_too(replicated, short_waits):
+    """The repeat finds its work done on the master, and the replica has still not heard of it."""
+    master, replica = replicated
+    url = f"{master.url}?wait_replicas=1&deadline_s=30"
+    mine = MemoryKey("acme", "ada", "chat")
+    settings = ShortTermMemoryConfig(strategy="truncation")
+    async with open_backend(url) as here, open_backend(url) as there:
+        memories = [backend.memory(mine, settings) for backend in (here, there)]
+        await memories[0].add_turn(ConversationTurn("first", "fine"))
+        replica.pause()
+        for memory in (*memories, *memories):
+            with pytest.raises(OutcomeUnknown):
+                await memory.add_turn(ConversationTurn("second", "fine"), turn_id="second")
+            assert len(await memory.turns()) == 2
+            await memory.get_llm_context()
+        replica.go_on()
+        await confirmed(lambda: memories[1].add_turn(ConversationTurn("second", "fine"), turn_id="second"))
+        assert len(await memories[0].turns()) == 2
+        replica.pause()
+        for _ in range(20):
+            with pytest.raises(OutcomeUnknown):
+                await here.sessions.erase_tenant("acme")
+            if master.ask("DBSIZE") == 0:
+                break
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                await here.sessions.erase_tenant("acme")
+        replica.go_on()
+        await confirmed(lambda: here.sessions.erase_tenant("acme"))
+        assert replica.ask("DBSIZE") == 0
 
 
 async def test_a_script_that_the_server_does_not_know_is_waited_for_once(replicated):

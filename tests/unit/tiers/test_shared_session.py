@@ -441,6 +441,31 @@ async def test_an_operation_on_a_session_erased_since_has_no_effect(pods: Pods) 
     assert [entry.content for entry in await other.short_term.listed()] == ["new"]
 
 
+async def test_a_pod_that_was_stopped_does_not_repeat_an_operation(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was lost, and by now the session may have been ended, or begun anew."""
+    one, other = await pods.add(), await pods.add()
+    await one.remember("k", "old")
+    (judged,) = await one.short_term.listed()
+    loop = asyncio.get_running_loop()
+    right, stopped = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: right() + stopped)
+
+    async def stop() -> None:
+        nonlocal stopped
+        stopped = 1_000.0
+        raise OutcomeUnknown("the connection was cut")
+
+    pods.drivers[0].arm(2, stop, late=True)
+    with pytest.raises(OutcomeUnknown):
+        await one.short_term.discard(judged)
+    conversation = await pods.drivers[1].load(keys.memory_key(CONVERSATION))
+    assert conversation is not None
+    assert len(conversation.tail) == 2, "the entry, and its removal once"
+    assert await other.short_term.listed() == []
+
+
 async def test_a_content_that_is_not_json_is_refused_and_not_stored(pods: Pods) -> None:
     memory = await pods.add()
     with pytest.raises(InvalidState):

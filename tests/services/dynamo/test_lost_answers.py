@@ -1,0 +1,87 @@
+"""A client of the caller's own that sends a request again, because its answer was lost after the work."""
+
+from __future__ import annotations
+
+import contextlib
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Record
+from stm_backends.errors import OutcomeUnknown
+from stm_backends.testing.faults import Proxy
+from stm_backends_dynamo import DynamoDriver, DynamoSettings
+
+LARGE = b"x" * 5_000
+
+
+@pytest.fixture
+async def retrying(place):
+    """A driver on a client that retries as boto3 does by default, and the proxy that loses answers."""
+    parts = urlsplit(place.endpoint_url or "")
+    if parts.scheme != "http":
+        pytest.skip("a proxy can be put in front of plain HTTP alone")
+    async with Proxy(f"{parts.hostname}:{parts.port}") as proxy:
+        where = {**place.aws, "endpoint_url": f"http://{proxy.address}"}
+        # One connection, so that a request is sent again on a new one.
+        client = boto3.client("dynamodb", **where, config=Config(max_pool_connections=1))
+        with contextlib.closing(client):
+            driver = DynamoDriver(DynamoSettings(table=place.table, deadline_s=30), client=client)
+            await driver.open()
+            yield driver, proxy
+            await driver.close()
+
+
+async def losing(proxy, request, work):
+    """Lose the answer to the next such request, and return what the work answers all the same."""
+    loss = proxy.lose_answer(request)
+    try:
+        return await work
+    finally:
+        assert loss.happened
+
+
+async def test_an_append_that_creates_is_stored_once(retrying, key):
+    driver, proxy = retrying
+    creating = driver.append(key, b"a", initial_version="v1", ttl=None)
+    assert await losing(proxy, b"PutItem", creating) == 1
+    assert await driver.load(key) == Record("v1", None, (b"a",))
+
+
+async def test_an_append_of_a_large_entry_that_creates_is_stored_once(retrying, key):
+    driver, proxy = retrying
+    creating = driver.append(key, LARGE, initial_version="v1", ttl=None)
+    assert await losing(proxy, b"TransactWriteItems", creating) == 1
+    assert await driver.load(key) == Record("v1", None, (LARGE,))
+
+
+@pytest.mark.parametrize("body", [b"body", LARGE])
+async def test_a_replace_is_not_taken_for_a_lost_race(retrying, key, body):
+    driver, proxy = retrying
+    sent = b"TransactWriteItems" if body is LARGE else b"PutItem"
+    create = driver.replace(key, body, version="v1", expect=ABSENT, ttl=60)
+    assert await losing(proxy, sent, create) is True
+    await driver.append(key, b"a", initial_version="no", ttl=60)
+    fold = driver.replace(key, body, version="v2", expect="v1", drop=1, ttl=KEEP)
+    assert await losing(proxy, b"UpdateItem", fold) is True
+    await driver.append(key, b"b", initial_version="no", ttl=60)
+    rewrite = driver.replace(key, body, version="v3", expect="v2", rewrite=(b"B",), ttl=KEEP)
+    assert await losing(proxy, b"UpdateItem", rewrite) is True
+    assert await driver.load(key) == Record("v3", body, (b"B",))
+    sent = b"UpdateItem" if body is LARGE else b"PutItem"
+    save = driver.replace(key, body, version="v4", expect=ANY, ttl=60)
+    assert await losing(proxy, sent, save) is True
+    assert await driver.load(key) == Record("v4", body, ())
+
+
+@pytest.mark.parametrize("expect", ["v1", ANY])
+async def test_a_deletion_is_unknown_and_not_anothers(retrying, key, expect):
+    """The answer `False` would mean that another has deleted it, for example taken a paused run."""
+    driver, proxy = retrying
+    await driver.append(key, b"a", initial_version="v1", ttl=None)
+    with pytest.raises(OutcomeUnknown, match="sent it again"):
+        await losing(proxy, b"DeleteItem", driver.delete(key, expect=expect))
+    assert await driver.load(key) is None
+    assert await driver.delete(key, expect=expect) is False

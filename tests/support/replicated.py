@@ -1,0 +1,34 @@
+"""A server with a replica that may lag behind, one for each scope, as the slots of a cluster have them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.in_memory import MemoryDriver
+from stm_backends.drivers.wrapper import Operation, WrapperDriver
+from stm_backends.errors import OutcomeUnknown
+
+T = TypeVar("T")
+
+
+class ReplicatedDriver(WrapperDriver):
+    """Answers a write once the replica has all writes of its scope; reads are those of the server itself.
+
+    `lags` says that the replica confirms nothing. `behind` has the scopes of writes that it does not have.
+    """
+
+    def __init__(self, inner: Driver | None = None) -> None:
+        super().__init__(inner or MemoryDriver())
+        self.lags = False
+        self.behind: set[str] = set()
+
+    async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
+        answer = await send()
+        if isinstance(key, Key) and operation != "load":
+            self.behind.add(key.scope)
+            if self.lags:
+                raise OutcomeUnknown("done, but not confirmed by the replica")
+            self.behind.discard(key.scope)
+        return answer

@@ -1,0 +1,97 @@
+"""What is acknowledged is as durable as any write, also a repeat that finds its work done already."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from stm_backends.backend import Backend
+from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.errors import OutcomeUnknown
+from stm_backends.records import keys
+from stm_backends.sealing.data_keys import EnvelopeKeys
+from stm_backends.sealing.keys import Owner
+from stm_backends.sealing.wrapping import LocalWrapping
+from stm_backends.testing.memory_contract import config, shown, turn, until
+from stm_backends.types import MemoryKey
+from tests.support.replicated import ReplicatedDriver
+
+KEY = MemoryKey("acme", "ada", "chat")
+
+
+async def unknown(work: Callable[[], Awaitable[object]]) -> None:
+    with pytest.raises(OutcomeUnknown):
+        await work()
+
+
+@pytest.mark.parametrize("policy", ["truncate_oldest", "error"])
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_repeated_turn_is_unknown_until_the_replica_has_it(
+    policy: str, reads: bool, elsewhere: bool
+) -> None:
+    store = MemoryStore()
+    driver, beside = (ReplicatedDriver(MemoryDriver(store)) for _ in range(2))
+    async with Backend(driver, close_timeout_s=0) as here, Backend(beside, close_timeout_s=0) as there:
+        settings = config("truncation", overflow_policy=policy)
+        memory, other = (backend.memory(KEY, settings) for backend in (here, there))
+        await memory.add_turn(turn(0))
+        await until(lambda: not memory.busy)
+        driver.lags = beside.lags = True
+        await unknown(lambda: memory.add_turn(turn(1), turn_id="one"))
+        again = other if elsewhere else memory
+        for _ in range(2):
+            if reads:
+                assert (await shown(again))["recent"] == ["u0", "u1"]
+            await unknown(lambda: again.add_turn(turn(1), turn_id="one"))
+        driver.lags = beside.lags = False
+        await again.add_turn(turn(1), turn_id="one")
+        assert (await shown(memory))["recent"] == ["u0", "u1"]
+        assert keys.memory_key(KEY).scope not in (beside if elsewhere else driver).behind
+
+
+async def test_a_turn_that_was_acknowledged_is_not_written_again() -> None:
+    driver = ReplicatedDriver()
+    async with Backend(driver, close_timeout_s=0) as backend:
+        memory = backend.memory(KEY, config("truncation"))
+        await memory.add_turn(turn(1), turn_id="one")
+        await until(lambda: not memory.busy)
+        await memory.get_llm_context()
+        driver.lags = True
+        await memory.add_turn(turn(1), turn_id="one")
+        record = await driver.load(keys.memory_key(KEY))
+        assert record is not None
+        assert len(record.tail) == 1
+
+
+@pytest.mark.parametrize("what", [("acme",), ("acme", "ada"), ("acme", "ada", "chat")])
+async def test_a_repeated_erasure_is_unknown_until_the_replica_has_it(what: tuple[str, ...]) -> None:
+    driver = ReplicatedDriver()
+    async with Backend(driver, close_timeout_s=0) as backend:
+        memory = backend.memory(KEY, config("truncation"))
+        await memory.add_turn(turn(0))
+        await backend.state_store.save_memory_state(f"kv:v1:{KEY.composite()}:notes", {})
+        await memory.close(timeout=5)
+        driver.lags = True
+        # Each attempt erases one thing more, and is not told that the replica has heard of it.
+        for _ in range(20):
+            await unknown(lambda: backend.sessions.erase_with_receipt(*what))
+        driver.lags = False
+        receipt = await backend.sessions.erase_with_receipt(*what)
+        assert receipt.found == {}
+        assert driver.behind == set()
+
+
+@pytest.mark.parametrize("user", ["", "ada"])
+async def test_a_repeated_erasure_of_data_keys_is_confirmed_too(user: str) -> None:
+    driver = ReplicatedDriver()
+    await driver.open()
+    wrapped = EnvelopeKeys(driver, LocalWrapping({"w": bytes(32)}, primary="w"))
+    await wrapped.primary(Owner("acme", "ada"))
+    driver.lags = True
+    for _ in range(3):
+        await unknown(lambda: wrapped.erase(Owner("acme", user)))
+    driver.lags = False
+    assert await wrapped.erase(Owner("acme", user)) == 0
+    assert driver.behind == set()
