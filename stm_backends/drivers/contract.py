@@ -95,6 +95,8 @@ class Traits:
     `overhead` is how many bytes each value takes of `max_record` beside its own, at most.
     `max_drop` is the number of entries that one `replace` may drop or rewrite. `min_ttl` and `deadline` are
     seconds: the shortest time to live that is honoured, and how long one operation may take.
+    `shows_unconfirmed` says that a `load` may return what is not yet as durable as an acknowledged write: a
+    write whose outcome was unknown may be seen, and be lost with its server.
     """
 
     reach: Literal["process", "host", "network"]
@@ -106,6 +108,7 @@ class Traits:
     overhead: int = 0
     min_ttl: float = 0.001
     deadline: float = DEFAULT_DEADLINE_S
+    shows_unconfirmed: bool = False
 
 
 def new_version() -> str:

@@ -27,7 +27,7 @@ from stm_backends import (
     StmError,
     open_backend,
 )
-from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key
+from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt
 from stm_backends.records.codec import Codec
@@ -374,6 +374,13 @@ class _NotedWrites(WrapperDriver):
         super().__init__(inner)
         self._writer = writer
         self._codec = Codec()
+        self._loaded: dict[Key, str] = {}
+
+    async def load(self, key: Key) -> Record | None:
+        record = await self.inner.load(key)
+        if record is not None:
+            self._loaded[key] = record.version
+        return record
 
     async def replace(
         self,
@@ -390,7 +397,8 @@ class _NotedWrites(WrapperDriver):
         done = await self.inner.replace(
             key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
         )
-        if done:
+        # A write of the version that stands confirms it, and is not another write.
+        if done and version != self._loaded.get(key):
             data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}
             with contextlib.suppress(Corrupt):
                 lease = self._codec.open_body(body).lease

@@ -122,6 +122,8 @@ class DistributedShortTermMemory:
         if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
+            while snapshot.holds(stored.id) and not await self._shared.confirm(snapshot):
+                snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
                 self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:

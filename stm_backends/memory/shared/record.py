@@ -131,6 +131,20 @@ class SharedConversation:
         with located(self.driver.name, operation):
             return Snapshot.of(record, self.codec)
 
+    async def confirm(self, snapshot: Snapshot) -> bool:
+        """Wait until what was loaded is as durable as an acknowledged write.
+
+        Changes nothing. `False` if the record has another version by now. Raises `OutcomeUnknown` if that
+        is not known.
+        """
+        if not self.driver.traits.shows_unconfirmed or snapshot.version is None:
+            return True
+        body, version = self.codec.seal_body(snapshot.body), snapshot.version
+        # To the driver a retry of the write that gave the record its version, confirmed as any write is.
+        return await operations.retried(
+            lambda: self.driver.replace(self.key, body, version=version, expect=new_version(), ttl=KEEP)
+        )
+
     def note_outcome_unknown(self, turn_id: str) -> None:
         """Remember that a turn was perhaps stored."""
         self.outcome_unknown[turn_id] = None
