@@ -188,6 +188,7 @@ class ClusterStand(Base):
         for master, _ in pairs:
             # What was moved here has a replica too, before the next server dies.
             await asked(master, "WAIT", 1, 1000)
+        self._note_epoch(frozenset(master for master, _ in pairs))
         return True
 
 

@@ -25,6 +25,7 @@ class SqliteStand:
         self._disk = Disk(folder / "disk", 64)
         self._file = folder / "disk" / "chaos.db"
         self.url = self.direct_url = f"sqlite:///{self._file}"
+        self.doubts: list[tuple[float, float]] = []
         self.versions: Mapping[str, str] = {"sqlite": sqlite3.sqlite_version}
 
     async def start(self) -> None:
