@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import random
+import subprocess
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,10 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import open_backend
-from tests.chaos import checker, history, schedule, turns
-from tests.chaos.history import Writer
+from tests.chaos import checker, history, schedule, sealing, turns
+from tests.chaos.history import Event, Writer
 from tests.chaos.nemesis import model, people
-from tests.chaos.nemesis.pods import ENDING, Pod, PodFault, Pods
+from tests.chaos.nemesis.commands import Commands
+from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
@@ -35,8 +39,11 @@ WEIGHTS: Final[Mapping[str, float]] = {
     "pod-pause": 3.0,
     "pod-cancel": 2.0,
     "pod-restart": 0.5,
+    "command-purge": 0.5,
+    "command-copy": 0.5,
+    "command-reseal": 0.5,
 }
-"""How often a fault is drawn, where that is not once. To start a pod takes much of the machine."""
+"""How often a fault is drawn, where that is not once. To start a process takes much of the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,9 @@ class Order:
     pods: int = 4
     pause: float = 0.1
     mutant: str = ""
+    sealed: bool = False
+    other: str = ""
+    """A commit whose library every second pod uses."""
     only: Sequence[str] = ()
     """How the names of the faults begin that may happen; by default all may."""
 
@@ -100,6 +110,11 @@ class _Run:
             pass
         the_model = Model(order.folder / "model")
         model.become(the_model, self._writer, "well")
+        commands = self._commands = Commands(
+            order.folder, stand.url, self._writer, self._conversations, sealed=order.sealed
+        )
+        if order.other:
+            await asyncio.to_thread(_check_out, order.other, order.folder / "other")
         pods = self._pods = Pods([self._pod(number) for number in range(order.pods)], ahead=self._ahead())
         for pod in pods.all:
             self._stack.push_async_callback(pod.kill)
@@ -110,6 +125,7 @@ class _Run:
             **stand.faults(),
             **model.faults(the_model, self._writer),
             **people.faults(pods),
+            **commands.faults(),
         }
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
@@ -129,8 +145,10 @@ class _Run:
                 deadline=DEADLINE_S,
                 generations=[0] * USERS,
                 mutant=order.mutant,
+                sealing=sealing.NAME if order.sealed else "",
                 options={"deadline_s": DEADLINE_S},
-            )
+            ),
+            path=str(order.folder / "other") if order.other and number % 2 else "",
         )
 
     def _ahead(self) -> float:
@@ -205,7 +223,7 @@ class _Run:
             await pod.revive()
             await pod.ready()
         await asyncio.gather(*(pod.ask("rest") for pod in pods.all))
-        conversations = [f"c{user}-{one}" for user, n in enumerate(pods.generations) for one in range(n + 1)]
+        conversations = self._conversations()
         shares = [conversations[number :: len(pods.all)] for number in range(len(pods.all))]
         answers = await asyncio.gather(
             *(
@@ -218,8 +236,12 @@ class _Run:
                 left = answer.get("left", "all")
                 self._problems.append(f"{pod.settings.process} could not settle {left}")
         await asyncio.gather(*(pod.end() for pod in pods.all))
+        await self._commands.finish()
         self._writer.info("final")
         await self._read_all(conversations)
+
+    def _conversations(self) -> list[str]:
+        return [f"c{user}-{one}" for user, n in enumerate(self._pods.generations) for one in range(n + 1)]
 
     async def _read_all(self, conversations: list[str]) -> None:
         writer = Writer(self._order.folder / "events", "final")
@@ -227,22 +249,30 @@ class _Run:
         settings = turns.config()
         unused = os.open(self._order.folder / "model", os.O_RDONLY)
         self._stack.callback(os.close, unused)
-        async with open_backend(self._stand.direct_url) as backend:
+        options: dict[str, Any] = {"sealing": sealing.SEALING} if self._order.sealed else {}
+        async with open_backend(self._stand.direct_url, **options) as backend:
             for conversation in conversations:
                 summarizer = turns.Summarizer(unused, writer, conversation, random.Random(0))
                 memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
                 await turns.read(writer, conversation, memory)
 
     def _judged(self, minutes: float) -> Result:
-        events = history.read(self._order.folder / "events")
+        order = self._order
+        events = history.read(order.folder / "events")
+        judged = _without_doubts(events, self._stand.doubts)
         zone = turns.config().budget.full_zone_turns
-        report = checker.check(events, **self._times, full_zone=zone)
+        report = checker.check(judged, **self._times, full_zone=zone)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
-        problems = [*self._problems, *(one for pod in self._pods.all for one in pod.problems)]
+        report.figures["reads in doubt, of a change of master"] = (len(events) - len(judged)) // 2
+        problems = [
+            *self._problems,
+            *self._commands.problems,
+            *(one for pod in self._pods.all for one in pod.problems),
+        ]
         result = Result(
             stand=self._stand.name,
-            seed=self._order.seed,
-            versions=dict(self._stand.versions),
+            seed=order.seed,
+            versions={**self._stand.versions, **({"other pods": order.other} if order.other else {})},
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
@@ -252,6 +282,43 @@ class _Run:
         text = json.dumps(vars(result), indent=1, default=str)
         (self._order.folder / "results.json").write_text(text + "\n", encoding="utf-8")
         return result
+
+
+def _check_out(commit: str, folder: Path) -> None:
+    """Write the library as of a commit into a folder, without the tests of that commit."""
+    names = subprocess.run(
+        ["git", "ls-tree", "--name-only", commit],  # noqa: S607 -- wherever it is
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    packages = [name for name in names if name.startswith("stm_backends")]
+    archive = subprocess.run(
+        ["git", "archive", commit, *packages],  # noqa: S607
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+
+
+def _without_doubts(events: list[Event], doubts: Sequence[tuple[float, float]]) -> list[Event]:
+    """Return the events without the reads that a deposed master may have answered.
+
+    Where another server takes over, no read of that time is promised to be of the present. What was
+    acknowledged meanwhile has to be there in all later reads.
+    """
+    begun: dict[tuple[str, int], float] = {}
+    left: set[tuple[str, int]] = set()
+    for event in events:
+        if event.what == "read":
+            op = event.process, event.op
+            start = begun.setdefault(op, event.t)
+            if any(start < end and begin < event.t for begin, end in doubts):
+                left.add(op)
+    return [event for event in events if event.what != "read" or (event.process, event.op) not in left]
 
 
 def _done(task: asyncio.Task[None]) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import stm_backends
 from stm_backends import (
     Backend,
     DistributedShortTermMemory,
@@ -83,7 +84,7 @@ class _Pod:
         async with backend, asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._commands(lines, backend)), group.create_task(self._figures())]
             workers = [group.create_task(self._work(backend)) for _ in range(WORKERS)]
-            self.tell(ready=True)
+            self.tell(ready=True, library=stm_backends.__file__)
             await self.ended.wait()
             for task in [*tasks, *workers]:
                 task.cancel()
