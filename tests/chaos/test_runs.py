@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,32 @@ def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
     assert results["adds"]
     assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
+
+
+@pytest.mark.parametrize("after", ["", "0:05"], ids=["while it starts", "while it runs"])
+def test_ctrl_c_leaves_no_process_and_says_so(after: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("sqlite", "--minutes", "5", "--pods", "2", "--out", str(out))
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "tests.chaos", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A terminal interrupts all processes of a group.
+        start_new_session=True,
+    ) as run:
+        assert run.stdout
+        said = run.stdout.readline()
+        while not (after in said if after else pods_of(out)):
+            said += run.stdout.readline() if after else ""
+            assert run.poll() is None, said
+        os.killpg(run.pid, signal.SIGINT)
+        said += run.stdout.read()
+        assert run.wait() == 130, said
+    assert "interrupted; what was started is stopped" in said
+    assert "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run.pid, 0)
 
 
 @pytest.mark.full
