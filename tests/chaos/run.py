@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import open_backend
-from tests.chaos import checker, history, schedule, sealing, turns
+from tests.chaos import checker, history, remembering, schedule, sealing, turns
 from tests.chaos.history import Event, Writer
 from tests.chaos.nemesis import model, people
 from tests.chaos.nemesis.commands import Commands
@@ -255,6 +255,7 @@ class _Run:
                 summarizer = turns.Summarizer(unused, writer, conversation, random.Random(0))
                 memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
                 await turns.read(writer, conversation, memory)
+            await remembering.note_all(backend, writer)
 
     def _judged(self, minutes: float) -> Result:
         order = self._order
@@ -263,6 +264,8 @@ class _Run:
         zone = turns.config().budget.full_zone_turns
         report = checker.check(judged, **self._times, full_zone=zone)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
+        forgotten, kept = remembering.judged(events)
+        report.figures |= kept
         report.figures["reads in doubt, of a change of master"] = (len(events) - len(judged)) // 2
         problems = [
             *self._problems,
@@ -276,7 +279,7 @@ class _Run:
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
-            violations=[*problems, *defects, *map(str, report.violations)],
+            violations=[*problems, *defects, *forgotten, *map(str, report.violations)],
             figures=report.figures,
         )
         text = json.dumps(vars(result), indent=1, default=str)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import MemoryKey, StmError, open_backend
-from tests.chaos import sealing, turns
+from tests.chaos import remembering, sealing, turns
 from tests.chaos.history import Writer
 from tests.chaos.nemesis.pods import ROOT
 from tests.chaos.stands import Fault
@@ -75,7 +75,8 @@ class Commands:
             if left.exists() and (expired := json.loads(left.read_text(encoding="utf-8"))["expired"]):
                 self.problems.append(f"a purge has left {expired} expired records")
         if self._sealed:
-            await self._in_the_end("reseal", "--url", self._url, "--tenant", turns.TENANT)
+            tenants = ("--tenant", turns.TENANT, "--tenant", remembering.TENANT)
+            await self._in_the_end("reseal", "--url", self._url, *tenants)
             sealing.write(Path(os.environ[sealing.VARIABLE]), self._ids[-1:])
 
     async def _in_the_end(self, *command: str) -> None:
