@@ -122,15 +122,20 @@ class DistributedShortTermMemory:
         if refuses or (turn_id is not None and self._shared.may_hold(stored.id)):
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
-            while snapshot.holds(stored.id) and not await self._shared.confirm(snapshot):
+            while stored.id in snapshot.body.forgotten and not await self._shared.confirm(snapshot):
                 snapshot = await self._shared.load("add_turn")
-            if snapshot.holds(stored.id):
+            shown = snapshot.entry_of(stored.id)
+            if shown is not None and self._shared.driver.traits.shows_unconfirmed:
+                # Only the same entry once more is as durable as any: the next write may be of another server,
+                # which lacks what this one showed.
+                stored, entry = shown
+            elif snapshot.holds(stored.id):
                 self._maintenance.notice(snapshot)
                 if self._shared.outcome_unknown.pop(stored.id, False) is None:
                     found = (one.turn.ts for one in snapshot.turns if one.id == stored.id)
                     self._appended(turn, next(found, stored.turn.ts))
                 return
-            if refuses:
+            elif refuses:
                 # By the stored health, so that every process decides the same.
                 snapshot.plus(stored).view(self._config).require_room()
         # Occasionally costs a round trip, see Directory. After a creation the user is listed again in the

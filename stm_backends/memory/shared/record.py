@@ -132,7 +132,7 @@ class SharedConversation:
             return Snapshot.of(record, self.codec)
 
     async def confirm(self, snapshot: Snapshot) -> bool:
-        """Wait until what was loaded is as durable as an acknowledged write.
+        """Wait until the body that was loaded is as durable as an acknowledged write; not its entries.
 
         Changes nothing. `False` if the record has another version by now. Raises `OutcomeUnknown` if that
         is not known.
