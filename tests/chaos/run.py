@@ -182,7 +182,7 @@ class _Run:
                 await asyncio.sleep(one.gap)
                 while len(running) >= AT_ONCE:
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                running = {task for task in running if not _done(task)}
+                running = {task for task in running if not task.done()}
                 for pod in self._pods.all:
                     await pod.revive()
                 if time.monotonic() - shown > 5:
@@ -203,10 +203,15 @@ class _Run:
         """Let one fault happen, and count it when it has."""
         chance = random.Random(planned.chance)
         op = self._writer.invoke("fault", kind=planned.kind, seconds=planned.seconds, **data)
-        async with fault(chance, planned.seconds) as figures:
-            self._counts[planned.kind] += 1
-            await asyncio.sleep(planned.seconds)
-        self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
+        try:
+            async with fault(chance, planned.seconds) as figures:
+                self._counts[planned.kind] += 1
+                await asyncio.sleep(planned.seconds)
+        except Exception as error:  # noqa: BLE001 -- a run of hours goes on, and says it in the end
+            self._problems.append(f"the fault {planned.kind} failed: {type(error).__name__}: {error}")
+            self._writer.end(op, "fail", "fault", kind=planned.kind, **data, error=type(error).__name__)
+        else:
+            self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
 
     def _show(self) -> None:
         adds = sum(pod.adds for pod in self._pods.all)
@@ -322,10 +327,3 @@ def _without_doubts(events: list[Event], doubts: Sequence[tuple[float, float]]) 
             if any(start < end and begin < event.t for begin, end in doubts):
                 left.add(op)
     return [event for event in events if event.what != "read" or (event.process, event.op) not in left]
-
-
-def _done(task: asyncio.Task[None]) -> bool:
-    """Say whether a task is done; raises what it raised."""
-    if task.done():
-        task.result()
-    return task.done()
