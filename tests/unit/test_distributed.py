@@ -28,7 +28,13 @@ from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
-from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, TrajectoryDigest
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    MemoryKey,
+    StoredTurn,
+    TrajectoryDigest,
+)
 from tests.support import leases
 from tests.support.default_memory import added
 
@@ -371,6 +377,29 @@ async def test_a_repeat_is_stored_where_writes_go_now() -> None:
     survivor = DistributedShortTermMemory(driver.new, KEY, config("truncation"))
     assert (await shown(survivor))["recent"] == ["u0", "u1"]
     await survivor.close()
+
+
+def entry(number: int) -> bytes:
+    return Codec().seal_turn(StoredTurn(f"id{number}", turn(number)))
+
+
+async def test_a_fold_drops_no_turn_that_only_the_new_master_has() -> None:
+    driver = FailingOver(MemoryDriver(MemoryStore()), MemoryDriver(MemoryStore()))
+    for one in driver.writes_to:
+        await one.open()
+    settings = config(zone=0)
+    memory = DistributedShortTermMemory(driver, KEY, settings, summarizer=LedgerSummarizer())
+    await driver.append(RECORD, entry(0), initial_version="v", ttl=None)
+    driver.writes_to = [driver.old]
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(RECORD, entry(1), initial_version="v", ttl=None)
+    driver.writes_to = [driver.new]
+    await driver.append(RECORD, entry(2), initial_version="v", ttl=None)
+    await memory.flush(timeout=0.5)
+    await memory.close()
+    record = await driver.new.load(RECORD)
+    assert record is not None
+    assert entry(2) in record.tail
 
 
 async def test_a_directory_failure_after_an_add_does_not_fail_the_add(
