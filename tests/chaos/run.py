@@ -265,7 +265,7 @@ class _Run:
     def _judged(self, minutes: float) -> Result:
         order = self._order
         events = history.read(order.folder / "events")
-        judged = _without_doubts(events, self._stand.doubts)
+        judged = without_doubts(events, self._stand.doubts)
         zone = turns.config().budget.full_zone_turns
         report = checker.check(judged, **self._times, full_zone=zone)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
@@ -312,7 +312,7 @@ def _check_out(commit: str, folder: Path) -> None:
         files.extractall(folder, filter="data")
 
 
-def _without_doubts(events: list[Event], doubts: Sequence[tuple[float, float]]) -> list[Event]:
+def without_doubts(events: list[Event], doubts: Sequence[tuple[float, float]]) -> list[Event]:
     """Return the events without the reads that a deposed master may have answered.
 
     Where another server takes over, no read of that time is promised to be of the present. What was

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import history, schedule
+from tests.chaos import history, remembering, schedule
 from tests.chaos.mutants import MUTANTS
+from tests.chaos.run import without_doubts
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -38,6 +39,38 @@ def test_a_seed_repeats_the_schedule_of_faults() -> None:
 def test_a_stand_of_another_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["redsi"]) == 2
     assert "Did you mean 'redis'?" in capsys.readouterr().err
+
+
+def event(t: float, phase: history.Phase, what: str, op: int = 1, **data: Any) -> history.Event:
+    return history.Event(t=t, process="p0.1", op=op, phase=phase, what=what, conversation="", data=data)
+
+
+def test_reads_that_touch_a_change_of_master_are_left_out() -> None:
+    times = {1: (0.0, 1.0), 2: (1.5, 2.5), 3: (2.5, 2.6), 4: (0.0, 9.0), 5: (3.5, 4.0)}
+    events = [
+        event(t, phase, "read", op)
+        for op, both in times.items()
+        for t, phase in zip(both, ("invoke", "ok"), strict=True)
+    ]
+    kept = without_doubts([*events, event(2.5, "ok", "add")], [(2.0, 3.0)])
+    assert [one.op for one in kept if one.what == "read"] == [1, 1, 5, 5]
+    assert any(one.what == "add" for one in kept)
+
+
+def test_a_fact_that_is_lost_altered_or_foreign_is_found() -> None:
+    important = {"session": 0, "importance": 0.8}
+    events = [
+        *(event(0, phase, "remember", key="a", **important) for phase in ("invoke", "ok")),
+        *(event(1, phase, "remember", key="b", **important) for phase in ("invoke", "unknown")),
+        *(event(2, phase, "remember", key="c", session=0, importance=0.2) for phase in ("invoke", "ok")),
+    ]
+    clean = event(3, "info", "remembered", session=0, keys=["a", "b"], altered=[])
+    assert remembering.judged([*events, clean])[0] == []
+    wrong = event(3, "info", "remembered", session=0, keys=["b", "d"], altered=["b"])
+    found = "\n".join(remembering.judged([*events, wrong])[0])
+    assert "a was acknowledged" in found
+    assert "b was altered" in found
+    assert "d is remembered, and was never given" in found
 
 
 def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
