@@ -116,6 +116,8 @@ class PostgresDriver:
             max_record=settings.max_record_bytes,
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
+            # What waited for a synchronous standby in vain is seen by all.
+            shows_unconfirmed=True,
         )
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 

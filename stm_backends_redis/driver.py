@@ -70,6 +70,7 @@ class RedisDriver:
             max_record=settings.max_record_bytes,
             max_drop=_MAX_DROP,
             deadline=settings.deadline_s,
+            shows_unconfirmed=self._safeguard.is_asked,
         )
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
 

@@ -96,6 +96,8 @@ class Traits:
     than `max_inline` bytes is kept beside the record, and takes `reference` bytes of it instead of its own.
     `max_drop` is the number of entries that one `replace` may drop or rewrite. `min_ttl` and `deadline` are
     seconds: the shortest time to live that is honoured, and how long one operation may take.
+    `shows_unconfirmed` says that a `load` may return what is not yet as durable as an acknowledged write: a
+    write whose outcome was unknown may be seen, and be lost with its server.
     """
 
     reach: Literal["process", "host", "network"]
@@ -109,6 +111,7 @@ class Traits:
     reference: int = 0
     min_ttl: float = 0.001
     deadline: float = DEFAULT_DEADLINE_S
+    shows_unconfirmed: bool = False
 
     def room(self, size: int) -> int:
         """Return how many bytes of `max_record` a value of `size` bytes takes, at most."""

@@ -122,12 +122,13 @@ async def erase_parts(driver: Driver, key: Key) -> int:
 
 
 async def confirm_erased(driver: Driver, scopes: Iterable[str]) -> None:
-    """Have the datastore acknowledge earlier deletions in these scopes, although nothing is listed there.
+    """Have the datastore acknowledge earlier deletions in these scopes, although it lists nothing there.
 
     A deletion with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
     that an acknowledgement promises. A listing does not tell, and a deletion of nothing waits for them.
     """
-    await together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
+    if driver.traits.shows_unconfirmed:
+        await together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
 
 
 class Appended(NamedTuple):

@@ -57,6 +57,15 @@ def parser() -> argparse.ArgumentParser:
         help=f"a fault in the library that the run must find: {', '.join(sorted(MUTANTS))}",
     )
     found.add_argument(
+        "--sealed", action="store_true", help="pods seal what they store, with keys that change"
+    )
+    found.add_argument(
+        "--other",
+        default="",
+        metavar="COMMIT",
+        help="every second pod uses the library as of this commit",
+    )
+    found.add_argument(
         "--only",
         nargs="+",
         default=(),
@@ -95,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 pods=options.pods,
                 pause=options.pause,
                 mutant=options.mutant,
+                other=options.other,
+                sealed=options.sealed,
                 only=options.only,
             )
             stand = importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)

@@ -67,6 +67,11 @@ ACTIONS = {
     "people": (
         "a person's command; `kind` is one of export, import, copy, purge, reseal, stats, session-end"
     ),
+    "remember": (
+        "a fact is stored in a session of the tiers; `session`, `key`, and its `importance`: from 0.5 on "
+        "it is promoted when the session ends"
+    ),
+    "remembered": "`info`: what long-term memory has in the end; `session`, `keys`, `altered`",
     "final": (
         "`info`: the run has ended, all faults are over and all pods have flushed; reads after it are final"
     ),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import platform
 import random
 import subprocess
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import open_backend
-from tests.chaos import checker, history, schedule, turns
-from tests.chaos.history import Writer
+from tests.chaos import checker, history, remembering, schedule, sealing, turns
+from tests.chaos.history import Event, Writer
 from tests.chaos.nemesis import model, people
+from tests.chaos.nemesis.commands import Commands
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
@@ -38,8 +41,11 @@ WEIGHTS: Final[Mapping[str, float]] = {
     "pod-pause": 3.0,
     "pod-cancel": 2.0,
     "pod-restart": 0.5,
+    "command-purge": 0.5,
+    "command-copy": 0.5,
+    "command-reseal": 0.5,
 }
-"""How often a fault is drawn, where that is not once. To start a pod takes much of the machine."""
+"""How often a fault is drawn, where that is not once. To start a process takes much of the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,9 @@ class Order:
     pause: float = 0.1
     users: int = USERS
     mutant: str = ""
+    sealed: bool = False
+    other: str = ""
+    """A commit whose library every second pod uses."""
     only: Sequence[str] = ()
     """How the names of the faults begin that may happen; by default all may."""
 
@@ -114,6 +123,11 @@ class Run:
             pass
         the_model = Model(order.folder / "model")
         model.become(the_model, self._writer, "well")
+        commands = self._commands = Commands(
+            order.folder, stand.url, self._writer, self._conversations, sealed=order.sealed
+        )
+        if order.other:
+            await asyncio.to_thread(_check_out, order.other, order.folder / "other")
         pods = self._pods = Pods([self._pod(number) for number in range(order.pods)], ahead=self._ahead())
         for pod in pods.all:
             self._stack.push_async_callback(pod.kill)
@@ -124,6 +138,7 @@ class Run:
             **stand.faults(),
             **model.faults(the_model, self._writer),
             **people.faults(pods),
+            **commands.faults(),
         }
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
@@ -143,8 +158,10 @@ class Run:
                 deadline=DEADLINE_S,
                 generations=[0] * order.users,
                 mutant=order.mutant,
+                sealing=sealing.NAME if order.sealed else "",
                 options={"deadline_s": DEADLINE_S},
-            )
+            ),
+            path=str(order.folder / "other") if order.other and number % 2 else "",
         )
 
     def _ahead(self) -> float:
@@ -178,7 +195,7 @@ class Run:
                 await asyncio.sleep(one.gap)
                 while len(running) >= AT_ONCE:
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                running = {task for task in running if not _done(task)}
+                running = {task for task in running if not task.done()}
                 for pod in self._pods.all:
                     await pod.revive()
                 if time.monotonic() - shown > 5:
@@ -199,10 +216,15 @@ class Run:
         """Let one fault happen, and count it when it has."""
         chance = random.Random(planned.chance)
         op = self._writer.invoke("fault", kind=planned.kind, seconds=planned.seconds, **data)
-        async with fault(chance, planned.seconds) as figures:
-            self._counts[planned.kind] += 1
-            await asyncio.sleep(planned.seconds)
-        self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
+        try:
+            async with fault(chance, planned.seconds) as figures:
+                self._counts[planned.kind] += 1
+                await asyncio.sleep(planned.seconds)
+        except Exception as error:  # noqa: BLE001 -- a run of hours goes on, and says it in the end
+            self._problems.append(f"the fault {planned.kind} failed: {type(error).__name__}: {error}")
+            self._writer.end(op, "fail", "fault", kind=planned.kind, **data, error=type(error).__name__)
+        else:
+            self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
 
     def _show(self) -> None:
         adds = sum(pod.adds for pod in self._pods.all)
@@ -219,7 +241,7 @@ class Run:
             await pod.revive()
             await pod.ready()
         await asyncio.gather(*(pod.ask("rest") for pod in pods.all))
-        conversations = [f"c{user}-{one}" for user, n in enumerate(pods.generations) for one in range(n + 1)]
+        conversations = self._conversations()
         used = self._used(conversations)
         shares = [used[number :: len(pods.all)] for number in range(len(pods.all))]
         answers = await asyncio.gather(
@@ -233,6 +255,7 @@ class Run:
                 left = answer.get("left", "all")
                 self._problems.append(f"{pod.settings.process} could not settle {left}")
         await asyncio.gather(*(pod.end() for pod in pods.all))
+        await self._commands.finish()
         self._writer.info("final")
         await self._read_all(conversations)
 
@@ -240,36 +263,52 @@ class Run:
         """Return the conversations of which something may be left to do."""
         return conversations
 
+    def _conversations(self) -> list[str]:
+        return [f"c{user}-{one}" for user, n in enumerate(self._pods.generations) for one in range(n + 1)]
+
     async def _read_all(self, conversations: list[str]) -> None:
         writer = Writer(self._order.folder / "events", "final")
         self._stack.callback(writer.close)
         settings = turns.config()
         unused = os.open(self._order.folder / "model", os.O_RDONLY)
         self._stack.callback(os.close, unused)
-        async with open_backend(self._stand.direct_url) as backend:
+        options: dict[str, Any] = {"sealing": sealing.SEALING} if self._order.sealed else {}
+        async with open_backend(self._stand.direct_url, **options) as backend:
             for conversation in conversations:
                 summarizer = turns.Summarizer(unused, writer, conversation, random.Random(0))
                 memory = backend.memory(turns.key_of(conversation), settings, summarizer=summarizer)
                 await turns.read(writer, conversation, memory)
+            await remembering.note_all(backend, writer)
 
     def _judged(self, minutes: float) -> Result:
-        events = history.read(self._order.folder / "events")
+        order = self._order
+        events = history.read(order.folder / "events")
+        judged = without_doubts(events, self._stand.doubts)
         zone = turns.config().budget.full_zone_turns
-        report = checker.check(
-            events, lease_s=self._times["lease_s"], recovery_s=self._times["recovery_s"], full_zone=zone
-        )
+        report = checker.check(judged, **self._times, full_zone=zone)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
-        problems = [*self._problems, *(one for pod in self._pods.all for one in pod.problems)]
+        forgotten, kept = remembering.judged(events)
+        report.figures |= kept
+        report.figures["reads in doubt, of a change of master"] = (len(events) - len(judged)) // 2
+        problems = [
+            *self._problems,
+            *self._commands.problems,
+            *(one for pod in self._pods.all for one in pod.problems),
+        ]
         result = Result(
             stand=self._stand.name,
-            seed=self._order.seed,
+            seed=order.seed,
             library=_library(),
-            mutant=self._order.mutant,
-            versions={"python": platform.python_version(), **self._stand.versions},
+            mutant=order.mutant,
+            versions={
+                "python": platform.python_version(),
+                **self._stand.versions,
+                **({"other pods": order.other} if order.other else {}),
+            },
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
-            violations=[*problems, *defects, *map(str, report.violations)],
+            violations=[*problems, *defects, *forgotten, *map(str, report.violations)],
             figures=report.figures,
             pods=report.pods,
         )
@@ -291,8 +330,38 @@ def _library() -> str:
     return f"{version('stm-backends')} ({commit.strip()})"
 
 
-def _done(task: asyncio.Task[None]) -> bool:
-    """Say whether a task is done; raises what it raised."""
-    if task.done():
-        task.result()
-    return task.done()
+def _check_out(commit: str, folder: Path) -> None:
+    """Write the library as of a commit into a folder, without the tests of that commit."""
+    names = subprocess.run(
+        ["git", "ls-tree", "--name-only", commit],  # noqa: S607 -- wherever it is
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    packages = [name for name in names if name.startswith("stm_backends")]
+    archive = subprocess.run(
+        ["git", "archive", commit, *packages],  # noqa: S607
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+
+
+def without_doubts(events: list[Event], doubts: Sequence[tuple[float, float]]) -> list[Event]:
+    """Return the events without the reads that a deposed master may have answered.
+
+    Where another server takes over, no read of that time is promised to be of the present. What was
+    acknowledged meanwhile has to be there in all later reads.
+    """
+    begun: dict[tuple[str, int], float] = {}
+    left: set[tuple[str, int]] = set()
+    for event in events:
+        if event.what == "read":
+            op = event.process, event.op
+            start = begun.setdefault(op, event.t)
+            if any(start < end and begin < event.t for begin, end in doubts):
+                left.add(op)
+    return [event for event in events if event.what != "read" or (event.process, event.op) not in left]

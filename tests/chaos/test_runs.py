@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import history, schedule
+from tests.chaos import history, remembering, schedule
 from tests.chaos.mutants import MUTANTS
+from tests.chaos.run import without_doubts
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -36,6 +41,38 @@ def test_a_stand_of_another_name_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean 'redis'?" in capsys.readouterr().err
 
 
+def event(t: float, phase: history.Phase, what: str, op: int = 1, **data: Any) -> history.Event:
+    return history.Event(t=t, process="p0.1", op=op, phase=phase, what=what, conversation="", data=data)
+
+
+def test_reads_that_touch_a_change_of_master_are_left_out() -> None:
+    times = {1: (0.0, 1.0), 2: (1.5, 2.5), 3: (2.5, 2.6), 4: (0.0, 9.0), 5: (3.5, 4.0)}
+    events = [
+        event(t, phase, "read", op)
+        for op, both in times.items()
+        for t, phase in zip(both, ("invoke", "ok"), strict=True)
+    ]
+    kept = without_doubts([*events, event(2.5, "ok", "add")], [(2.0, 3.0)])
+    assert [one.op for one in kept if one.what == "read"] == [1, 1, 5, 5]
+    assert any(one.what == "add" for one in kept)
+
+
+def test_a_fact_that_is_lost_altered_or_foreign_is_found() -> None:
+    important = {"session": 0, "importance": 0.8}
+    events = [
+        *(event(0, phase, "remember", key="a", **important) for phase in ("invoke", "ok")),
+        *(event(1, phase, "remember", key="b", **important) for phase in ("invoke", "unknown")),
+        *(event(2, phase, "remember", key="c", session=0, importance=0.2) for phase in ("invoke", "ok")),
+    ]
+    clean = event(3, "info", "remembered", session=0, keys=["a", "b"], altered=[])
+    assert remembering.judged([*events, clean])[0] == []
+    wrong = event(3, "info", "remembered", session=0, keys=["b", "d"], altered=["b"])
+    found = "\n".join(remembering.judged([*events, wrong])[0])
+    assert "a was acknowledged" in found
+    assert "b was altered" in found
+    assert "d is remembered, and was never given" in found
+
+
 def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
     status, results = run(tmp_path, "sqlite", "--faults", "6", "--pods", "2", "--minutes", "0.2")
     assert not status, results["violations"]
@@ -43,6 +80,32 @@ def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
     assert results["adds"]
     assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
+
+
+@pytest.mark.parametrize("after", ["", " faults "], ids=["while it starts", "while it runs"])
+def test_ctrl_c_leaves_no_process_and_says_so(after: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("sqlite", "--minutes", "5", "--pods", "2", "--out", str(out))
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "tests.chaos", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A terminal interrupts all processes of a group.
+        start_new_session=True,
+    ) as run:
+        assert run.stdout
+        said = run.stdout.readline()
+        while not (after in said if after else pods_of(out)):
+            said += run.stdout.readline() if after else ""
+            assert run.poll() is None, said
+        os.killpg(run.pid, signal.SIGINT)
+        said += run.stdout.read()
+        assert run.wait() == 130, said
+    assert "interrupted; what was started is stopped" in said
+    assert "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run.pid, 0)
 
 
 @pytest.mark.full

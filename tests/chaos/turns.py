@@ -94,9 +94,11 @@ def covered_by(summary: str, conversation: str) -> list[str | None]:
     return [one if one.startswith(f"{conversation}/") else None for one in ids]
 
 
-async def read(writer: Writer, conversation: str, memory: DistributedShortTermMemory) -> dict[str, Any]:
-    """Read a conversation, note what was read, and return it."""
-    op = writer.invoke("read", conversation)
+async def read(
+    writer: Writer, conversation: str, memory: DistributedShortTermMemory, *, op: int | None = None
+) -> dict[str, Any]:
+    """Read a conversation, note what was read, and return it; `op` is a read that began before."""
+    op = writer.invoke("read", conversation) if op is None else op
     try:
         context = await memory.get_llm_context()
     except BaseException as error:

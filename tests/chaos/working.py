@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import stm_backends
 from stm_backends import (
     Backend,
     DistributedShortTermMemory,
@@ -30,13 +31,14 @@ from stm_backends import (
     TrajectoryDigest,
     open_backend,
 )
-from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key
+from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
 from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import Corrupt
 from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import Observer
+from stm_backends.tiers import MemoryManager
 from stm_backends.types import MemoryHealth
-from tests.chaos import turns
+from tests.chaos import remembering, turns
 from tests.chaos.history import Phase, Writer
 from tests.chaos.mutants import LEAKS, MUTANTS
 from tests.chaos.pod import Clock, Settings
@@ -96,7 +98,8 @@ class _Pod:
         async with backend, asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._commands(lines, backend)), group.create_task(self._figures())]
             workers = [group.create_task(self._work(backend)) for _ in range(WORKERS)]
-            self.tell(ready=True)
+            workers.append(group.create_task(self._remember(backend)))
+            self.tell(ready=True, library=stm_backends.__file__)
             await self.ended.wait()
             for task in [*tasks, *workers]:
                 task.cancel()
@@ -147,6 +150,25 @@ class _Pod:
                     self._next_conversation(user, conversation)
             else:
                 await self._noted("flush", conversation, partial(memory.flush, timeout=2.0))
+
+    async def _remember(self, backend: Backend) -> None:
+        """Remember facts in sessions that all pods share, look some up, and end a session now and then."""
+        managers = [remembering.manager(backend, number) for number in range(remembering.SESSIONS)]
+        for count in range(remembering.MOST):
+            await asyncio.sleep(self.settings.pause * remembering.PACE * (0.5 + self.chance.random()))
+            if self.resting.is_set():
+                return
+            session, key, importance = remembering.drawn(self.chance, self.settings.process, count)
+            memory = managers[session]
+            remember = partial(memory.remember, key, remembering.fact(key), importance=importance)
+            await self._noted("remember", "", remember, session=session, key=key, importance=importance)
+            if count % 5 == 4:
+                await self._calling(partial(memory.recall, f"{self.settings.process}/"))
+            if count % 12 == 11:
+                await self._end_session(memory)
+
+    async def _end_session(self, memory: MemoryManager) -> Phase:
+        return await self._noted("people", "", memory.gc.on_session_end, kind="session-end")
 
     def _next_conversation(self, user: int, conversation: str) -> None:
         if conversation == f"c{user}-{self.generations[user]}":
@@ -323,6 +345,9 @@ class _Pod:
             with contextlib.suppress(SessionNotFound):
                 await sessions.export(key)
 
+        if kind == "session-end":
+            session = self.chance.randrange(remembering.SESSIONS)
+            return {"outcome": await self._end_session(remembering.manager(backend, session))}
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "export": export,
             "import": merge,
@@ -402,6 +427,13 @@ class _NotedWrites(WrapperDriver):
         super().__init__(inner)
         self._writer = writer
         self._codec = Codec()
+        self._loaded: dict[Key, str] = {}
+
+    async def load(self, key: Key) -> Record | None:
+        record = await self.inner.load(key)
+        if record is not None:
+            self._loaded[key] = record.version
+        return record
 
     async def replace(
         self,
@@ -418,7 +450,8 @@ class _NotedWrites(WrapperDriver):
         done = await self.inner.replace(
             key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
         )
-        if done:
+        # A write of the version that stands confirms it, and is not another write.
+        if done and version != self._loaded.get(key):
             data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}
             with contextlib.suppress(Corrupt):
                 lease = self._codec.open_body(body).lease

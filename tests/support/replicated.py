@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
-from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import OutcomeUnknown
@@ -23,6 +24,10 @@ class ReplicatedDriver(WrapperDriver):
         super().__init__(inner or MemoryDriver())
         self.lags = False
         self.behind: set[str] = set()
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.inner.traits, shows_unconfirmed=True)
 
     async def call(self, operation: Operation, key: Key | str, send: Callable[[], Awaitable[T]]) -> T:
         answer = await send()

@@ -736,7 +736,7 @@ async def test_a_turn_of_unknown_outcome_is_called_back_once() -> None:
         assert added == ["uone", "utwo"]
         assert memory.stats.appended == 2
         # The three that were sent for each, the repeat that was acknowledged, and no more.
-        assert driver.count("append") == 8
+        assert driver.count("append") == 6
 
 
 async def test_a_lease_of_another_pod_is_waited_for_and_nothing_is_lost_under_it() -> None:

@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import ABSENT, ANY, Key
+from stm_backends.drivers.contract import ABSENT, ANY, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
+from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import (
     Corrupt,
     InvalidKey,
@@ -26,7 +28,13 @@ from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
-from stm_backends.types import ConversationTurn, MemoryHealth, MemoryKey, TrajectoryDigest
+from stm_backends.types import (
+    ConversationTurn,
+    MemoryHealth,
+    MemoryKey,
+    StoredTurn,
+    TrajectoryDigest,
+)
 from tests.support import leases
 from tests.support.default_memory import added
 
@@ -378,6 +386,69 @@ async def test_an_unknown_outcome_stays_unknown_when_a_retry_is_refused(pods: Po
         await memory.add_turn(turn(1), turn_id="one")
     await memory.add_turn(turn(1), turn_id="one")
     assert (await shown(memory))["recent"] == ["u1"]
+
+
+class FailingOver(WrapperDriver):
+    """A master that hangs in its office: it still answers loads, while writes go to its former replica."""
+
+    def __init__(self, old: MemoryDriver, new: MemoryDriver) -> None:
+        super().__init__(old)
+        self.old, self.new = old, new
+        self.writes_to = [old, new]
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.old.traits, shows_unconfirmed=True)
+
+    async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+        lengths = [await one.append(key, entry, **options) for one in self.writes_to]
+        if self.writes_to == [self.old]:
+            raise OutcomeUnknown("done, but not confirmed", backend="memory", operation="append")
+        return lengths[-1]
+
+    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+        return all([await one.replace(key, body, **options) for one in self.writes_to])
+
+
+async def test_a_repeat_is_stored_where_writes_go_now() -> None:
+    """Not only where the turn was seen; a version says nothing of entries, so both masters have one."""
+    driver = FailingOver(MemoryDriver(MemoryStore()), MemoryDriver(MemoryStore()))
+    for one in driver.writes_to:
+        await one.open()
+    memory = DistributedShortTermMemory(driver, KEY, config("truncation"))
+    await memory.add_turn(turn(0))
+    driver.writes_to = [driver.old]
+    with pytest.raises(OutcomeUnknown):
+        await memory.add_turn(turn(1), turn_id="one")
+    driver.writes_to = [driver.new]
+    await memory.add_turn(turn(1), turn_id="one")
+    await memory.close()
+    survivor = DistributedShortTermMemory(driver.new, KEY, config("truncation"))
+    assert (await shown(survivor))["recent"] == ["u0", "u1"]
+    await survivor.close()
+
+
+def entry(number: int) -> bytes:
+    return Codec().seal_turn(StoredTurn(f"id{number}", turn(number)))
+
+
+async def test_a_fold_drops_no_turn_that_only_the_new_master_has() -> None:
+    driver = FailingOver(MemoryDriver(MemoryStore()), MemoryDriver(MemoryStore()))
+    for one in driver.writes_to:
+        await one.open()
+    settings = config(zone=0)
+    memory = DistributedShortTermMemory(driver, KEY, settings, summarizer=LedgerSummarizer())
+    await driver.append(RECORD, entry(0), initial_version="v", ttl=None)
+    driver.writes_to = [driver.old]
+    with pytest.raises(OutcomeUnknown):
+        await driver.append(RECORD, entry(1), initial_version="v", ttl=None)
+    driver.writes_to = [driver.new]
+    await driver.append(RECORD, entry(2), initial_version="v", ttl=None)
+    await memory.flush(timeout=0.5)
+    await memory.close()
+    record = await driver.new.load(RECORD)
+    assert record is not None
+    assert entry(2) in record.tail
 
 
 async def test_a_directory_failure_after_an_add_does_not_fail_the_add(

@@ -118,6 +118,8 @@ class Writes(PlannedWork):
             return await self._store_failure(snapshot, self._unstored[1])
         try:
             leased = await self._take_lease(snapshot)
+            if leased is not None and self.shared.driver.traits.shows_unconfirmed:
+                leased = await self._still_there(leased, fold)
             return AGAIN if leased is None else await self._fold_leased(leased, fold)
         finally:
             await self.shared.release()
@@ -139,6 +141,16 @@ class Writes(PlannedWork):
             shared.leased = None
             return snapshot
         return None if shared.leased is None else replace(snapshot, version=shared.leased.version)
+
+    async def _still_there(self, leased: Snapshot, fold: Fold) -> Snapshot | None:
+        """Return the conversation under this lease, or `None` if the turns of the fold are not its first.
+
+        Another server may have taken the lease than the one that showed the turns, under the same version.
+        Turns that it has in their place must not be dropped with them.
+        """
+        snapshot = await self.shared.load("background")
+        applies = snapshot.version == leased.version and fold.still_applies(snapshot.body, snapshot.turns)
+        return snapshot if applies else None
 
     async def _fold_leased(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         if snapshot.body.health is MemoryHealth.DEGRADED:

@@ -127,12 +127,16 @@ class DistributedShortTermMemory:
             # The exceptions to one round trip: rejecting a turn or recognizing a repeat needs a current load.
             snapshot = await self._shared.load("add_turn")
             if snapshot.holds(stored.id):
-                ts = next((one.turn.ts for one in snapshot.turns if one.id == stored.id), ts)
-                if stored.id in self._shared.acknowledged:
+                shown = snapshot.entry_of(stored.id)
+                ts = ts if shown is None else shown[0].turn.ts
+                if stored.id in self._shared.acknowledged or not self._shared.driver.traits.shows_unconfirmed:
                     self._maintenance.notice(snapshot)
+                    if self._shared.outcome_unknown.pop(stored.id, False) is None:
+                        self._appended(turn, ts)
                     return
-                # A load shows what the server has not passed on to its replicas, or its disk, yet. Only the
-                # answer to a write says that this is as safe as the datastore promises, so it is sent again.
+                # Only the answer to a write says that this is durable. The same entry is written, because the
+                # next server may lack what this one showed.
+                stored, entry = shown or (stored, entry)
             elif refuses:
                 # By the stored health, so that every process decides the same.
                 snapshot.plus(stored).view(self._config).require_room()

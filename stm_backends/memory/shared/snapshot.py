@@ -196,6 +196,13 @@ class Snapshot:
                 return position
         return self.starts[0]
 
+    def entry_of(self, turn_id: str) -> tuple[StoredTurn, bytes] | None:
+        """Return a turn that no summary covers, and its first entry; `None` if there is no such turn."""
+        for stored, start in zip(self.turns, self.starts, strict=True):
+            if stored.id == turn_id:
+                return stored, self.tail[start]
+        return None
+
     def holds(self, turn_id: str) -> bool:
         """Say whether a turn is in the record, or left it recently enough to be remembered."""
         return turn_id in self.ids or turn_id in self.body.forgotten

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tests.chaos.nemesis.pods import Pods
 from tests.chaos.stands import Fault
 
-KINDS: Final = ("export", "import", "copy", "purge", "stats")
+KINDS: Final = ("export", "import", "copy", "purge", "stats", "session-end")
 
 
 def faults(pods: Pods) -> Mapping[str, Fault]:

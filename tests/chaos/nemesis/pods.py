@@ -77,6 +77,8 @@ class Pod:
             own[:] = [max(pair) for pair in zip(own, said["generations"], strict=True)]
         if "ready" in said:
             self._ready.set()
+            if not str(said["library"]).startswith(self._path):
+                self.problems.append(f"{self.settings.process} uses the library in {said['library']}")
         if answer := self._answers.pop(said.get("done", -1), None):
             answer.set_result({name: value for name, value in said.items() if name != "done"})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -29,6 +29,9 @@ class Stand(Protocol):
 
     versions: Mapping[str, str]
     """The server's and the client library's, for the table."""
+
+    doubts: Sequence[tuple[float, float]]
+    """The times in which a deposed server may have answered reads, where the datastore lets it."""
 
     async def start(self) -> None:
         """Start its servers, with durable settings, and set up what the datastore needs."""

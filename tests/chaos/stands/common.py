@@ -34,6 +34,9 @@ class Base:
         self.versions: dict[str, str] = {}
         self.servers: list[Server] = []
         self.proxies: list[Proxy] = []
+        self.doubts: list[tuple[float, float]] = []
+        self._settled_at = 0.0
+        self._epoch: object = None
         self.disk = Disk(folder / "disk", self.megabytes)
         self._stack = contextlib.AsyncExitStack()
         self._busy = asyncio.Lock()
@@ -77,6 +80,13 @@ class Base:
 
     async def _settle(self) -> None:
         """Wait until all servers serve as they did in the beginning."""
+
+    def _note_epoch(self, epoch: object) -> None:
+        """Note that the servers are settled; if another one has taken over since, reads were in doubt."""
+        now = time.monotonic()
+        if self._epoch not in (None, epoch):
+            self.doubts.append((self._settled_at, now))
+        self._settled_at, self._epoch = now, epoch
 
     async def _run(self, server: Server) -> None:
         """Start a server that is stopped in the end."""

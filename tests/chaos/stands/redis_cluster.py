@@ -96,7 +96,7 @@ class ClusterStand(Base):
     @contextlib.asynccontextmanager
     async def _fail_over(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
         """Kill a master, at times while its replica hangs, and wait until that takes over."""
-        master, replica = chance.choice(await self._pairs())
+        master, replica = chance.choice(await self._settled_pairs())
         figures: dict[str, Any] = {"behind": chance.random() < 0.5}
         async with self._mended(figures):
             if figures["behind"]:
@@ -113,7 +113,7 @@ class ClusterStand(Base):
     @contextlib.asynccontextmanager
     async def _change_over(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
         """Order a replica to take over, with the consent of its master or without."""
-        _, replica = chance.choice(await self._pairs())
+        _, replica = chance.choice(await self._settled_pairs())
         figures: dict[str, Any] = {"how": chance.choice(("", "FORCE", "TAKEOVER"))}
         async with self._mended(figures):
             await asked(replica, "CLUSTER", "FAILOVER", *filter(None, [figures["how"]]))
@@ -123,7 +123,7 @@ class ClusterStand(Base):
     @contextlib.asynccontextmanager
     async def _move(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
         """Move a slot that is in use to another master, one key after the other."""
-        masters = [master for master, _ in await self._pairs()]
+        masters = [master for master, _ in await self._settled_pairs()]
         source, slot = await _slot_in_use(chance, masters)
         target = chance.choice([master for master in masters if master is not source])
         figures: dict[str, Any] = {"slot": slot, "keys": 0}
@@ -166,6 +166,11 @@ class ClusterStand(Base):
                 pairs.append((at[state["master_port"]], node))
         return pairs
 
+    async def _settled_pairs(self) -> list[tuple[RedisServer, RedisServer]]:
+        """Return the masters with their replicas, once a network that fails has let them find each other."""
+        await self._settle()
+        return await self._pairs()
+
     async def _settle(self) -> None:
         await until(self._is_settled, "three masters with their replicas")
 
@@ -188,6 +193,7 @@ class ClusterStand(Base):
         for master, _ in pairs:
             # What was moved here has a replica too, before the next server dies.
             await asked(master, "WAIT", 1, 1000)
+        self._note_epoch(frozenset(master for master, _ in pairs))
         return True
 
 

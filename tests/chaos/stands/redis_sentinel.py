@@ -40,6 +40,7 @@ class SentinelStand(Base):
     """All but the final reads goes through the proxies: pods, replication, and what sentinels ask.
 
     The only replica confirms each write, so whichever server is promoted has all that was acknowledged.
+    Until a former master hears that it was deposed, it answers reads, and shows what nobody has confirmed.
     """
 
     name = "redis-sentinel"
@@ -147,7 +148,11 @@ class SentinelStand(Base):
         if state["master_port"] != self._addresses[master] or state["master_link_status"] != "up":
             return False
         known = [await asked(one, "SENTINEL", "REPLICAS", SERVICE) for one in self._sentinels]
-        return all(known) and not any(b"down" in one[b"flags"] for replicas in known for one in replicas)
+        if not all(known) or any(b"down" in one[b"flags"] for replicas in known for one in replicas):
+            return False
+        states = [await asked(one, "SENTINEL", "MASTER", SERVICE) for one in self._sentinels]
+        self._note_epoch(max(int(state[b"config-epoch"]) for state in states))
+        return True
 
 
 stand = SentinelStand

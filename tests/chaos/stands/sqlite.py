@@ -15,6 +15,11 @@ from typing import Any
 from tests.chaos.stands import Fault
 from tests.chaos.stands.disk import Disk
 
+_INDEX = (
+    "stm_record_expires",
+    "CREATE INDEX IF NOT EXISTS stm_record_expires ON stm_record (expires) WHERE expires IS NOT NULL",
+)
+
 
 class SqliteStand:
     """A file on a file system of its own, which can be full."""
@@ -25,6 +30,7 @@ class SqliteStand:
         self._disk = Disk(folder / "disk", 64)
         self._file = folder / "disk" / "chaos.db"
         self.url = self.direct_url = f"sqlite:///{self._file}"
+        self.doubts: list[tuple[float, float]] = []
         self.versions: Mapping[str, str] = {"sqlite": sqlite3.sqlite_version}
 
     async def start(self) -> None:
@@ -39,6 +45,10 @@ class SqliteStand:
             "locked": partial(self._doing, "BEGIN IMMEDIATE"),
             "checkpoint": partial(self._doing, "PRAGMA wal_checkpoint(TRUNCATE)"),
             "vacuum": partial(self._doing, "VACUUM"),
+            "index-rebuilt": partial(
+                self._doing, f"BEGIN IMMEDIATE; DROP INDEX {_INDEX[0]}; {_INDEX[1]}; COMMIT"
+            ),
+            "schema-migrated": self._migrate,
             # A reader that stays keeps the log of writes from beginning anew.
             "long-read": partial(self._doing, "BEGIN; SELECT count(*) FROM sqlite_master"),
         }
@@ -50,6 +60,16 @@ class SqliteStand:
     ) -> AsyncIterator[dict[str, Any]]:
         with closing(await asyncio.to_thread(self._connect)) as connection:
             yield {"done": await asyncio.to_thread(_attempt, connection, statements)}
+
+    @contextlib.asynccontextmanager
+    async def _migrate(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        """Give a table a column of a later layout, or take it away: statements are prepared anew."""
+        with closing(await asyncio.to_thread(self._connect)) as connection:
+            done = False
+            for change in ("ADD COLUMN later TEXT", "DROP COLUMN later"):
+                statement = f"ALTER TABLE stm_record {change}"
+                done = done or await asyncio.to_thread(_attempt, connection, statement)
+            yield {"done": done}
 
     @contextlib.asynccontextmanager
     async def _full(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ import uuid
 import asyncpg
 import pytest
 
+from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.drivers.contract import ABSENT, ANY, Key
 from stm_backends.errors import OutcomeUnknown
 from stm_backends.testing import open_at
@@ -105,6 +106,24 @@ async def test_nor_is_it_on_a_pool_that_was_handed_in(pair, key, recwarn):
     async with asyncpg.create_pool(pair[0].url, min_size=0) as pool:
         await nothing_is_acknowledged_too_early(pair, key, pool=pool)
     assert not [one for one in recwarn if "listener" in str(one.message)]
+
+
+async def test_nor_is_a_repeated_turn_that_the_primary_shows(pair):
+    primary, standby = pair
+    config, turn = ShortTermMemoryConfig(strategy="truncation"), ConversationTurn("question", "answer")
+    async with open_backend(primary.url, deadline_s=60) as backend:
+        memory = backend.memory(MemoryKey("acme", "u1", uuid.uuid4().hex), config)
+        await memory.add_turn(ConversationTurn("before", "answer"))
+        standby.pause()
+        try:
+            for _ in range(2):
+                outcome = await outcome_of(memory.add_turn(turn, turn_id="one"), primary)
+                assert isinstance(outcome, OutcomeUnknown), "acknowledged too early"
+                assert len(await memory.turns()) == 2
+        finally:
+            standby.go_on()
+        await memory.add_turn(turn, turn_id="one")
+        assert len(await memory.turns()) == 2
 
 
 @pytest.mark.parametrize("mutant", [ForgetsItsStandby, DeletesNothingWithoutItsStandby])

@@ -212,7 +212,7 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
         await driver.close()
 
 
-async def test_a_repeated_turn_or_erasure_waits_for_a_replica_too(replicated, short_waits):
+async def test_a_repeated_erasure_waits_for_a_replica_too(replicated, short_waits):
     """The repeat finds its work done on the master, and the replica has still not heard of it."""
     master, replica = replicated
     url = f"{master.url}?wait_replicas=1&deadline_s=30"
@@ -242,6 +242,32 @@ async def test_a_repeated_turn_or_erasure_waits_for_a_replica_too(replicated, sh
         replica.go_on()
         await confirmed(lambda: here.sessions.erase_tenant("acme"))
         assert replica.ask("DBSIZE") == 0
+
+
+async def test_a_repeated_turn_waits_for_a_replica_too(replicated, short_waits):
+    master, replica = replicated
+    url = f"{master.url}?wait_replicas=1&deadline_s=30"
+    config, turn = ShortTermMemoryConfig(strategy="truncation"), ConversationTurn("question", "answer")
+    async with open_backend(url) as sender, open_backend(url) as reader:
+        first, other = (one.memory(MemoryKey("acme", "u1", "c1"), config) for one in (sender, reader))
+        await first.add_turn(ConversationTurn("before", "answer"))
+        replica.pause()
+        with pytest.raises(OutcomeUnknown):
+            await first.add_turn(turn, turn_id="one")
+        # The master shows it to all, and alone has it.
+        assert len(await other.turns()) == 2
+        await other.get_llm_context()
+        for memory in (first, other):
+            with pytest.raises(OutcomeUnknown):
+                await memory.add_turn(turn, turn_id="one")
+        replica.go_on()
+        for memory in (first, other):
+            await confirmed(lambda memory=memory: memory.add_turn(turn, turn_id="one"))
+        master.kill()
+    replica.ask("REPLICAOF", "NO", "ONE")
+    async with open_backend(replica.url) as survivor:
+        turns = await survivor.memory(MemoryKey("acme", "u1", "c1"), config).turns()
+    assert [one.user_message for one in turns] == ["before", "question"]
 
 
 async def test_a_script_that_the_server_does_not_know_is_waited_for_once(replicated):
