@@ -320,20 +320,27 @@ class MongoDriver:
             found = found or _FIRST_LAYOUT
             is_outdated(found, ours)
             require_usable(found, ours, oldest=_FIRST_LAYOUT.version)
-        if self._create and (found is None or is_outdated(found, ours)):
-            for command in statements.setup(records.name, since=found.version if found else 0):
+
+        async def set_up(since: int) -> None:
+            for command in statements.setup(records.name, since=since):
                 await send(command)
-        answer = await send({"listIndexes": records.name})
-        indexes = answer["cursor"]["firstBatch"]
-        if any("collation" in index for index in indexes if index["key"] == {"_id": 1}):
+
+        async def indexes() -> Sequence[Document]:
+            return (await send({"listIndexes": records.name}))["cursor"]["firstBatch"]
+
+        if self._create and (found is None or is_outdated(found, ours)):
+            await set_up(since=found.version if found else 0)
+        present = await indexes()
+        if any("collation" in index for index in present if index["key"] == {"_id": 1}):
             raise ConfigurationError(
                 "the collection has a collation, so that different keys may be equal; choose another "
                 "collection"
             )
-        expiry = statements.EXPIRY_INDEX
-        if not any(
-            index["key"] == expiry["key"] and index.get("expireAfterSeconds") == 0 for index in indexes
-        ):
+        if self._create and not _removes_expired(present):
+            # Somebody has dropped it since the layout was noted.
+            await set_up(since=0)
+            present = await indexes()
+        if not _removes_expired(present):
             raise _not_set_up("it has no index that removes expired records")
 
     def _collection_of(self, client: Client) -> Collection:
@@ -435,6 +442,12 @@ def _layout_in(documents: list[Document]) -> Layout | None:
     for document in documents:
         return Layout(document["version"], document["readable_since"])
     return None
+
+
+def _removes_expired(indexes: Sequence[Document]) -> bool:
+    """Say whether one of these indexes has the server remove records that have expired."""
+    key = statements.EXPIRY_INDEX["key"]
+    return any(index["key"] == key and index.get("expireAfterSeconds") == 0 for index in indexes)
 
 
 def _not_set_up(why: str) -> Unavailable:

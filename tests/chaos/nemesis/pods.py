@@ -21,6 +21,7 @@ from tests.chaos.pod import Settings
 ROOT: Final = Path(__file__).parents[3]
 
 ENDS_WITHIN_S: Final = 15.0
+READY_WITHIN_S: Final = 120.0
 
 
 class Pod:
@@ -97,12 +98,14 @@ class Pod:
         return await answer
 
     async def ready(self) -> None:
-        """Wait until it works."""
+        """Wait until it works or has ended; that it does neither is a problem to report."""
         assert self._process
-        ready, ended = asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(self._process.wait())
-        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        ended.cancel()
+        waits = {asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(self._process.wait())}
+        done, _ = await asyncio.wait(waits, timeout=READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            self.problems.append(f"{self.settings.process} was not ready within {READY_WITHIN_S:g} s")
+        for wait in waits:
+            wait.cancel()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to its process."""

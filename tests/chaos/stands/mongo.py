@@ -91,10 +91,15 @@ def mongo_faults(primary: Callable[[], Awaitable[Mongod]]) -> dict[str, Fault]:
     async def rebuild(_: random.Random) -> int:
         """Drop the index of expiry and make it again."""
         done = await ask("dropIndexes", COLLECTION, database=DATABASE, index="*") is not None
+        # Also when the fault ends meanwhile: without its index, no driver opens the collection.
+        await asyncio.shield(make_again())
+        return done
+
+    async def make_again() -> None:
         for command in statements.setup(COLLECTION):
             (name, value), *more = command.items()
-            await ask(name, value, database=DATABASE, **dict(more))
-        return done
+            while await ask(name, value, database=DATABASE, **dict(more)) is None:
+                await asyncio.sleep(0.1)
 
     async def compact(_: random.Random) -> int:
         return await ask("compact", COLLECTION, database=DATABASE, force=True) is not None

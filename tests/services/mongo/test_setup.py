@@ -40,6 +40,18 @@ async def test_a_collection_from_which_nothing_would_be_removed_is_refused(place
             pass
 
 
+async def test_an_index_that_was_dropped_is_made_again_with_create(place, fresh):
+    async with opened(place.options(collection=fresh), create=True):
+        pass
+    place.past.records.database[fresh].drop_indexes()
+    with pytest.raises(Unavailable, match="open it once with create=True"):
+        async with opened(place.options(collection=fresh)):
+            pass
+    async with opened(place.options(collection=fresh), create=True):
+        pass
+    assert "stm_expires" in place.past.records.database[fresh].index_information()
+
+
 async def test_a_collection_to_which_different_keys_are_one_is_refused(place, fresh):
     place.past.records.database.create_collection(fresh, collation={"locale": "en", "strength": 1})
     with pytest.raises(ConfigurationError, match="has a collation"):
