@@ -98,7 +98,7 @@ def mongo_faults(primary: Callable[[], Awaitable[Mongod]]) -> dict[str, Fault]:
     async def make_again() -> None:
         for command in statements.setup(COLLECTION):
             (name, value), *more = command.items()
-            while await ask(name, value, database=DATABASE, **dict(more)) is None:
+            while await ask(name, value, database=DATABASE, **dict(more)) is None:  # noqa: ASYNC110 -- no event
                 await asyncio.sleep(0.1)
 
     async def compact(_: random.Random) -> int:
