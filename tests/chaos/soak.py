@@ -50,8 +50,8 @@ ALLOWED: Final[Mapping[str, float]] = {
 }
 """By how much a figure of a pod may climb, in bytes or in pieces.
 
-In the three quarters of an hour that count, a leak of a hundredth of a MiB per minute is 460 KiB. `blocks` are
-what Python has allocated: of each conversation, a process remembers for long where it is, in less than ten.
+In the three quarters of an hour that count, a leak of a hundredth of a MiB per minute is 460 KiB. `blocks`
+are what Python has allocated: of each conversation, a process remembers for long where it is, in a few.
 """
 
 ALLOWED_SHARE: Final = 0.25
