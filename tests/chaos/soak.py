@@ -51,7 +51,7 @@ ALLOWED: Final[Mapping[str, float]] = {
 """By how much a figure of a pod may climb, in bytes or in pieces.
 
 In the three quarters of an hour that count, a leak of a hundredth of a MiB per minute is 460 KiB. `blocks`
-are what Python has allocated: a process remembers for long where each conversation is, in less than ten.
+are what Python has allocated: of each conversation, a process remembers for long where it is, in a few.
 """
 
 ALLOWED_SHARE: Final = 0.25

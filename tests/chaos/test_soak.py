@@ -33,8 +33,8 @@ def test_conversations_come_and_go_and_nothing_is_lost(
     stand: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, results = run(tmp_path, stand, "--kill-every", "30")
-    # So short a run has hardly more than its warm-up, so whether it climbs is not asked.
-    assert [one for one in results["violations"] if "climbs" not in one] == []
+    # So short a run has hardly more than its warm-up, in which a datastore still grows.
+    assert [one for one in results["violations"] if f" of {stand} climbs" not in one] == []
     assert results["figures"]["erasures ok"] > 3
     assert results["figures"]["summaries ok"] > 3
     assert results["faults"] == {"pod-kill": 2}
@@ -46,7 +46,7 @@ def test_conversations_come_and_go_and_nothing_is_lost(
     assert f"| {stand} | pod p0 | memory |" in capsys.readouterr().out
 
 
-FOUND_IN = {"keeps-answers": "blocks of p", "keeps-descriptors": "descriptors of p"}
+FOUND_IN = {"keeps-answers": "memory of p", "keeps-descriptors": "descriptors of p"}
 
 
 @pytest.mark.parametrize("mutant", sorted(LEAKS))

@@ -98,6 +98,6 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
     assert max(model.tokens) <= BUDGET
     assert max(map(len, model.summaries)) <= 4 * SUMMARY
     shown = ("killed", "sent_again", "seconds", "summaries", "tokens_with", "tokens_without")
-    figures = {name: numbers[name] for name in shown} | numbers["latencies"][0]
-    figures |= {"looks": len(model.tokens), "most_tokens": max(model.tokens), "stored": stored}
+    figures = numbers["latencies"][0] | {name: numbers[name] for name in shown}
+    figures |= {"looks": len(model.tokens), "most_tokens": max(model.tokens), "stored": stored.bytes}
     sys.stdout.write(f"{datastore}: {time.monotonic() - began:.0f} s, {file.stat().st_size:,} B, {figures}\n")
