@@ -87,7 +87,7 @@ TARGETS = {
     "policy": units("policy", "policy", "default_summarizing", "distributed"),
     "view": units("view", "view", "default_memory", "distributed"),
     "merge": units("local/merge", "default_state", "default_write_back", "merge", "default_persistence"),
-    "due": units("shared/due", "distributed", "background", "large"),
+    "due": units("shared/due", "due", "distributed", "background"),
 }  # fmt: skip
 
 
