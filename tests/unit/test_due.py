@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared.due import REPEATS_KEPT, Compact, Due, Held, next_step, unless_held
 from stm_backends.memory.shared.snapshot import Snapshot
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Forgotten
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import MemoryHealth, StoredTurn
 
@@ -77,6 +78,11 @@ def test_a_full_record_gives_up_a_single_repeat_before_a_turn() -> None:
     assert due(snapshot("a", "a", "b"), zone=2, room=1) == Compact(1)
 
 
+def test_a_full_record_gives_up_what_precedes_its_first_turn_before_that_turn() -> None:
+    gone = replace(FAILED, forgotten=Forgotten().adding(["gone"], now=NOW, keep_for=9.0))
+    assert due(snapshot("gone", "a", body=gone), room=1) == Compact(1)
+
+
 def test_a_full_record_folds_without_waiting_for_a_batch() -> None:
     assert due(snapshot("a", "b"), zone=1, fold_batch_turns=5) is None
     assert folded(due(snapshot("a", "b"), zone=1, fold_batch_turns=5, room=1)) == ["a"]
@@ -111,6 +117,6 @@ def test_what_does_not_write_needs_no_lease(step: Due) -> None:
 
 @pytest.mark.parametrize("step", [Recover(), Compact(1), Trim(1, lost=False), Fold("", ())])
 def test_what_writes_waits_for_the_lease_of_another(step: Due) -> None:
-    assert unless_held(step, 5.0) == Held(5.0)
+    assert unless_held(step, 0.5) == Held(0.5)
     assert unless_held(step, 0.0) is step
     assert unless_held(step, -1.0) is step
