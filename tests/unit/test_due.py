@@ -25,9 +25,19 @@ def snapshot(*names: str, body: Body = Body()) -> Snapshot:
     return Snapshot("v", body).plus_entries(tuple(bytes(SIZE) for _ in turns), turns)
 
 
-def due(found: Snapshot, *, zone: int = 0, max_drop: int = 100, room: int = 0, **settings: Any) -> Due:
+def due(
+    found: Snapshot,
+    *,
+    zone: int = 0,
+    max_drop: int = 100,
+    now: float = NOW,
+    batch: int | None = None,
+    known_for: float = 0.0,
+    room: int = 0,
+    **settings: Any,
+) -> Due:
     used = config(zone=zone, **{"retry_backoff_base_s": 5.0, **settings})
-    return next_step(used, found, now=NOW, max_drop=max_drop, room=room)
+    return next_step(used, found, now=now, max_drop=max_drop, room=room, batch=batch, known_for=known_for)
 
 
 def folded(step: Due) -> list[str]:
@@ -103,11 +113,11 @@ def test_a_full_record_without_repeats_keeps_its_recent_turns() -> None:
 
 
 def test_the_settings_of_the_policy_are_passed_on() -> None:
-    used, failed = config(zone=0, retry_backoff_base_s=5.0, fold_batch_turns=3), snapshot("a", body=FAILED)
-    assert next_step(used, failed, now=NOW + 2.0, max_drop=9) == Wait(3.0)
-    assert next_step(used, failed, now=NOW, max_drop=9, known_for=1.0) == Wait(4.0)
-    assert next_step(used, snapshot("a"), now=NOW, max_drop=9) is None
-    assert folded(next_step(used, snapshot("a"), now=NOW, max_drop=9, batch=1)) == ["a"]
+    failed = snapshot("a", body=FAILED)
+    assert due(failed, now=NOW + 2.0) == Wait(3.0)
+    assert due(failed, known_for=1.0) == Wait(4.0)
+    assert due(snapshot("a"), fold_batch_turns=3) is None
+    assert folded(due(snapshot("a"), fold_batch_turns=3, batch=1)) == ["a"]
 
 
 @pytest.mark.parametrize("step", [None, Wait(1.0)])

@@ -60,7 +60,7 @@ def next_step(
         characters=snapshot.characters,
     )
     if room:
-        step = policy.room_step(config, step, pending, count=snapshot.turns_of(room))
+        step = policy.room_step(config, step, pending, count=max(1, snapshot.turns_of(room)))
     worthwhile = 1 if room else REPEATS_KEPT
     if snapshot.repeats >= worthwhile and (room or step is None or isinstance(step, Wait)):
         count = min(snapshot.leading_repeats(), max_drop)
