@@ -19,7 +19,7 @@ DAMAGES = (
     "UPDATE stm_entry SET entry = x'' WHERE record IN (SELECT id FROM found) AND seq > 1",
     "DELETE FROM stm_entry WHERE record IN (SELECT id FROM found) AND seq % 2",
 )
-"""An entry where the next append puts its own, which therefore fails half done; other sizes; missing entries."""
+"""An entry where the next append puts its own, and fails half done; other sizes; missing entries."""
 
 
 class TestSqliteDriver(DriverContract):
