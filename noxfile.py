@@ -145,9 +145,9 @@ THEIR_TESTS = (
 
 @nox.session(default=False)
 def mutation(session: nox.Session) -> None:
-    """Mutants of both embedded drivers before the shipped suite alone; hours for all, minutes for a sample.
+    """Mutants of both embedded drivers before the shipped suite alone, and of decisions before unit tests.
 
-    `nox -s mutation -- memory sqlite --sample 100 --seed 1`
+    Hours for all, minutes for a sample: `nox -s mutation -- memory sqlite --sample 100 --seed 1`.
     """
     install_group(session, "test")
     session.install("-e", ".[cli,conformance]")

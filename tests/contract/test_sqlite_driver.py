@@ -15,11 +15,11 @@ SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 FIND = "WITH found AS (SELECT id, version FROM stm_record WHERE scope = ? AND name = ?)"
 
 DAMAGES = (
-    "UPDATE stm_entry SET entry = x'' WHERE record IN (SELECT id FROM found) AND seq > 1",
     "INSERT INTO stm_entry SELECT id, next, x'00' FROM stm_record WHERE id IN (SELECT id FROM found)",
+    "UPDATE stm_entry SET entry = x'' WHERE record IN (SELECT id FROM found) AND seq > 1",
     "DELETE FROM stm_entry WHERE record IN (SELECT id FROM found) AND seq % 2",
 )
-"""Other sizes; an entry where the next append puts its own; missing entries."""
+"""An entry where the next append puts its own, and fails half done; other sizes; missing entries."""
 
 
 class TestSqliteDriver(DriverContract):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import Traits
+from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared.due import REPEATS_KEPT, Compact, Due, Held, next_step, unless_held
 from stm_backends.memory.shared.snapshot import Snapshot
@@ -26,20 +26,20 @@ def snapshot(*names: str, body: Body = Body()) -> Snapshot:
     return Snapshot("v", body).plus_entries(tuple(bytes(SIZE) for _ in turns), turns)
 
 
-def traits_of(max_drop: int) -> Traits:
-    return Traits(
-        reach="process",
-        clock="client",
-        durability="nothing",
-        max_entry=1_000,
-        max_record=10_000,
-        max_drop=max_drop,
-    )
-
-
-def due(found: Snapshot, *, zone: int = 0, max_drop: int = 100, room: int = 0, **settings: Any) -> Due:
+def due(
+    found: Snapshot,
+    *,
+    zone: int = 0,
+    max_drop: int = 100,
+    now: float = NOW,
+    batch: int | None = None,
+    known_for: float = 0.0,
+    room: int = 0,
+    **settings: Any,
+) -> Due:
     used = config(zone=zone, **{"retry_backoff_base_s": 5.0, **settings})
-    return next_step(used, found, now=NOW, traits=traits_of(max_drop), room=room)
+    traits = replace(MemoryDriver().traits, max_drop=max_drop)
+    return next_step(used, found, now=now, traits=traits, room=room, batch=batch, known_for=known_for)
 
 
 def folded(step: Due) -> list[str]:
@@ -115,11 +115,11 @@ def test_a_full_record_without_repeats_keeps_its_recent_turns() -> None:
 
 
 def test_the_settings_of_the_policy_are_passed_on() -> None:
-    used, failed = config(zone=0, retry_backoff_base_s=5.0, fold_batch_turns=3), snapshot("a", body=FAILED)
-    assert next_step(used, failed, now=NOW + 2.0, traits=traits_of(9)) == Wait(3.0)
-    assert next_step(used, failed, now=NOW, traits=traits_of(9), known_for=1.0) == Wait(4.0)
-    assert next_step(used, snapshot("a"), now=NOW, traits=traits_of(9)) is None
-    assert folded(next_step(used, snapshot("a"), now=NOW, traits=traits_of(9), batch=1)) == ["a"]
+    failed = snapshot("a", body=FAILED)
+    assert due(failed, now=NOW + 2.0) == Wait(3.0)
+    assert due(failed, known_for=1.0) == Wait(4.0)
+    assert due(snapshot("a"), fold_batch_turns=3) is None
+    assert folded(due(snapshot("a"), fold_batch_turns=3, batch=1)) == ["a"]
 
 
 @pytest.mark.parametrize("step", [None, Wait(1.0)])
