@@ -6,7 +6,7 @@ import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from tests.support.servers import Proxy
+from stm_backends.testing.faults import Proxy
 
 
 @dataclass
