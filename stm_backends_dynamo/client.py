@@ -118,6 +118,8 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
         connect_timeout=settings.deadline_s / 2,
         read_timeout=settings.deadline_s,
         max_pool_connections=settings.pool_size,
+        # Once an operation on a connection that died unnoticed has ended, no other idle one is used again.
+        connector_args={"keepalive_timeout": settings.deadline_s},
     )
     async with contextlib.AsyncExitStack() as stack:
         try:
