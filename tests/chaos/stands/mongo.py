@@ -89,17 +89,16 @@ def mongo_faults(primary: Callable[[], Awaitable[Mongod]]) -> dict[str, Fault]:
         return len(running)
 
     async def rebuild(_: random.Random) -> int:
-        """Drop the index of expiry and make it again."""
-        done = await ask("dropIndexes", COLLECTION, database=DATABASE, index="*") is not None
-        # Also when the fault ends meanwhile: without its index, no driver opens the collection.
-        await asyncio.shield(make_again())
-        return done
+        """Drop the index of expiry and make it again, also if the fault ends meanwhile: drivers need it."""
+        return await asyncio.shield(rebuilt())
 
-    async def make_again() -> None:
+    async def rebuilt() -> int:
+        done = await ask("dropIndexes", COLLECTION, database=DATABASE, index="*") is not None
         for command in statements.setup(COLLECTION):
             (name, value), *more = command.items()
             while await ask(name, value, database=DATABASE, **dict(more)) is None:  # noqa: ASYNC110 -- no event
                 await asyncio.sleep(0.1)
+        return done
 
     async def compact(_: random.Random) -> int:
         return await ask("compact", COLLECTION, database=DATABASE, force=True) is not None
