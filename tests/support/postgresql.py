@@ -63,8 +63,10 @@ class Postgres(Server):
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def pause(self) -> None:
-        for process in self._processes():
+        processes = self._processes()
+        for process in processes:
             os.kill(process, signal.SIGSTOP)
+        for process in processes:
             await_stopped(process)
 
     def go_on(self) -> None:

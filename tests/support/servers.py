@@ -127,11 +127,11 @@ class Server:
 
 
 def await_stopped(process: int) -> None:
-    """Wait until each thread of a process has stopped: a signal is only sent when `kill` returns."""
+    """Wait until each thread of a process has stopped or ended: a signal is only sent when `kill` returns."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
             threads = Path(f"/proc/{process}/task").glob("*/stat")
-            if all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads):
+            if all(stat.read_text().rpartition(")")[2].split()[0] in "TZ" for stat in threads):
                 return
         time.sleep(0.005)
