@@ -63,15 +63,19 @@ class Postgres(Server):
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def pause(self) -> None:
-        processes = self._processes()
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        for process in processes:
+        for process in self._tell(signal.SIGSTOP):
             await_stopped(process)
 
     def go_on(self) -> None:
-        for process in self._processes():
-            os.kill(process, signal.SIGCONT)
+        self._tell(signal.SIGCONT)
+
+    def _tell(self, what: signal.Signals) -> list[int]:
+        """Send a signal to all processes, and return them; some may have ended meanwhile."""
+        processes = self._processes()
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, what)
+        return processes
 
     def kill(self) -> None:
         """End every process at once, as a power cut would; the first is stopped, so that none is added."""
