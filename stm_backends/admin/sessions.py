@@ -180,7 +180,7 @@ class Sessions:
             async with self._directory.listed(owner, ttl) as listing:
                 target = await self._prepare(session, on_conflict, ttl)
                 listing.created = True
-            missing = [*_missing(session, target)]
+            missing = _missing(session, target)
             for turn_id in missing:
                 async with self._directory.listed(owner, ttl) as listing:
                     # A turn creates the record if the conversation was just erased.
