@@ -118,6 +118,8 @@ class MongoDriver:
             max_record=settings.max_record_bytes,
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
+            # The read concern `local` shows what the journal does not have yet.
+            shows_unconfirmed=settings.durability != "majority",
         )
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)
         self._loads = Coalesced(self._fetch, size=_size_of)
@@ -148,9 +150,12 @@ class MongoDriver:
         client, self._client, self._records = self._client, None, None
         await self._loads.close()
         with pymongo.timeout(self._patience_s):
-            await self._calls.ended(within=self._settings.deadline_s)
-            if client is not None and client is not self._given:
-                await client.close()
+            try:
+                await self._calls.ended(within=self._settings.deadline_s)
+            finally:
+                # Also if the caller gives up, because no later `close` would.
+                if client is not None and client is not self._given:
+                    await client.close()
 
     async def load(self, key: Key) -> Record | None:
         """Return the record as it is now, or `None` if and only if it does not exist."""

@@ -211,6 +211,9 @@ class Copy:
             target = await self._target.load(key)
             found = compare(source, target)
             if found is Comparison.EQUAL:
+                if outcome == "unchanged" or unknown is not None:
+                    # An earlier write may be on the server alone, and not on its replicas.
+                    await operations.confirm(self._target, (key.scope,))
                 return outcome
             self._require_fits(source)
             if target is not None and found is Comparison.DIFFERENT:

@@ -79,7 +79,7 @@ class Erasure:
                 await self._expired(Key(beneath.scope, name))
         # Records are deleted even if they are not there, and so confirmed.
         listed = {keys.parts_of(place).scope for place in places} | {beneath.scope for beneath in prefixes}
-        await operations.confirm_erased(self._driver, listed - {place.scope for place in places})
+        await operations.confirm(self._driver, listed - {place.scope for place in places})
         for place, kind in places.items():
             self._found[kind] += await self._is_there(place)
         for beneath in prefixes:
@@ -127,7 +127,7 @@ class Erasure:
                 if kind == "planner":
                     await self._driver.delete(Key(keys.PAUSED_RUNS, name))
                 await self._expired(Key(scope, name))
-        await operations.confirm_erased(self._driver, unconfirmed)
+        await operations.confirm(self._driver, unconfirmed)
         self._erased["data_keys"] += await self._erase_keys(tenant, user)
         life = await self._directory.forget(tenant, user)
         self._erased["directory_entries"] += life is not None
@@ -168,7 +168,7 @@ class Erasure:
     async def _tenant(self, tenant: str) -> None:
         async for user in self._directory.users(tenant):
             await self._user(tenant, user)
-        await operations.confirm_erased(self._driver, (keys.directory_scope(tenant),))
+        await operations.confirm(self._driver, (keys.directory_scope(tenant),))
         # Whose entries have expired, but have not been removed. There may be such records, too.
         async for name in expired_names(self._driver, keys.directory_scope(tenant)):
             await self._user(tenant, keys.unname(name))

@@ -158,7 +158,7 @@ class Sessions:
         `on_conflict` says what happens if the conversation exists. `"refuse"` raises `SessionExists` and
         changes nothing. `"merge"` adds the missing turns at the end and keeps the existing summary, unless no
         turn has left that conversation yet. Turns that were summarized or dropped there are not missing,
-        regardless of how long ago. If nothing is missing, nothing is written. `"replace"` erases the existing
+        regardless of how long ago. If nothing is missing, nothing is changed. `"replace"` erases the existing
         conversation. A merge of the same document completes an interrupted import. Raises `InvalidState`,
         before anything is written, for an invalid document.
 
@@ -180,11 +180,15 @@ class Sessions:
             async with self._directory.listed(owner, ttl) as listing:
                 target = await self._prepare(session, on_conflict, ttl)
                 listing.created = True
-            for turn_id in _missing(session, target):
+            missing = _missing(session, target)
+            for turn_id in missing:
                 async with self._directory.listed(owner, ttl) as listing:
                     # A turn creates the record if the conversation was just erased.
                     appended = await operations.append(self._driver, where, entries[turn_id], ttl=ttl)
                     listing.created = appended.created
+            if not missing:
+                # An interrupted import may have stored them on the server alone, and not on its replicas.
+                await operations.confirm(self._driver, (where.scope,))
         self._observer.imported(Subject.of(session.key))
         return session.key
 

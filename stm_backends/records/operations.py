@@ -121,11 +121,11 @@ async def erase_parts(driver: Driver, key: Key) -> int:
     return erased
 
 
-async def confirm_erased(driver: Driver, scopes: Iterable[str]) -> None:
-    """Have the datastore acknowledge earlier deletions in these scopes, although it lists nothing there.
+async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
+    """Have the datastore acknowledge earlier writes in these scopes, which a load or a listing shows done.
 
-    A deletion with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
-    that an acknowledgement promises. A listing does not tell, and a deletion of nothing waits for them.
+    A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
+    that an acknowledgement promises. Reading does not tell, and a deletion of nothing waits for them.
     """
     if driver.traits.shows_unconfirmed:
         await together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))

@@ -150,7 +150,7 @@ class EnvelopeKeys:
                 await self._delete(Key(scope, name)) async for name in operations.names(self._store, scope)
             ]
             if not erased:
-                await operations.confirm_erased(self._store, (scope,))
+                await operations.confirm(self._store, (scope,))
             return sum(erased)
         finally:
             # Last, so that what is read meanwhile is not remembered either.

@@ -10,6 +10,7 @@ from stm_backends.drivers.contract import ABSENT, ANY, Key, Record
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore, open_driver
 from stm_backends.errors import ConfigurationError, TooLarge, Unavailable
 from stm_backends.testing import Datastore, DriverContract, FakeClock, open_at
+from stm_backends.testing.workbench.drivers import Bench
 
 SMALL = {"max_entry_bytes": 50_000, "max_record_bytes": 200_000}
 
@@ -226,3 +227,10 @@ def test_a_url_that_says_more_than_a_name_is_refused(url):
 def test_an_unknown_setting_is_refused_with_a_near_miss():
     with pytest.raises(ConfigurationError, match="did you mean 'max_entry_bytes'"):
         open_driver(None, max_entry_byte=1)
+
+
+def test_a_driver_of_small_records_is_not_asked_for_many_entries():
+    clock = FakeClock()
+    opening = functools.partial(open_at, f"memory://{uuid.uuid4().hex}", clock=clock, max_record_bytes=500)
+    bench = Bench(Datastore(open=opening, pass_time=clock.pass_time, tick=60.0))
+    DriverContract().test_a_record_of_many_entries_is_removed_as_a_whole(bench)

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stm_backends.admin.copying import Copy
+from stm_backends.admin.copying import Owner as CopiedOwner
 from stm_backends.backend import Backend
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.errors import OutcomeUnknown
@@ -81,6 +83,51 @@ async def test_a_repeated_erasure_is_unknown_until_the_replica_has_it(what: tupl
         receipt = await backend.sessions.erase_with_receipt(*what)
         assert receipt.found == {}
         assert driver.behind == set()
+
+
+async def test_a_copy_fails_until_the_replica_has_it() -> None:
+    source, target = MemoryDriver(), ReplicatedDriver()
+    await source.open()
+    await target.open()
+    where = keys.memory_key(KEY)
+    for entry in (b"a", b"b"):
+        await source.append(where, entry, initial_version="v", ttl=None)
+    await source.replace(where, b"body", version="w", expect="v", ttl=None)
+
+    async def copied() -> bool:
+        copy = Copy(source, target, [CopiedOwner("acme", "ada")])
+        try:
+            await copy.copy()
+        except OutcomeUnknown:  # of the directory
+            return False
+        return not copy.tally.get("failed")
+
+    target.lags = True
+    for _ in range(4):
+        assert not await copied()
+    assert (await target.load(where)) == (await source.load(where))
+    target.lags = False
+    assert await copied()
+    # What the last pass did is confirmed, although it wrote nothing.
+    assert where.scope not in target.behind
+
+
+async def test_a_repeated_import_is_unknown_until_the_replica_has_it() -> None:
+    driver = ReplicatedDriver()
+    async with Backend(driver, close_timeout_s=0) as backend:
+        memory = backend.memory(KEY, config("truncation"))
+        for number in range(3):
+            await memory.add_turn(turn(number))
+        await memory.close(timeout=5)
+        document = await backend.sessions.export(KEY)
+        await backend.sessions.erase_with_receipt("acme", "ada", "chat")
+        driver.lags = True
+        # Each attempt stores one thing more, and is not told that the replica has heard of it.
+        for _ in range(10):
+            await unknown(lambda: backend.sessions.import_(document, on_conflict="merge"))
+        driver.lags = False
+        await backend.sessions.import_(document, on_conflict="merge")
+        assert keys.memory_key(KEY).scope not in driver.behind
 
 
 @pytest.mark.parametrize("user", ["", "ada"])

@@ -11,8 +11,9 @@ from pymongo import AsyncMongoClient
 from pymongo.common import MIN_HEARTBEAT_INTERVAL
 
 from stm_backends.drivers.contract import ANY, Key
-from stm_backends_mongo import MongoDriver
+from stm_backends_mongo import MongoDriver, MongoSettings
 from stm_backends_mongo.calls import Calls
+from stm_backends_mongo.client import make_client
 from tests.mutants.mongo import CancelsItsCalls
 
 DEADLINE_S = 5.0
@@ -122,3 +123,26 @@ async def test_a_call_gives_its_answer_or_its_error():
     assert await Calls().run(asyncio.sleep(0, "answer")) == "answer"
     with pytest.raises(LookupError, match="nothing there"):
         await Calls().run(fail())
+
+
+async def test_a_close_that_is_cancelled_leaves_no_client_open(monkeypatch):
+    driver, may_end, closed = MongoDriver(MongoSettings()), asyncio.Event(), []
+    driver._client = make_client(MongoSettings())  # noqa: SLF001 -- as `open` does, without a server
+    close = driver._client.close  # noqa: SLF001
+
+    async def closing():
+        await close()
+        closed.append(True)
+
+    monkeypatch.setattr(driver._client, "close", closing)  # noqa: SLF001
+    call = asyncio.ensure_future(driver._calls.run(may_end.wait()))  # noqa: SLF001
+    await asyncio.sleep(0)
+    ending = asyncio.ensure_future(driver.close())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert closed == [True]
+    may_end.set()
+    await call

@@ -55,6 +55,11 @@ def test_a_url_as_mongodb_writes_it_is_taken(url, database):
     make_client(settings)
 
 
+def test_only_reads_of_the_primary_alone_show_what_is_not_in_its_journal():
+    assert MongoDriver(MongoSettings(durability="primary")).traits.shows_unconfirmed
+    assert not MongoDriver(MongoSettings()).traits.shows_unconfirmed
+
+
 def test_our_client_retries_no_writes_by_default():
     assert make_client(MongoSettings()).options.retry_writes is False
     assert make_client(MongoSettings.from_url("mongodb://h/?retryWrites=true")).options.retry_writes is True
