@@ -35,8 +35,7 @@ class SharedConversation:
     `replace` names the version. `leased` is the conversation under a lease that this process did not release.
     `outcome_unknown` has the ids of turns whose `add_turn` ended with an unknown outcome, and `acknowledged`
     those given by callers whose append was answered. `recovering` says that this process is making an attempt
-    to leave `DEGRADED`. `clock` is in epoch seconds. `used` is called
-    when `seen` has changed.
+    to leave `DEGRADED`. `clock` is in epoch seconds. `used` is called when `seen` has changed.
     """
 
     __slots__ = (
