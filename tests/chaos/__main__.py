@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.chaos import stands
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.run import Order, Result, run
+from tests.chaos.run import NoSuchFaultError, Order, Result, run
 
 SINGLE = ("sqlite", "redis", "postgres", "mongo", "dynamo")
 
@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             print(f"there is no stand {name!r}.{hint} There are: {', '.join(names())}", file=sys.stderr)
             return 2
+        if options.out and (options.out / name).exists():
+            print(f"{options.out / name} exists already: name another folder", file=sys.stderr)
+            return 2
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-chaos-"))
     print(f"seed {seed}; histories and results in {out}")
@@ -110,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             stand = importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)
             results.append(asyncio.run(run(order, stand)))
+    except NoSuchFaultError as error:
+        print(error, file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; what was started is stopped", file=sys.stderr)
         return 130

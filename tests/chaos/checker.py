@@ -423,6 +423,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lease", type=float, default=None, help="seconds; by default those of the run")
     parser.add_argument("--recovery", type=float, default=None, help="seconds; by default those of the run")
     given = parser.parse_args(arguments)
+    if not [*given.folder.glob("*.jsonl")]:
+        parser.error(f"there is no history in {given.folder}; name OUT/STAND/events")
     settings = given.folder / "settings.json"
     kept: dict[str, float] = json.loads(settings.read_text()) if settings.exists() else {}
     report = check(

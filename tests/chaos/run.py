@@ -89,6 +89,10 @@ class Result:
     pods: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+class NoSuchFaultError(ValueError):
+    """Nothing is named as `--only` says."""
+
+
 async def run(order: Order, stand: Stand) -> Result:
     """Run a nemesis against pods on a stand until the time is over or there were enough faults."""
     async with contextlib.AsyncExitStack() as stack:
@@ -173,7 +177,8 @@ class Run:
         allowed = tuple(order.only) or ("",)
         names = [name for name in (*faults, *of_pods) if name.startswith(allowed)]
         if not names:
-            raise ValueError(f"no fault is named so; there are {', '.join(sorted((*faults, *of_pods)))}")
+            there = ", ".join(sorted((*faults, *of_pods)))
+            raise NoSuchFaultError(f"no fault's name begins with {' or '.join(allowed)}; there are: {there}")
         weights = {name: WEIGHTS.get(name, 1.0) for name in names}
         until = self._start + 60 * order.minutes
         running: set[asyncio.Task[None]] = set()

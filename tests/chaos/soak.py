@@ -339,6 +339,9 @@ def _readable(name: str, value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
+    if unknown := [name for name in options.stand if name not in DATASTORES]:
+        print(f"there is no stand {unknown[0]!r}; there are {', '.join(DATASTORES)}", file=sys.stderr)
+        return 2
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-soak-"))
     if options.table:
         print(table([json.loads(file.read_text(encoding="utf-8")) for file in _results(out)]))

@@ -195,15 +195,19 @@ class Found:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run tests on mutants.")
-    parser.add_argument("targets", nargs="*", default=[], help=f"of {', '.join(TARGETS)}; all without")
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Run tests on mutants.")
+    parser.add_argument("targets", nargs="*", default=[], help=f"any of {', '.join(TARGETS)}; by default all")
     parser.add_argument("--sample", type=int, default=0, help="how many mutants of a target, at random")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="which sample (1)")
     parser.add_argument("--only", default="", help="only mutants with this in their name")
     parser.add_argument("--stages", type=int, default=9, help="only the first so many stages")
     parser.add_argument("--workers", type=int, default=2, help="how many mutants are tested at a time")
-    parser.add_argument("--json", type=Path, default=Path("mutation.json"))
+    parser.add_argument(
+        "--json", type=Path, default=Path("mutation.json"), help="the results (mutation.json)"
+    )
     given = parser.parse_args()
+    if unknown := [name for name in given.targets if name not in TARGETS]:
+        parser.error(f"there is no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
     known = json.loads(KNOWN.read_text("utf-8"))
     unexplained = 0
     for name in given.targets or TARGETS:
