@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, Record, new_version
-from stm_backends.errors import Corrupt, TooLarge
+from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError, TooLarge, Unavailable
 from stm_backends.testing.driver_checks.steps import (
     append_all,
     assert_complete_and_in_order,
@@ -177,17 +178,29 @@ class Races(Contract):
         ]
         half = AT_ONCE // 2
         calls = [*appends[:half], *(call for _, call in others.values()), *appends[half:]]
+        began = time.monotonic()
         outcomes: list[Any] = await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+        # On a busy machine, some may come to their deadline.
+        late: tuple[type[StorageError], ...] = ()
+        if time.monotonic() - began > driver.traits.deadline:
+            late = (Unavailable, OutcomeUnknown)
         for what, (kind, _) in others.items():
             outcome = outcomes.pop(half)
-            assert isinstance(outcome, kind), f"{what} ended with {outcome!r}"
+            assert isinstance(outcome, (kind, late)), f"{what} ended with {outcome!r}"
             assert outcome is not True, f"{what} is refused"
         records = await asyncio.gather(*(loaded(driver, keys[n % 5]) for n in range(AT_ONCE)))
         must_be(records, records[:5] * (AT_ONCE // 5), "loads at once are answered for themselves, too")
         for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, late):
+                continue
             if isinstance(outcome, BaseException):
                 raise AssertionError(f"this append is right, whatever else is done; {outcome}") from outcome
             place = records[number % 5].tail[outcome - 1 : outcome]
             must_be(place, (b"%d" % number,), "an append answers the place of its entry")
-        lengths = [len(record.tail) for record in records[:5]]
-        must_be(lengths, [2 + AT_ONCE // 5] * 5, "each record had two entries, and got a fifth of the others")
+        for number, record in enumerate(records[:5]):
+            ends = outcomes[number::5]
+            done = 2 + sum(isinstance(end, int) for end in ends)
+            unknown = sum(isinstance(end, OutcomeUnknown) for end in ends)
+            there = len(record.tail)
+            assert done <= there <= done + unknown, f"{there} entries are there, and {done} were acknowledged"
+            )
