@@ -203,4 +203,3 @@ class Races(Contract):
             unknown = sum(isinstance(end, OutcomeUnknown) for end in ends)
             there = len(record.tail)
             assert done <= there <= done + unknown, f"{there} entries are there, and {done} were acknowledged"
-            )
