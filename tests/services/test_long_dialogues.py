@@ -20,8 +20,10 @@ from stm_backends import MemoryBudget, ShortTermMemoryConfig, open_backend
 from stm_backends.backend import Backend
 from stm_backends.cli.replay.ledger import split, tokens_of
 from stm_backends.cli.replay.pods import Setup
+from stm_backends.errors import Unavailable
 from tests.support.command_line import replay
 from tests.support.places import EACH, Place
+from tests.support.servers import Proxy
 
 pytestmark = [pytest.mark.full, pytest.mark.parametrize("datastore", ["sqlite", *EACH])]
 
@@ -29,6 +31,9 @@ SESSIONS = ("a", "b")
 TURNS = 600
 RESULT = 30_000
 SUMMARY = 1_000
+KILL_EVERY = {"mongo": 10, "dynamo": 10}
+"""In seconds, if not 3. Meanwhile others start, and summarize what was added under the leases of the dead."""
+
 BUDGET = 20_000
 """Tokens that a model is shown at most: less than two results and a half."""
 
@@ -67,19 +72,41 @@ class Model:
         """Be shown each dialogue once."""
         for session in SESSIONS:
             memory = self._setup.memory(backend, session, spent=Counter())
-            shown = (await memory.get_llm_context()).get("conversation_memory", {})
+            try:
+                shown = (await memory.get_llm_context()).get("conversation_memory", {})
+            except Unavailable:
+                # The pods also wait longer than their deadline at times, and send again.
+                continue
             self.tokens.append(tokens_of(shown))
             self.summaries.append(split(shown.get("summary", ""))[1])
 
 
 async def test_long_dialogues_with_large_results_outlive_their_pods(
-    datastore: str, place_on: Callable[[str], Place], tmp_path: Path
+    datastore: str,
+    place_on: Callable[[str], Place],
+    proxied: Callable[[str], tuple[Place, Proxy]],
+    tmp_path: Path,
 ) -> None:
     file = dialogues(tmp_path)
+    if datastore == "sqlite":
+        place = place_on(datastore)
+    else:
+        place, proxy = proxied(datastore)
+        # Slow enough that some are killed before all is done, however quick the datastore is.
+        proxy.slow_down(0.005)
     # Leases of the killed expire after some deadlines, which the replay waits for.
-    url = place_on(datastore).options(deadline_s=1.5)
+    url = place.options(deadline_s=1.5)
     model = Model(url)
-    options = ("--pods", 3, "--kill-every", 4, "--full-zone-turns", 3, "--summary-max-tokens", SUMMARY)
+    options = (
+        "--pods",
+        3,
+        "--kill-every",
+        KILL_EVERY.get(datastore, 3),
+        "--full-zone-turns",
+        3,
+        "--summary-max-tokens",
+        SUMMARY,
+    )
     began = time.monotonic()
     async with open_backend(url, create=True) as backend:
         replaying = asyncio.create_task(asyncio.to_thread(replay, file, tmp_path, "--url", url, *options))
@@ -93,7 +120,7 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
     assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
     assert numbers["bad_reads"] == 0
     assert status == 0
-    assert numbers["killed"] >= 2
+    assert numbers["killed"] >= 1
     assert numbers["turns"] == numbers["summarized"] + numbers["in_full"] == len(SESSIONS) * TURNS
     assert max(model.tokens) <= BUDGET
     assert max(map(len, model.summaries)) <= 4 * SUMMARY
