@@ -43,7 +43,7 @@ KIB: Final = 1024
 
 ALLOWED: Final[Mapping[str, float]] = {
     "memory": 256 * KIB,
-    "blocks": 3_000,
+    "blocks": 1_500,
     "tasks": 3,
     "descriptors": 3,
     "connections": 3,
@@ -51,7 +51,7 @@ ALLOWED: Final[Mapping[str, float]] = {
 """By how much a figure of a pod may climb, in bytes or in pieces.
 
 In the three quarters of an hour that count, a leak of a hundredth of a MiB per minute is 460 KiB. `blocks`
-are what Python has allocated: of each conversation, a process remembers for long where it is, in a few.
+are what Python has allocated, large or small.
 """
 
 ALLOWED_SHARE: Final = 0.25

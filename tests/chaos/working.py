@@ -43,7 +43,8 @@ from tests.chaos.pod import Clock, Settings
 
 WORKERS: Final = 2
 KEPT: Final = 24
-"""How many conversations a pod that works for long keeps in memory, instead of thousands: it is full soon."""
+"""How many conversations a pod that works for long keeps in memory, instead of thousands: it is full soon. Of so
+many it remembers where their large entries are."""
 
 OUTCOMES: Final[Sequence[type[BaseException]]] = (OutcomeUnknown, TimeoutError, asyncio.CancelledError)
 """After these it is not known whether an operation was done."""
@@ -83,7 +84,9 @@ class _Pod:
         # Late, because a pod of another version may not have them.
         from stm_backends.memory.shared.recent import Recent  # noqa: PLC0415
         from stm_backends.records.body import digest  # noqa: PLC0415
+        from stm_backends.records.large import driver as large  # noqa: PLC0415
 
+        large.REMEMBERED = KEPT
         Recent.__init__.__kwdefaults__["most"] = KEPT
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
