@@ -318,7 +318,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| datastore | of | figure | start | middle | end | most |", "|---|---|---|---|---|---|---|"]
     for result in results:
         for one in result["figures"]["series"]:
-            if one["name"] in {"adds", "blocks"}:
+            if one["name"] == "adds":
                 continue
             of = "server" if one["process"] == result["stand"] else f"pod {one['process'].partition('.')[0]}"
             cells = (_readable(one["name"], one[part]) for part in ("start", "middle", "end", "most"))
@@ -328,7 +328,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _readable(name: str, value: float) -> str:
-    if value < 16 * KIB:
+    if name == "blocks" or value < 16 * KIB:
         return f"{value:,.0f}"
     return f"{value / KIB:,.0f} KiB" if value < KIB * KIB else f"{value / KIB / KIB:,.2f} MiB"
 

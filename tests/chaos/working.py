@@ -43,8 +43,7 @@ from tests.chaos.pod import Clock, Settings
 
 WORKERS: Final = 2
 KEPT: Final = 24
-"""How many conversations a pod that works for long keeps in memory, instead of thousands: it is full soon. Of so
-many it remembers where their large entries are."""
+"""Of how many conversations a pod that works for long knows something, instead of thousands."""
 
 OUTCOMES: Final[Sequence[type[BaseException]]] = (OutcomeUnknown, TimeoutError, asyncio.CancelledError)
 """After these it is not known whether an operation was done."""
