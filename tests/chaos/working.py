@@ -81,12 +81,12 @@ class _Pod:
     def _fill_caches(self) -> None:
         """Have as much in memory at once as there would be after hours."""
         # Late, because a pod of another version may not have them.
-        from stm_backends.memory.shared.recent import Recent  # noqa: PLC0415
+        from stm_backends.memory.shared import backgrounds, recent  # noqa: PLC0415
         from stm_backends.records.body import digest  # noqa: PLC0415
         from stm_backends.records.large import driver as large  # noqa: PLC0415
 
+        backgrounds.Recent = partial(recent.Recent, most=KEPT)
         large.REMEMBERED = KEPT
-        Recent.__init__.__kwdefaults__["most"] = KEPT
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
 
