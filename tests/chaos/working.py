@@ -45,7 +45,7 @@ from tests.chaos.pod import Clock, Settings
 
 WORKERS: Final = 2
 KEPT: Final = 24
-"""How many conversations a pod that works for long keeps in memory, instead of thousands: it is full soon."""
+"""Of how many conversations a pod that works for long knows something, instead of thousands."""
 
 OUTCOMES: Final[Sequence[type[BaseException]]] = (OutcomeUnknown, TimeoutError, asyncio.CancelledError)
 """After these it is not known whether an operation was done."""
@@ -83,10 +83,12 @@ class _Pod:
     def _fill_caches(self) -> None:
         """Have as much in memory at once as there would be after hours."""
         # Late, because a pod of another version may not have them.
-        from stm_backends.memory.shared.recent import Recent  # noqa: PLC0415
+        from stm_backends.memory.shared import backgrounds, recent  # noqa: PLC0415
         from stm_backends.records.body import digest  # noqa: PLC0415
+        from stm_backends.records.large import driver as large  # noqa: PLC0415
 
-        Recent.__init__.__kwdefaults__["most"] = KEPT
+        backgrounds.Recent = partial(recent.Recent, most=KEPT)
+        large.REMEMBERED = KEPT
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
 

@@ -32,8 +32,8 @@ PACKAGES = ("stm_backends", *(f"stm_backends_{datastore}" for datastore in EACH)
 
 pytestmark = pytest.mark.parametrize("datastore", quick_on("sqlite", ["sqlite", *EACH]))
 
-Pod = Callable[[str, str], Any]
-"""Runs a command of a pod of one version, `old` or `new`, and returns its answer."""
+Pod = Callable[..., Any]
+"""Runs a command of a pod of one version, `old` or `new`, under a name of its own; returns its answer."""
 
 
 @pytest.fixture(scope="session")
