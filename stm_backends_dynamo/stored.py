@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from stm_backends.drivers.contract import KEEP, KeepType, Key, Record, new_version
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, StorageError, TooLarge, Unavailable
 from stm_backends_dynamo import statements
 from stm_backends_dynamo.client import Answer, Requests
@@ -118,7 +119,7 @@ class Stored:
         kept = self.kept_of(None, ttl)
         for some in _batches(head.parts, _AT_ONCE):
             keeping = (statements.keep_part(self.key, part, kept=kept) for part in some)
-            await asyncio.gather(*map(self.requests.attempt, keeping))
+            await all_of(map(self.requests.attempt, keeping))
         await self.requests.attempt(statements.prolong(self.key, head=head, kept=kept))
         return False
 
@@ -160,7 +161,7 @@ class Stored:
             answer = await self.requests.attempt(statements.together(*puts, statement))
         else:
             for some in _batches(puts, _AT_ONCE):
-                await asyncio.gather(*map(self.requests.send, some))
+                await all_of(map(self.requests.send, some))
             answer = await self.requests.attempt(statement)
         if answer.done:
             self._parts.keep(self.key, {part: tuple(values) for part, values in parts.items()})
@@ -288,7 +289,7 @@ class Stored:
         parts = self._parts.of(self.key, names)
         for some in _batches(names - parts.keys(), _AT_ONCE):
             loading = (self.requests.send(statements.load_part(self.key, name)) for name in some)
-            for name, found in zip(some, await asyncio.gather(*loading), strict=True):
+            for name, found in zip(some, await all_of(loading), strict=True):
                 if "Item" not in found:
                     return None
                 parts[name] = values_of(found["Item"])
@@ -311,7 +312,7 @@ class Stored:
     async def _delete(self, parts: Iterable[str]) -> None:
         batches = [statements.delete_parts(self.key, some) for some in _batches(parts, statements.MAX_BATCH)]
         for some in _batches(batches, _AT_ONCE):
-            await asyncio.gather(*map(self._delete_batch, some))
+            await all_of(map(self._delete_batch, some))
 
     async def _delete_batch(self, batch: statements.Statement) -> None:
         while batch.arguments["requests"]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
-from stm_backends.testing.faults import Proxy
+from stm_backends.testing.faults import Direction, Proxy
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Wire(Proxy):
     """Counts what passes. A round trip begins when a client sends after it has received, or first of all."""
 
     def __init__(self, port: int) -> None:
-        super().__init__("127.0.0.1", port)
+        super().__init__(f"127.0.0.1:{port}")
         self._counted = Counted()
 
     @property
@@ -43,19 +45,20 @@ class Wire(Proxy):
         """What has passed until now."""
         return Counted(self._counted.sent, self._counted.received, self._counted.round_trips)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, client: socket.socket) -> None:
         # The tasks of both directions inherit it.
         _CONNECTION.set(_Connection())
-        await super()._serve(reader, writer)
+        await super()._serve(client)
 
-    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, direction: str) -> None:
-        await super()._pass(_Tapped(source, self._count, direction), target, direction)  # type: ignore[arg-type]
+    async def _pass(self, connection: Any, direction: Direction, source: asyncio.StreamReader) -> None:
+        tapped: Any = _Tapped(source, self._count, direction)
+        await super()._pass(connection, direction, tapped)
 
     def _count(self, data: bytes, direction: str) -> None:
         connection, counted = _CONNECTION.get(), self._counted
         if not data:
             return
-        if direction == "to server":
+        if direction == "requests":
             counted.sent += len(data)
             counted.round_trips += not connection.is_asking
             connection.is_asking = True

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import Final, NamedTuple, TypeVar, cast
 
 from stm_backends.drivers.contract import Driver, Key, Record, new_version
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import Corrupt, OutcomeUnknown, StorageError
 from stm_backends.records import keys
 
@@ -62,15 +63,7 @@ async def each(items: AsyncIterator[_T], work: Callable[[_T], Awaitable[None]]) 
                 return
             await work(cast("_T", item))
 
-    try:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(AT_ONCE):
-                workers.create_task(worker())
-    except* StorageError as errors:
-        first = errors.exceptions[0]
-    else:
-        return
-    raise first
+    await all_of(worker() for _ in range(AT_ONCE))
 
 
 async def together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> list[_T]:
@@ -78,18 +71,7 @@ async def together(batch: Sequence[_U], work: Callable[[_U], Awaitable[_T]]) -> 
 
     The first `StorageError` ends it and is raised.
     """
-
-    async def one(item: _U) -> _T:
-        return await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as workers:
-            tasks = [workers.create_task(one(item)) for item in batch]
-    except* StorageError as errors:
-        first = errors.exceptions[0]
-    else:
-        return [task.result() for task in tasks]
-    raise first
+    return await all_of(map(work, batch))
 
 
 async def erase(driver: Driver, key: Key) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Any, Final
 
 from stm_backends.drivers.checks import require_count
+from stm_backends.drivers.tasks import all_of
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, MemoryEvent, Observer
 from stm_backends.tiers import merging, postings, relevance, stored
@@ -232,7 +232,7 @@ class LongTermMemory:
         found: list[MemoryEntry] = []
         for start in range(0, len(ids), _AT_ONCE):
             changes = [self._graph.change_vertex(one, LABEL, change) for one in ids[start : start + _AT_ONCE]]
-            left = map(stored.live, await asyncio.gather(*changes))
+            left = map(stored.live, await all_of(changes))
             found += [MemoryEntry.from_dict(one) for one in left if one is not None]
         return sorted(found, key=lambda one: one.relevance_at(now), reverse=True)
 

@@ -121,7 +121,7 @@ def _faults(runs: Sequence[Run]) -> Counter[str]:
 
 
 def _what_ran(runs: Sequence[Run]) -> list[str]:
-    versions = _each(f"{name} {version}" for run in runs for name, version in run["versions"].items())
+    versions = _each(f"{name} {version}" for run in runs for name, version in sorted(run["versions"].items()))
     return [versions, _each(run["library"] for run in runs), _each(str(run["seed"]) for run in runs)]
 
 

@@ -7,6 +7,7 @@ datastores too, which takes minutes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +25,9 @@ from stm_backends.backend import Backend
 from stm_backends.cli.replay.ledger import split, tokens_of
 from stm_backends.cli.replay.pods import Setup
 from stm_backends.errors import Unavailable
+from stm_backends.testing.faults import Proxy
 from tests.support.command_line import replay
 from tests.support.places import EACH, Place
-from tests.support.servers import Proxy
 
 pytestmark = [pytest.mark.full, pytest.mark.parametrize("datastore", ["sqlite", *EACH])]
 
@@ -92,11 +94,11 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
     slow = datastore in SLOW
     sessions, turns = ("a", TURNS or 150) if slow else ("ab", TURNS or 600)
     file = dialogues(tmp_path, sessions, turns)
-    place = place_on(datastore)
+    place, slowly = place_on(datastore), contextlib.nullcontext[Any]()
     if datastore != "sqlite":
         place, proxy = proxied(datastore)
         # Slow enough that some are killed before all is done, however quick the datastore is.
-        proxy.slow_down(0.02 if datastore == "mongo" else 0.005)
+        slowly = proxy.slow(0.02 if datastore == "mongo" else 0.005)
     # The lease of a killed pod lasts for some deadlines. Until then nothing is summarized, and each read has
     # all that was added meanwhile, which slow datastores take long for.
     url = place.options(deadline_s=3 if slow else 1.5)
@@ -104,7 +106,7 @@ async def test_long_dialogues_with_large_results_outlive_their_pods(
     budget = ("--full-zone-turns", 3, "--summary-max-tokens", SUMMARY)
     options = ("--pods", 3, "--kill-every", 6 if slow else 3, *budget)
     began = time.monotonic()
-    async with open_backend(url, create=True) as backend:
+    async with slowly, open_backend(url, create=True) as backend:
         replaying = asyncio.create_task(asyncio.to_thread(replay, file, tmp_path, "--url", url, *options))
         while not replaying.done():
             await model.look(backend)

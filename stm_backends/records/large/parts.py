@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from stm_backends.drivers.contract import ABSENT, Driver, Key, new_version
+from stm_backends.drivers.tasks import all_of
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.records import keys, operations
 from stm_backends.records.large import pointers
@@ -202,11 +202,5 @@ async def run_concurrently(jobs: Sequence[Callable[[], Awaitable[_V]]]) -> list[
         for index, job in waiting:
             answers[index] = await job()
 
-    workers = [asyncio.ensure_future(work()) for _ in range(min(AT_ONCE, len(jobs)))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await all_of(work() for _ in range(min(AT_ONCE, len(jobs))))
     return [answers[index] for index in range(len(jobs))]

@@ -1,0 +1,38 @@
+"""Work that is done concurrently, and ends together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Do all at once; returns the results in order. The first error cancels the others and is raised.
+
+    All have ended then. Before Python 3.13, a `TaskGroup` and `asyncio.gather` lose a cancellation of the
+    caller that comes as one of their tasks fails, and the caller would go on.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    if not tasks:
+        return []
+    errors: list[BaseException] = []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        errors = _errors_of(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        # Also those that are not raised, else asyncio logs that they were never retrieved.
+        errors = errors or _errors_of(tasks)
+    if errors:
+        raise errors[0]
+    return [task.result() for task in tasks]
+
+
+def _errors_of(tasks: Sequence[asyncio.Future[T]]) -> list[BaseException]:
+    ended = [task for task in tasks if task.done() and not task.cancelled()]
+    return [error for task in ended if (error := task.exception())]
