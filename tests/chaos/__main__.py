@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import difflib
 import importlib
 import pkgutil
 import random
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from tests.chaos import stands
 from tests.chaos.mutants import MUTANTS
+from tests.chaos.options import no_such_stand, positive
 from tests.chaos.run import NoSuchFaultError, Order, Result, run
 
 SINGLE = ("sqlite", "redis", "postgres", "mongo", "dynamo")
@@ -40,14 +40,20 @@ def parser() -> argparse.ArgumentParser:
         default=SINGLE,
         help=f"what to run on: {', '.join(names())}; by default the five datastores without their ensembles",
     )
-    found.add_argument("--minutes", type=float, default=2.0, help="how long, for each stand (2)")
+    found.add_argument("--minutes", type=positive(float), default=2.0, help="how long, for each stand (2)")
     found.add_argument(
-        "--faults", type=int, default=0, help="end a stand after so many faults, if that comes first"
+        "--faults",
+        type=positive(int),
+        default=0,
+        help="end a stand after so many faults, if that comes first",
     )
     found.add_argument("--seed", type=int, help="repeats a schedule of faults; by default a new one")
-    found.add_argument("--pods", type=int, default=4, help="how many processes (4)")
+    found.add_argument("--pods", type=positive(int), default=4, help="how many processes (4)")
     found.add_argument(
-        "--pause", type=float, default=0.1, help="seconds between two calls of a pod's worker (0.1)"
+        "--pause",
+        type=positive(float),
+        default=0.1,
+        help="seconds between two calls of a pod's worker (0.1)",
     )
     found.add_argument(
         "--mutant",
@@ -67,10 +73,10 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--only",
-        nargs="+",
-        default=(),
+        action="append",
+        default=[],
         metavar="FAULT",
-        help="how the faults' names begin, such as pod- (all)",
+        help="how the faults' names begin, such as pod-; may be given again (all)",
     )
     found.add_argument(
         "--out", type=Path, help="a folder for the histories and results; by default a new one"
@@ -81,12 +87,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
+    if said := no_such_stand(options.stand, names()):
+        print(said, file=sys.stderr)
+        return 2
     for name in options.stand:
-        if name not in names():
-            near = difflib.get_close_matches(name, names(), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            print(f"there is no stand {name!r}.{hint} There are: {', '.join(names())}", file=sys.stderr)
-            return 2
         if options.out and (options.out / name).exists():
             print(f"{options.out / name} exists already: name another folder", file=sys.stderr)
             return 2
@@ -138,6 +142,8 @@ def show(results: Sequence[Result]) -> None:
             print(f"\n{one.stand}: {violation}")
         if len(one.violations) > 20:
             print(f"\n{one.stand}: and {len(one.violations) - 20} more, in results.json")
+    if not any(one.violations for one in results):
+        print("\nno violations")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tests.chaos import flat, schedule, turns
 from tests.chaos.history import Event, Writer, read
 from tests.chaos.mutants import LEAKS
 from tests.chaos.nemesis.pods import Pod
+from tests.chaos.options import no_such_stand, positive
 from tests.chaos.run import DEADLINE_S, Order, Result, Run
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.stands.common import asked
@@ -339,8 +340,8 @@ def _readable(name: str, value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
-    if unknown := [name for name in options.stand if name not in DATASTORES]:
-        print(f"there is no stand {unknown[0]!r}; there are {', '.join(DATASTORES)}", file=sys.stderr)
+    if said := no_such_stand(options.stand, DATASTORES):
+        print(said, file=sys.stderr)
         return 2
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-soak-"))
     if options.table:
@@ -380,9 +381,10 @@ def parser() -> argparse.ArgumentParser:
         ("--every", 15.0, "seconds between two samples"),
         ("--kill-every", 300.0, "seconds between two kills of a pod"),
         ("--lasts", 150.0, "seconds until an idle conversation expires or is purged"),
-        ("--seed", 15, "the chance of the pods"),
     ):
-        found.add_argument(option, type=type(default), default=default, help=f"{meaning} ({default})")
+        said = f"{meaning} ({default})"
+        found.add_argument(option, type=positive(type(default)), default=default, help=said)
+    found.add_argument("--seed", type=int, default=15, help="repeats what the pods draw (15)")
     found.add_argument("--mutant", choices=sorted(LEAKS), default="", help="a leak that the run must find")
     found.add_argument("--out", type=Path, help="a folder for histories and results; by default a new one")
     found.add_argument("--table", action="store_true", help="only show the results that are in this folder")

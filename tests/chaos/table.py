@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     PUBLISHED.write_text(stored(runs), encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
-    print(f"{_faults(runs).total():,} faults, {_violations(runs)} violations; written: {PUBLISHED}, {PAGE}")
+    print(f"faults: {_faults(runs).total():,}, violations: {_violations(runs)}; written: {PUBLISHED}, {PAGE}")
     return 0
 
 

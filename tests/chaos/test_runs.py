@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import history, remembering, schedule
+from tests.chaos import history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.run import without_doubts
 
@@ -39,6 +39,13 @@ def test_a_seed_repeats_the_schedule_of_faults() -> None:
 def test_a_stand_of_another_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["redsi"]) == 2
     assert "Did you mean 'redis'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [command, soak], ids=["chaos", "soak"])
+def test_a_run_of_no_time_is_refused(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["sqlite", "--minutes", "-1"])
+    assert "-1 is not above 0" in capsys.readouterr().err
 
 
 def event(t: float, phase: history.Phase, what: str, op: int = 1, **data: Any) -> history.Event:
@@ -129,7 +136,7 @@ FAULTS_FOR = {
 @pytest.mark.parametrize("mutant", sorted(MUTANTS.keys() - {"loses-one-write-in-10000"}))
 def test_a_run_finds_the_mutant(mutant: str, tmp_path: Path) -> None:
     only = FAULTS_FOR.get(mutant, ("pod-", "model-"))
-    options = ("--minutes", "0.25", "--pause", "0.06", "--only", *only)
+    options = ("--minutes", "0.25", "--pause", "0.06", *(f"--only={one}" for one in only))
     status, results = run(tmp_path, "sqlite", "--mutant", mutant, *options)
     assert status == 1
     assert results["violations"]

@@ -1,0 +1,30 @@
+"""What the commands of runs and of soaks take alike."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Collection, Iterable
+
+
+def positive(kind: type[float]) -> Callable[[str], float]:
+    """Return a type of `argparse` for numbers above 0 of this kind."""
+
+    def parse(text: str) -> float:
+        # What is no number at all, argparse says by the name of this function.
+        if not (number := kind(text)) > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return number
+
+    parse.__name__ = kind.__name__
+    return parse
+
+
+def no_such_stand(given: Iterable[str], there: Collection[str]) -> str:
+    """Return what to say of the first stand that does not exist, or `""`."""
+    for name in given:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f"there is no stand {name!r}.{hint} There are: {', '.join(there)}"
+    return ""
