@@ -74,25 +74,23 @@ def full(session: nox.Session) -> None:
     session.run("coverage", "erase")
     # From Python 3.14 on, coverage measures branches by `sys.monitoring`, without being asked.
     session.run("coverage", "run", "-m", "pytest", *ALL_IN_PARALLEL, *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", *(f"tests/{path}" for path in NEMESIS))
     session.run("coverage", "combine", "--quiet")
     run_penguiflows_tests(session)
     session.run("coverage", "report")
 
 
-APART = (
-    "packaging/test_wheel.py",
-    "chaos/test_runs.py",
-    "chaos/test_soak.py",
-    "strangers/test_objects.py",
-)
+NEMESIS = ("chaos/test_runs.py", "chaos/test_soak.py")
+"""Tests that start pods and faults of their own: `full` runs them after the others, and few at a time."""
+
+APART = ("packaging/test_wheel.py", "strangers/test_objects.py")
 """Tests that have a session of their own."""
 
 # The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
 # clocks. Two workers more than there are cores use that time; many more would miss deadlines.
-# The nemesis has the machine to itself, in the session `chaos`; the object store's suite takes a
-# quarter of an hour, and has the session `strangers`.
+# The object store's suite takes a quarter of an hour, and has the session `strangers`.
 ALL_IN_PARALLEL = (
-    *(f"--ignore=tests/{path}" for path in APART),
+    *(f"--ignore=tests/{path}" for path in (*NEMESIS, *APART)),
     *("-n", str((os.cpu_count() or 1) + 2)),
 )
 
