@@ -99,8 +99,9 @@ class Directory:
         """List a user for whom a record is written that lives `ttl` seconds, or for ever.
 
         Takes no round trip if this process did so within the last minute, unless `fresh=True`; else one, and
-        one more if the entry does not exist or does not live long enough. Raises `SealMismatch` if the user's
-        data is sealed and this backend has no sealing, or the reverse, unless `any_seal=True`.
+        one more if the entry does not exist, does not live long enough, or may be unconfirmed. Raises
+        `SealMismatch` if the user's data is sealed and this backend has no sealing, or the reverse, unless
+        `any_seal=True`.
         """
         owner = (tenant, user)
         if not fresh and self.knows(owner, ttl):
@@ -129,6 +130,8 @@ class Directory:
                 # How long it was to live is unknown.
                 ttl = None
             if until - now >= (math.inf if ttl is None else ttl + spare / 2):
+                # Another process may have written it, and its replicas lack it yet.
+                await operations.confirm(self._driver, (key.scope,))
                 return until - now
             until = math.inf if ttl is None else max(until, now + ttl + spare)
             body = self._codec.seal("user", {} if until == math.inf else {"until": until})

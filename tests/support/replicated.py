@@ -17,12 +17,13 @@ T = TypeVar("T")
 class ReplicatedDriver(WrapperDriver):
     """Answers a write once the replica has all writes of its scope; reads are those of the server itself.
 
-    `lags` says that the replica confirms nothing. `behind` has the scopes of writes that it does not have.
+    `lags` says that the replica confirms nothing, or nothing of these scopes. `behind` has the scopes of writes
+    that it does not have.
     """
 
     def __init__(self, inner: Driver | None = None) -> None:
         super().__init__(inner or MemoryDriver())
-        self.lags = False
+        self.lags: bool | set[str] = False
         self.behind: set[str] = set()
 
     @property
@@ -33,7 +34,7 @@ class ReplicatedDriver(WrapperDriver):
         answer = await send()
         if isinstance(key, Key) and operation != "load":
             self.behind.add(key.scope)
-            if self.lags:
+            if self.lags is True or (self.lags and key.scope in self.lags):
                 raise OutcomeUnknown("done, but not confirmed by the replica")
             self.behind.discard(key.scope)
         return answer

@@ -53,6 +53,21 @@ async def test_a_repeated_turn_is_unknown_until_the_replica_has_it(
         assert keys.memory_key(KEY).scope not in (beside if elsewhere else driver).behind
 
 
+async def test_a_user_counts_as_listed_once_the_replica_has_the_entry() -> None:
+    store = MemoryStore()
+    driver, beside = (ReplicatedDriver(MemoryDriver(store)) for _ in range(2))
+    driver.lags = True
+    scope = keys.directory_scope("acme")
+    async with Backend(driver, close_timeout_s=0) as here, Backend(beside, close_timeout_s=0) as there:
+        await unknown(lambda: here.memory(KEY, config("truncation")).add_turn(turn(0)))
+        assert (await driver.scan(scope, limit=9)).names
+        beside.behind, beside.lags = {scope}, True
+        await unknown(lambda: there.memory(KEY, config("truncation")).add_turn(turn(1)))
+        beside.lags = False
+        await there.memory(KEY, config("truncation")).add_turn(turn(1))
+    assert not beside.behind
+
+
 async def test_a_turn_that_was_acknowledged_is_not_written_again() -> None:
     driver = ReplicatedDriver()
     async with Backend(driver, close_timeout_s=0) as backend:
@@ -98,11 +113,11 @@ async def test_a_copy_fails_until_the_replica_has_it() -> None:
         copy = Copy(source, target, [CopiedOwner("acme", "ada")])
         try:
             await copy.copy()
-        except OutcomeUnknown:  # of the directory
+        except OutcomeUnknown:
             return False
         return not copy.tally.get("failed")
 
-    target.lags = True
+    target.lags = {where.scope}
     for _ in range(4):
         assert not await copied()
     assert (await target.load(where)) == (await source.load(where))
