@@ -17,8 +17,8 @@ T = TypeVar("T")
 class ReplicatedDriver(WrapperDriver):
     """Answers a write once the replica has all writes of its scope; reads are those of the server itself.
 
-    `lags` says that the replica confirms nothing, or nothing of these scopes. `behind` has the scopes of writes
-    that it does not have.
+    `lags` says that the replica confirms nothing, or nothing of these scopes. `behind` has the scopes whose
+    writes it lacks.
     """
 
     def __init__(self, inner: Driver | None = None) -> None:
