@@ -8,7 +8,7 @@ import traceback
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,9 +36,12 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a message of a logger, with its arguments and its traceback."""
-        text = f"{record.getMessage()} {record.args}"
+        text = f"{record.name}: {record.getMessage()}"
+        if isinstance(record.args, Mapping):
+            # Handlers see all of it, also what the message leaves out.
+            text += f" {record.args}"
         if record.exc_info and record.exc_info[1]:
-            text += "".join(traceback.format_exception(record.exc_info[1]))
+            text += "\n" + "".join(traceback.format_exception(record.exc_info[1]))
         self.note(text, f"{record.name}, line {record.lineno}", record.levelno >= logging.WARNING)
 
     def note(self, text: str, place: str, is_warning: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -137,15 +138,20 @@ class Waiting(Contract):
             functools.partial(driver.append, key, entry, initial_version="initial", ttl=None)
             for driver, entry in zip((one, one, one, one, two, two), entries, strict=True)
         ]
+        began = time.monotonic()
         async with waiting_for(bench, key, *writes) as waiting:
             for write in waiting[::2]:
                 write.cancel()
             async with must_end(longest(one.traits), "the callers of these writes have gone"):
                 await asyncio.gather(*waiting[::2], return_exceptions=True)
+        # On a busy machine the others may have waited for as long as the driver lets a write wait.
+        is_late = time.monotonic() - began > one.traits.deadline
         tail = (await loaded(one, key)).tail
         assert len(tail) == len(set(tail)), "no entry was appended twice"
         for write, entry in zip(waiting[1::2], entries[1::2], strict=True):
             must_be(write.cancelled(), False, "only the writes beside it were cancelled")
+            if is_late and isinstance(write.exception(), (Unavailable, OutcomeUnknown)):
+                continue
             length = write.result()
             must_be(tail[length - 1 : length], (entry,), "this write was not cancelled")
 
