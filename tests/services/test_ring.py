@@ -57,19 +57,21 @@ def kill_while_copying(source: str, target: Place, original: dict[Key, Record]) 
     # A record of several entries takes several round trips, and one without a tail only one.
     with Proxy("{}:{}".format(*target.address)) as proxy, proxy.slow(0.1):
         command = ["copy", source, target.by_way_of(proxy.port).url, *WHOSE]
-        copying = subprocess.Popen([sys.executable, "-m", "stm_backends.cli", *command])
+        copying = subprocess.Popen(
+            [sys.executable, "-m", "stm_backends.cli", *command], stdout=subprocess.PIPE, text=True
+        )
         try:
-            until = time.monotonic() + 60
+            assert copying.stdout
+            assert copying.stdout.readline().startswith("Copying")
             while not arrived():
                 # It is stopped while it is looked at: looking may take longer than the whole copy.
                 copying.send_signal(signal.SIGCONT)
                 assert copying.poll() is None, "it had ended before it could be killed"
-                assert time.monotonic() < until
                 time.sleep(0.05)
                 copying.send_signal(signal.SIGSTOP)
         finally:
             copying.kill()
-            copying.wait()
+            copying.communicate()
     return arrived()
 
 
