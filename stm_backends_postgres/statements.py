@@ -222,7 +222,7 @@ REWRITE: Final = """
 # of more than one step is ended instead, and its rows are left to `PURGE`.
 #
 # If there is no record, this deletion may be a retry of one that a standby does not have yet. A commit waits
-# for the standby only if it has written something: a message in the log, which nobody reads.
+# for the standby only if it has written something: a message in the log, which nothing reads.
 DELETE: Final = """
     WITH found AS (
         SELECT id, next, size, expires FROM {schema}.stm_record

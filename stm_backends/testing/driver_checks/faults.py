@@ -63,7 +63,7 @@ class Faults(Contract):
 
     @check("driver.corruption")
     async def test_no_write_makes_a_damaged_record_look_healthy(self, bench: Bench) -> None:
-        """A write adds to what is left and counts it anew, or stores over it without a look."""
+        """A write adds to what is left and recounts it, or stores over it without a look."""
         if bench.datastore.damage is None:
             not_asked("needs `Datastore.damage`")
         driver, scope = await bench.driver(), bench.scope()
