@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -100,15 +101,22 @@ def test_ctrl_c_leaves_no_process_and_says_so(after: str, tmp_path: Path) -> Non
         text=True,
         # A terminal interrupts all processes of a group.
         start_new_session=True,
+        # Where this test itself runs in the background, an interrupt would be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above
     ) as run:
-        assert run.stdout
-        said = run.stdout.readline()
-        while not (after in said if after else pods_of(out)):
-            said += run.stdout.readline() if after else ""
-            assert run.poll() is None, said
-        os.killpg(run.pid, signal.SIGINT)
-        said += run.stdout.read()
-        assert run.wait() == 130, said
+        try:
+            assert run.stdout
+            said = run.stdout.readline()
+            while not (after in said if after else pods_of(out)):
+                said += run.stdout.readline() if after else ""
+                assert run.poll() is None, said
+            os.killpg(run.pid, signal.SIGINT)
+            said += run.stdout.read()
+            assert run.wait() == 130, said
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            raise
     assert "interrupted; what was started is stopped" in said
     assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):

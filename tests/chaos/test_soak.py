@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -58,13 +59,23 @@ def test_a_short_soak_finds_the_leak(mutant: str, tmp_path: Path) -> None:
 
 def test_an_interrupt_stops_what_was_started(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.chaos.soak", "sqlite", "redis", "--out", str(tmp_path)]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    for _ in range(600):
-        if all((tmp_path / stand / "events" / "p1.1.jsonl").exists() for stand in ("sqlite", "redis")):
-            break
-        time.sleep(0.1)
-    os.killpg(running.pid, signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    running = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # Where this test itself runs in the background, an interrupt would be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 -- as above
+    )
+    try:
+        while not all((tmp_path / stand / "events" / "p1.1.jsonl").exists() for stand in ("sqlite", "redis")):
+            assert running.poll() is None
+            time.sleep(0.1)
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        raise
     assert running.returncode == 130
     assert b"what was started is stopped" in said
     assert not [one for one in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in text(one)]
