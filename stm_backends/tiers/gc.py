@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stm_backends.drivers.checks import require_count
-from stm_backends.errors import ConfigurationError
+from stm_backends.errors import ConfigurationError, StorageError
 from stm_backends.telemetry.observer import MemoryEvent
 from stm_backends.tiers import merging, relevance
 from stm_backends.tiers.entry import MemoryEntry, MemoryTier, require_fraction
@@ -156,10 +157,11 @@ class MemoryGarbageCollector:
         await self._promote()
         try:
             await self._manager.short_term.summarize(self.llm_provider)
-        finally:
-            refused = await self._promote()
-            await self._manager.fleeting.clear()
-            await self._manager.short_term.end_session()
+        except Exception:
+            # Not after a cancellation, which an error of the graph would hide.
+            await self._end_session()
+            raise
+        refused = await self._end_session()
         if refused is not None:
             raise refused
 
@@ -170,6 +172,13 @@ class MemoryGarbageCollector:
         await self.prune_duplicates(MemoryTier.LONG_TERM)
         await self._manager.long_term.consolidate()
         await self.improve_memory(MemoryTier.LONG_TERM)
+
+    async def _end_session(self) -> Exception | None:
+        """Promote what is due and end the session; returns the first error about a single entry."""
+        refused = await self._promote()
+        await self._manager.fleeting.clear()
+        await self._manager.short_term.end_session()
+        return refused
 
     async def _promote(self) -> Exception | None:
         """Promote what is due; returns the first error about a single entry, after all others."""
@@ -182,8 +191,12 @@ class MemoryGarbageCollector:
                     refused = refused or error
                 else:
                     done += [one] if promoted else []
-        finally:
-            await short_term.was_promoted(done)
+        except BaseException:
+            # What ended it is raised, a cancellation too, and not that this cannot be noted.
+            with contextlib.suppress(StorageError):
+                await short_term.was_promoted(done)
+            raise
+        await short_term.was_promoted(done)
         return refused
 
     async def _listed(self, tier: MemoryTier) -> list[MemoryEntry]:

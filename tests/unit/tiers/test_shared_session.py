@@ -50,7 +50,7 @@ LONG = MemoryTier.LONG_TERM
 
 
 class Interrupted(WrapperDriver):
-    """Awaits `during` before the `at`-th operation from now on, or after it."""
+    """Awaits `during` before the `at`-th operation from now on, or after it; `down` is an outage."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(MemoryDriver(store))
@@ -58,8 +58,11 @@ class Interrupted(WrapperDriver):
 
     def arm(self, at: int, during: Callable[[], Awaitable[None]] | None = None, *, late: bool = False):
         self.done, self.at, self.late, self.during = 0, at, late, during
+        self.down = False
 
     async def call(self, operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
+        if self.down:
+            raise Unavailable("an outage", backend="test", operation=operation)
         self.done += 1
         now = self.done == self.at and self.during is not None
         if now and not self.late and self.during is not None:
@@ -273,6 +276,27 @@ async def test_an_end_interrupted_anywhere_and_repeated_is_done_once(how: str, l
             await other.gc.on_session_end()
             pods.counting.counts["promoted", "long_term"] = 3
             await require_ended_once(pods)
+        at += 1
+    assert at > 20
+
+
+async def test_an_outage_hides_no_cancellation_of_an_end() -> None:
+    at, cancelled = 1, True
+    while cancelled:
+        async with Pods() as pods:
+            one = await pods.add(answering("of the first"))
+            await fill(one)
+            task, driver = asyncio.create_task(one.gc.on_session_end()), pods.drivers[0]
+
+            async def cancel(task: asyncio.Task[None] = task, driver: Interrupted = driver) -> None:
+                task.cancel()
+                driver.down = True
+
+            driver.arm(at, cancel)
+            await asyncio.wait([task])
+            cancelled = driver.done >= at
+            driver.arm(0)
+            assert task.cancelled() == cancelled
         at += 1
     assert at > 20
 
