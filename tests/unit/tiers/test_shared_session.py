@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -14,7 +14,6 @@ from stm_backends import MemoryKey, Sealing, StaticKeys
 from stm_backends.backend import Backend
 from stm_backends.drivers.contract import KEEP
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
-from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import (
     ConfigurationError,
     Corrupt,
@@ -42,35 +41,12 @@ from stm_backends.tiers import (
 from stm_backends.tiers.session import Session
 from stm_backends.tiers.shared_session import ConversationJournal
 from stm_backends.types import ConversationTurn, MemoryHealth, ShortTermMemoryConfig
+from tests.support.interrupted import Interrupted
 
 KEY = MemoryKey("acme", "u1", "chat")
 CONVERSATION = MemoryKey("acme", "u1", "chat#short-term")
 OWNER = ("acme", "u1")
 LONG = MemoryTier.LONG_TERM
-
-
-class Interrupted(WrapperDriver):
-    """Awaits `during` before the `at`-th operation from now on, or after it; `down` is an outage."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(MemoryDriver(store))
-        self.arm(0)
-
-    def arm(self, at: int, during: Callable[[], Awaitable[None]] | None = None, *, late: bool = False):
-        self.done, self.at, self.late, self.during = 0, at, late, during
-        self.down = False
-
-    async def call(self, operation: Operation, key: Any, send: Callable[[], Awaitable[Any]]) -> Any:
-        if self.down:
-            raise Unavailable("an outage", backend="test", operation=operation)
-        self.done += 1
-        now = self.done == self.at and self.during is not None
-        if now and not self.late and self.during is not None:
-            await self.during()
-        answer = await send()
-        if now and self.late and self.during is not None:
-            await self.during()
-        return answer
 
 
 class Counting(Observer):
@@ -93,7 +69,7 @@ class Pods:
         self.counting = Counting()
 
     async def add(self, model: Any = None, **options: Any) -> MemoryManager:
-        driver = Interrupted(self.store)
+        driver = Interrupted(MemoryDriver(self.store))
         self.drivers.append(driver)
         backend = await self.stack.enter_async_context(Backend(driver, observer=self.counting))
         clock = {name: options[name] for name in ("clock",) if name in options}
