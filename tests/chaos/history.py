@@ -71,6 +71,7 @@ ACTIONS = {
         "a fact is stored in a session of the tiers; `session`, `key`, and its `importance`: from 0.5 on "
         "it is promoted when the session ends"
     ),
+    "forget": "a user of the tiers is erased, with all facts; `session`",
     "remembered": "`info`: what long-term memory has in the end; `session`, `keys`, `altered`",
     "final": (
         "`info`: the run has ended, all faults are over and all pods have flushed; reads after it are final"

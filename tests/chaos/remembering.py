@@ -1,7 +1,7 @@
 """The tiers in a run: pods remember facts in sessions that they share, and end them at any moment.
 
 A fact that is important is promoted when its session ends, whoever ends it and however often. So in the end
-long-term memory has each important fact that was acknowledged, as it was.
+long-term memory has each important fact that was acknowledged since the last erasure of the user, as it was.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ MOST: Final = 300
 """How many facts a life of a pod remembers; long-term memory keeps them all."""
 
 
+def user(session: int) -> str:
+    """Return whose session this is."""
+    return f"t{session}"
+
+
 def manager(backend: Backend, number: int) -> MemoryManager:
     """Return the memory of one user, with the session that all pods share."""
-    user = f"t{number}"
-    session = SharedShortTermMemory(backend, MemoryKey(TENANT, user, "session"))
-    return MemoryManager(backend=backend, owner=(TENANT, user), short_term=session)
+    owner = (TENANT, user(number))
+    session = SharedShortTermMemory(backend, MemoryKey(*owner, "session"))
+    return MemoryManager(backend=backend, owner=owner, short_term=session)
 
 
 def fact(key: str) -> str:
@@ -64,6 +69,8 @@ def judged(events: Iterable[Event]) -> tuple[list[str], dict[str, float]]:
             place = begun if event.phase == "invoke" else known
             if event.phase == "invoke" or (event.phase == "ok" and data["importance"] >= 0.5):
                 place.setdefault(data["session"], set()).add(data["key"])
+        elif event.what == "forget" and event.phase == "ok":
+            known.pop(data["session"], None)
         elif event.what == "remembered":
             keys[data["session"]] = set(data["keys"])
             violations += [f"tiers: {key} was altered" for key in data["altered"]]

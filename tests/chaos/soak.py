@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import json
 import random
 import sqlite3
@@ -26,7 +27,7 @@ from typing import Any, Final, Protocol
 
 from stm_backends import Backend, open_backend
 from stm_backends.records import keys
-from tests.chaos import flat, schedule, turns
+from tests.chaos import flat, remembering, schedule, turns
 from tests.chaos.history import Event, Writer, read
 from tests.chaos.mutants import LEAKS
 from tests.chaos.nemesis.pods import Pod
@@ -180,6 +181,7 @@ class Soak(Run):
                 group.create_task(self._sample()),
                 group.create_task(self._come_and_go(backend)),
                 group.create_task(self._purge(backend)),
+                group.create_task(self._forget(backend)),
                 group.create_task(self._kill(of_pods["pod-kill"])),
             ]
             await asyncio.sleep(60 * self._order.minutes)
@@ -235,6 +237,14 @@ class Soak(Run):
         while True:
             await asyncio.sleep(self._pace.lasts / 3)
             await backend.sessions.purge(turns.TENANT, older_than=self._pace.lasts)
+
+    async def _forget(self, backend: Backend) -> None:
+        """Erase one user of the tiers after another: long-term memory keeps all that is important."""
+        for session in itertools.cycle(range(remembering.SESSIONS)):
+            await asyncio.sleep(self._pace.lasts)
+            op = self._janitor.invoke("forget", session=session)
+            await backend.sessions.erase_user(remembering.TENANT, remembering.user(session))
+            self._janitor.end(op, "ok", "forget", session=session)
 
     def _used(self, conversations: list[str]) -> list[str]:
         return [one for one in conversations if one not in self._gone]
@@ -380,7 +390,11 @@ def parser() -> argparse.ArgumentParser:
         ("--pause", 0.6, "seconds between two calls of a worker, of which a pod has two"),
         ("--every", 15.0, "seconds between two samples"),
         ("--kill-every", 300.0, "seconds between two kills of a pod"),
-        ("--lasts", 150.0, "seconds until an idle conversation expires or is purged"),
+        (
+            "--lasts",
+            150.0,
+            "seconds until an idle conversation expires or is purged, or a user of tiers is erased",
+        ),
     ):
         said = f"{meaning} ({default})"
         found.add_argument(option, type=positive(type(default)), default=default, help=said)

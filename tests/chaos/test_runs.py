@@ -72,6 +72,9 @@ def test_a_fact_that_is_lost_altered_or_foreign_is_found() -> None:
         *(event(1, phase, "remember", key="b", **important) for phase in ("invoke", "unknown")),
         *(event(2, phase, "remember", key="c", session=0, importance=0.2) for phase in ("invoke", "ok")),
     ]
+    erased = [event(3, phase, "forget", session=0) for phase in ("invoke", "ok")]
+    nothing = event(4, "info", "remembered", session=0, keys=[], altered=[])
+    assert remembering.judged([*events, *erased, nothing])[0] == []
     clean = event(3, "info", "remembered", session=0, keys=["a", "b"], altered=[])
     assert remembering.judged([*events, clean])[0] == []
     wrong = event(3, "info", "remembered", session=0, keys=["b", "d"], altered=["b"])

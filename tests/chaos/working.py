@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import itertools
 import json
 import logging
 import os
@@ -156,7 +157,8 @@ class _Pod:
     async def _remember(self, backend: Backend) -> None:
         """Remember facts in sessions that all pods share, look some up, and end a session now and then."""
         managers = [remembering.manager(backend, number) for number in range(remembering.SESSIONS)]
-        for count in range(remembering.MOST):
+        # In a soak the users are erased now and then, and it goes on.
+        for count in itertools.count() if self.settings.lasts else range(remembering.MOST):
             await asyncio.sleep(self.settings.pause * remembering.PACE * (0.5 + self.chance.random()))
             if self.resting.is_set():
                 return
