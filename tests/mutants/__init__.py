@@ -194,7 +194,13 @@ from tests.mutants.sealing import (
     ResealsWithoutTheVersion,
     ReusesItsNonce,
 )
-from tests.mutants.sizes import BodiesInFullRecords, BodiesOfAnySize, FullOneByteEarly, SmallEntriesAreFree
+from tests.mutants.sizes import (
+    BodiesInFullRecords,
+    BodiesOfAnySize,
+    FullOneByteEarly,
+    OldBodiesTakeRoom,
+    SmallEntriesAreFree,
+)
 from tests.mutants.stores import (
     AnythingIsText,
     AppendsLists,
@@ -317,6 +323,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     BodiesInFullRecords: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
     SmallEntriesAreFree: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
     FullOneByteEarly: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
+    OldBodiesTakeRoom: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
     JudgesExpiryBeforeItWaits: Caught("test_a_write_that_had_to_wait_does_not_bring_back_what_has_expired"),
     ComparesBeforeItLocks: Caught("test_of_writers_that_wait_for_a_record_exactly_one_wins"),
     DrawsBeforeItLocks: Caught("test_no_entry_appears_before_one_that_a_load_has_seen"),

@@ -46,6 +46,16 @@ class FullOneByteEarly(MemoryDriver):
             return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
 
 
+class OldBodiesTakeRoom(MemoryDriver):
+    """Counts the body that a replace removes."""
+
+    async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
+        before = await self.load(key)
+        old = before.body if before and before.body else b""
+        with without_limits(self, max_record=self.traits.max_record - len(old)):
+            return await super().replace(key, body, **how)
+
+
 @contextlib.contextmanager
 def without_limits(driver: MemoryDriver, **limits: int) -> Generator[None]:
     """Let a driver have other limits for as long as the context lasts."""

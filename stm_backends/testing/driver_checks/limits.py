@@ -106,6 +106,8 @@ class Limits(Contract):
         done = await driver.replace(key, tail[0], version="v2", expect="initial", drop=1, ttl=None)
         must_be(done, True, "the body takes the room of the entry that goes")
         must_be(await driver.load(key), Record("v2", tail[0], tail[1:]), "the record is as full as before")
+        done = await driver.replace(key, tail[0], version="v3", expect="v2", ttl=None)
+        must_be(done, True, "a body takes the room of the body before it")
 
     @check("driver.arguments")
     async def test_invalid_arguments_raise_value_error_and_write_nothing(self, bench: Bench) -> None:
