@@ -156,7 +156,9 @@ def tried(parent: str, mutant: Mutant | None, stage: tuple[str, ...], limit_s: f
     """Return what a stage answers to a mutant, or to the unmutated code; runs in a worker."""
     copy = copy_of_this_worker(parent, stage)
     if mutant is None:
-        return copy.test(stage, limit_s)
+        if (answer := copy.test(stage, limit_s)) != "passed":
+            print((copy.folder / "output").read_text("utf-8")[-2_000:])
+        return answer
     original = (copy.folder / mutant.path).read_text("utf-8")
     copy.write(mutant.path, mutant.source)
     try:
