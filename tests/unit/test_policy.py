@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stm_backends.errors import ConfigurationError
 from stm_backends.memory.policy import (
     SHORTEST_DELAY_S,
     BadSummary,
@@ -24,8 +25,11 @@ from stm_backends.memory.policy import (
     delay_after,
     lease_left,
     next_step,
+    oldest_for_fold,
+    patience,
     room_step,
     split,
+    summarizer_for,
     summary_of,
 )
 from stm_backends.memory.view import shown_text
@@ -197,6 +201,41 @@ def test_retries_back_off_twofold_and_then_go_on_at_the_interval() -> None:
 
 
 # What the body is then
+
+
+def test_a_flush_waits_for_one_call_and_all_its_retries() -> None:
+    settings = config(retry_attempts=3, retry_backoff_base_s=2.0, summarizer_timeout_s=10.0)
+    assert patience(settings) == (2 + 4 + 8) + 4 * 10
+    assert patience(replace(settings, retry_attempts=0)) == 10
+
+
+def test_a_limit_of_no_backlog_keeps_one_turn_to_leave_degraded_with() -> None:
+    settings = config(recovery_backlog_limit=0)
+    degraded = Body(health=DEGRADED, attempts=9, next_attempt_at=NOW + 30)
+    assert next_step(settings, degraded, turns(3), now=NOW) == Trim(2, lost=True)
+    assert isinstance(next_step(settings, degraded, turns(1), now=NOW), Wait)
+
+
+def test_turns_that_fit_for_certain_are_folded_without_an_estimate_of_each() -> None:
+    settings = config(fold_max_turns=3, fold_max_tokens=13)
+    pending = [StoredTurn(str(number), ConversationTurn("x" * 400, "")) for number in range(3)]
+    # By their length they seem to fit: 10 tokens, and one for each turn.
+    assert len(oldest_for_fold(settings, Body(), pending, 40)) == 3
+    assert len(oldest_for_fold(settings, Body(), pending, 44)) == 1
+
+
+def test_a_class_of_summarizers_is_none() -> None:
+    class Model:
+        def __init__(self, request: object = None) -> None:
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"the class Model; give an instance: Model"):
+        summarizer_for(config(), Model)
+
+
+def test_a_memory_without_a_summarizer_never_calls_one() -> None:
+    with pytest.raises(BadSummary):
+        summarizer_for(config("truncation"), None)({})
 
 
 def test_a_fold_makes_the_memory_healthy_and_remembers_what_it_covers() -> None:
