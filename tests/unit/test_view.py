@@ -12,7 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stm_backends.errors import MemoryBudgetExceeded
-from stm_backends.memory.view import View, cut_summary, is_blank, render, summary_within_budget
+from stm_backends.memory.view import (
+    View,
+    cut_summary,
+    is_blank,
+    render,
+    shown_length,
+    summary_within_budget,
+)
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import (
     ConversationTurn,
@@ -53,6 +60,58 @@ def test_everything_is_shown_if_there_is_room() -> None:
     view = rendered(config(total_max_tokens=0), pending=2, recent=2, summary="S")
     assert shown(view) == (["u0", "u1"], ["u2", "u3"], "S")
     assert (view.trimmed, view.kept, view.tokens) == (False, 4, tokens(view))
+
+
+ESCAPED: Final = "\x00" * 1_000
+"""A text that takes six times its length as JSON."""
+
+NUMBERS: Final[Any] = list(range(1_000))
+
+LONG_IN_JSON: Final = {
+    "the summary": ([], ESCAPED),
+    "a turn": ([ConversationTurn(ESCAPED, "")], ""),
+    "many turns": ([ConversationTurn("", "")] * 300, ""),
+    "tools": ([ConversationTurn("", "", TrajectoryDigest([ESCAPED], ""))], ""),
+    "many tools": ([ConversationTurn("", "", TrajectoryDigest([""] * 1_000, ""))], ""),
+    "tools that are no texts": ([ConversationTurn("", "", TrajectoryDigest(NUMBERS, ""))], ""),
+    "observations": ([ConversationTurn("", "", TrajectoryDigest([], ESCAPED, ESCAPED))], ""),
+}
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize(("shown", "summary"), LONG_IN_JSON.values(), ids=LONG_IN_JSON.keys())
+def test_nothing_is_shown_for_its_length_that_is_too_long_as_json(
+    shown: list[ConversationTurn], summary: str, measured: bool
+) -> None:
+    stored = [StoredTurn(str(number), one) for number, one in enumerate(shown)]
+    characters = sum(map(shown_length, shown)) if measured else None
+
+    def show(total: int) -> View:
+        budget = config(total_max_tokens=total, summary_max_tokens=260)
+        return render(
+            budget, health=HEALTHY, summary=summary, pending=[], recent=stored, characters=characters
+        )
+
+    whole = show(0)
+    assert not whole.trimmed
+    assert not show(whole.tokens).trimmed
+    assert show(whole.tokens - 1).trimmed
+
+
+def test_a_turn_is_cut_in_its_middle() -> None:
+    view = render(
+        config(total_max_tokens=60, summary_max_tokens=0),
+        health=HEALTHY,
+        summary="",
+        pending=[],
+        recent=[StoredTurn("id", ConversationTurn("a" * 400 + "b" * 400, ""))],
+    )
+    (item,) = view.patch()["conversation_memory"]["recent_turns"]
+    head, tail = (
+        len(item["user"]) - len(part) for part in (item["user"].lstrip("a"), item["user"].rstrip("b"))
+    )
+    assert head > 10
+    assert 0 <= head - tail <= 1
 
 
 def test_degraded_with_nothing_pending_shows_its_summary() -> None:
