@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Runs each call in a task of its own, which nobody cancels."""
+    """Runs each call in a task of its own, which is never cancelled."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Future[Any]] = set()

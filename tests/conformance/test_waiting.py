@@ -80,7 +80,7 @@ class DeletesLater(FaultyDriver):
 
 
 class NeverEnds(FaultyDriver):
-    """Never ends a write that had to wait, nor the close that meets it; notes what becomes of the close."""
+    """Never ends a write that had to wait, nor the close that meets it; notes when the close ends."""
 
     noted: ClassVar[list[str]] = []
 
@@ -110,7 +110,7 @@ def run(check: str, kind: type[FaultyDriver], *, deadline_s: float = 1.0) -> Non
     DriverContract.checks()[check](DriverContract(), Bench(replace(datastore, races_s=0.1), quick=True))
 
 
-# Not in virtual time, which stands still while a check loads again and again.
+# Not in virtual time, which does not advance while a check keeps loading.
 @pytest.mark.parametrize("check", [ONE_WINS, ORDER])
 @pytest.mark.parametrize("kind", [HasAShortQueue, NeverWaits])
 def test_a_driver_that_lets_few_wait_passes_the_races(check: str, kind: type[FaultyDriver]) -> None:

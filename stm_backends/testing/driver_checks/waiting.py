@@ -181,7 +181,7 @@ async def _others_go_on(bench: Bench, drivers: Sequence[Driver]) -> float | None
         cancelled, others = [write for write, _ in waiting[::2]], waiting[1::2]
         for write in cancelled:
             write.cancel()
-        async with must_end(longest(drivers[0].traits), "the callers of these writes have gone"):
+        async with must_end(longest(drivers[0].traits), "these writes were cancelled"):
             await asyncio.gather(*cancelled, return_exceptions=True)
     tail = (await loaded(drivers[0], key)).tail
     assert len(tail) == len(set(tail)), "no entry was appended twice"
