@@ -118,7 +118,7 @@ async def make_client(settings: DynamoSettings) -> AsyncGenerator[Any]:
         connect_timeout=settings.deadline_s / 2,
         read_timeout=settings.deadline_s,
         max_pool_connections=settings.pool_size,
-        # Once an operation on a connection that died unnoticed has ended, no other idle one is used again.
+        # Once an operation has failed on a dead connection, no other idle connection is used again.
         connector_args={"keepalive_timeout": settings.deadline_s},
     )
     async with contextlib.AsyncExitStack() as stack:

@@ -148,7 +148,7 @@ def found_by(error: ClientError) -> dict[str, Any]:
 
 
 def was_sent_again(error: ClientError) -> bool:
-    """Return whether the client library had sent the request before; what became of that is unknown."""
+    """Return whether the client library had sent the request before, with an unknown outcome."""
     response = cast("dict[str, Any]", error.response)
     return response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
 

@@ -23,10 +23,10 @@ def require_client(client: object) -> None:
 def make_client(settings: MongoSettings) -> AsyncMongoClient[dict[str, Any]]:
     """Return a client that has not connected yet. It belongs to the event loop that first uses it.
 
-    It does not retry a write by itself unless the settings say `retryWrites`. All connections to a server
-    that does not answer its monitor for one and a half deadlines are closed: they died unnoticed. Raises
-    `ConfigurationError` for a URL or an option that PyMongo does not accept, and never shows its value, which
-    may be a secret.
+    It does not retry a write by itself unless the settings say `retryWrites`. If a server does not answer its
+    monitor for one and a half deadlines, all connections to it are closed, because they may have been dropped
+    silently. Raises `ConfigurationError` for a URL or an option that PyMongo does not accept, and never shows
+    its value, which may be a secret.
     """
     given = settings.given_options
     for name, value in given.items():

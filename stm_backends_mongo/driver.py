@@ -342,7 +342,7 @@ class MongoDriver:
                 "collection"
             )
         if self._create and not _removes_expired(present):
-            # It was dropped since the layout was noted.
+            # The index was dropped after the layout was stored.
             await set_up(since=0)
             present = await indexes()
         if not _removes_expired(present):

@@ -120,7 +120,7 @@ class HandedIn:
                 try:
                     await self.give_back(connection)
                 except TimeoutError:
-                    # What ended this connection unnoticed may have ended all.
+                    # The same cause may have broken all connections.
                     await self.expire()
 
         task = asyncio.get_running_loop().create_task(release(), name="stm-postgres-release")

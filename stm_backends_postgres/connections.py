@@ -162,7 +162,7 @@ class Connections:
                 await connection.execute("SELECT")
             is_clean = True
         except TimeoutError:
-            # What ended this connection unnoticed, such as a firewall that forgets, may have ended all.
+            # The same cause, such as a firewall that drops connections, may have broken all of them.
             await self.expire()
         except Exception:  # noqa: BLE001, S110 -- another connection takes its place
             pass

@@ -116,7 +116,7 @@ class PostgresDriver:
             max_record=settings.max_record_bytes,
             max_drop=settings.max_record_bytes,
             deadline=settings.deadline_s,
-            # What waited for a synchronous standby in vain is seen by all.
+            # A write that no synchronous standby has confirmed in time is visible to all readers.
             shows_unconfirmed=True,
         )
         self._edge = Edge(backend=self.name, traits=self.traits, meaning=meaning)

@@ -1,4 +1,4 @@
-"""Work that is done concurrently, and ends together."""
+"""Concurrent work that ends as a whole."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     """Do all at once; returns the results in order. The first error cancels the others and is raised.
 
-    All have ended then. Before Python 3.13, a `TaskGroup` and `asyncio.gather` lose a cancellation of the
-    caller that comes as one of their tasks fails, and the caller would go on.
+    All tasks have ended when this returns. Before Python 3.13, a `TaskGroup` and `asyncio.gather` lose a
+    cancellation of the caller that arrives while one of their tasks fails, and the caller would continue.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     if not tasks:

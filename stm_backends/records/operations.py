@@ -107,7 +107,7 @@ async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
     """Have the datastore acknowledge earlier writes in these scopes, which a load or a listing shows done.
 
     A write with an unknown outcome may be done on the server alone, and not on the replicas, or the disk,
-    that an acknowledgement promises. Reading does not tell, and a deletion of nothing waits for them.
+    that an acknowledgement promises. A load does not show that. Deleting a missing record waits for them.
     """
     if driver.traits.shows_unconfirmed:
         await together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))

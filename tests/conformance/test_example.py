@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 import re
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from stm_backends.drivers import Traits
 from tests.conformance.pages import ROOT, printed_files, write_files
 from tests.conformance.running import command, pytest_in, run
 
@@ -51,13 +49,6 @@ def code_of(text: str) -> set[int]:
 
 def lines_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
-
-
-def test_the_page_tells_of_every_trait() -> None:
-    text = (ROOT / "docs" / "how-to" / "writing-a-backend.md").read_text("utf-8")
-    rows = text.partition("| trait | meaning |\n")[2].partition("\n\n")[0].splitlines()
-    told = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert told == [field.name for field in dataclasses.fields(Traits)]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ class ReusesWhatWasCancelled(Connections):
 
 
 class KeepsTheOthers(Connections):
-    """Replaces a connection that died unnoticed, and lends those that died with it."""
+    """Replaces a connection that was dropped silently, and lends others that were dropped with it."""
 
     async def expire(self) -> None:
         pass

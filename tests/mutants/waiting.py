@@ -159,6 +159,30 @@ class SharesItsWait(FaultyDriver):
             await self._wait
 
 
+class FailsBesideWhatIsCancelled(FaultyDriver):
+    """Has writers wait by one connection, which a cancelled one closes; the others say `Unavailable`."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._closed = asyncio.Event()
+
+    async def lock(self, key: Key, operation: str) -> None:
+        closed = self._closed
+        waits = [asyncio.ensure_future(super().lock(key, operation)), asyncio.ensure_future(closed.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            closed.set()
+            self._closed = asyncio.Event()
+            raise
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if closed.is_set():
+            raise Unavailable("the connection was closed", backend=self.name, operation=operation)
+        waits[0].result()
+
+
 class DropsItsQueue(FaultyDriver):
     """Drops the writes that wait when it is closed, and says that they are done."""
 

@@ -7,7 +7,7 @@ stage fails or does not end; the stages run in their order, and only what surviv
 anyone can tell; `beyond:` what these tests are about, so that others have to notice it (neither is run);
 `survives:`, which counts against the tests.
 
-Not mutmut, which leaves out what stands outside of functions, nor cosmic-ray, which starts pytest anew for
+Not mutmut, which leaves out code outside of functions, nor cosmic-ray, which starts a new pytest for
 each mutant; neither changes conditions in SQL.
 """
 
@@ -169,7 +169,7 @@ def tried(parent: str, mutant: Mutant | None, stage: tuple[str, ...], limit_s: f
 
 @dataclass
 class Found:
-    """What became of the mutants of a target, and the reasons, `""` where there is none."""
+    """The outcome of each mutant of a target, and the reasons, `""` where there is none."""
 
     seed: int
     aside: dict[Mutant, str]

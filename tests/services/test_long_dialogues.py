@@ -35,7 +35,7 @@ TURNS = int(os.environ.get("STM_TEST_LONG_TURNS") or 0)
 RESULT = 30_000
 SUMMARY = 1_000
 SLOW = ("mongo", "dynamo")
-"""There, one dialogue of 150 turns, unless told otherwise; elsewhere two of 600."""
+"""There, one dialogue of 150 turns by default; elsewhere two of 600."""
 
 BUDGET = 20_000
 """Tokens that a model is shown at most: less than two results and a half."""

@@ -91,7 +91,7 @@ async def test_a_repeated_erasure_is_unknown_until_the_replica_has_it(what: tupl
         await backend.state_store.save_memory_state(f"kv:v1:{KEY.composite()}:notes", {})
         await memory.close(timeout=5)
         driver.lags = True
-        # Each attempt erases one thing more, and is not told that the replica has heard of it.
+        # Each attempt erases one thing more, and gets no confirmation from the replica.
         for _ in range(20):
             await unknown(lambda: backend.sessions.erase_with_receipt(*what))
         driver.lags = False
@@ -137,7 +137,7 @@ async def test_a_repeated_import_is_unknown_until_the_replica_has_it() -> None:
         document = await backend.sessions.export(KEY)
         await backend.sessions.erase_with_receipt("acme", "ada", "chat")
         driver.lags = True
-        # Each attempt stores one thing more, and is not told that the replica has heard of it.
+        # Each attempt stores one thing more, and gets no confirmation from the replica.
         for _ in range(10):
             await unknown(lambda: backend.sessions.import_(document, on_conflict="merge"))
         driver.lags = False

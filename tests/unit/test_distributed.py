@@ -389,7 +389,7 @@ async def test_an_unknown_outcome_stays_unknown_when_a_retry_is_refused(pods: Po
 
 
 class FailingOver(WrapperDriver):
-    """A master that hangs in its office: it still answers loads, while writes go to its former replica."""
+    """A former master that was not demoted: it still answers loads, while writes go to its former replica."""
 
     def __init__(self, old: MemoryDriver, new: MemoryDriver) -> None:
         super().__init__(old)

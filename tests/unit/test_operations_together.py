@@ -1,4 +1,4 @@
-"""Work that is done together ends together: by its first error, or by a cancellation."""
+"""Concurrent work ends as a whole: at its first error, or when it is cancelled."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def primary_code(error: sqlite3.Error) -> int:
 
 def pause(attempt: int) -> float:
     """Return how long to wait before the next attempt: random, growing, at most `LONGEST_PAUSE_S`."""
-    # A free lock goes to whoever asks first. With long pauses, writers that have just come pass the one that
+    # A free lock goes to the first writer that asks. With long pauses, new writers pass the one that
     # has waited longest, again and again.
     return random.uniform(0, min(0.0002 * 2 ** min(attempt, 4), LONGEST_PAUSE_S))
 

@@ -145,8 +145,8 @@ class Writes(PlannedWork):
     async def _still_there(self, leased: Snapshot, fold: Fold) -> Snapshot | None:
         """Return the conversation under this lease, or `None` if the turns of the fold are not its first.
 
-        Another server may have taken the lease than the one that showed the turns, under the same version.
-        Turns that it has in their place must not be dropped with them.
+        The lease may be stored on another server than the one that returned the turns, under the same
+        version. Turns that this server has instead must not be dropped.
         """
         snapshot = await self.shared.load("background")
         applies = snapshot.version == leased.version and fold.still_applies(snapshot.body, snapshot.turns)

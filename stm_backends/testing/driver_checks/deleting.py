@@ -65,7 +65,7 @@ class Deleting(Contract):
 
     @check("driver.delete", slow=True)
     async def test_a_record_of_many_entries_is_removed_as_a_whole(self, bench: Bench) -> None:
-        """What is too much for one step is removed in several, and a new record gets what is left."""
+        """A large record is removed in several steps, and its last entries appear in a new record."""
         driver, other, scope = await bench.driver(), await bench.driver(), bench.scope()
         deleted, expired = Key(scope, "deleted"), Key(scope, "expired")
         # Fewer if a record has no room for so many.

@@ -68,7 +68,7 @@ class Expiry(Contract):
     async def test_all_operations_agree_on_the_moment_of_expiry(self, bench: Bench) -> None:
         """One operation asks whether the end is past, and another whether it is reached."""
         if bench.datastore.waits:
-            not_asked("needs a `Datastore.pass_time` whose clock stands still in between")
+            not_asked("needs a `Datastore.pass_time` that stops the clock in between")
         driver, scope = await bench.driver(), bench.scope()
         keys = [Key(scope, f"record {number}") for number in range(5)]
         for key in keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from stm_backends.drivers.contract import ANY, KEEP, Key, Record, new_version
 from stm_backends.errors import StorageError, Unavailable
@@ -13,6 +14,7 @@ from stm_backends.testing.driver_checks.steps import (
     append_all,
     assert_located,
     cancelled_after,
+    end,
     loaded,
     longest,
     waiting_for,
@@ -114,17 +116,21 @@ class Interruptions(Contract):
                 for n in range(20)
             ]
             await append_all(other, key, b"first")
-            if is_held:
-                async with waiting_for(bench, key, *appends) as running:
+            async with AsyncExitStack() as leaving:
+                if is_held:
+                    async with waiting_for(bench, key, *appends) as running:
+                        closing = asyncio.ensure_future(driver.close())
+                        # Also if a write does not end once nothing holds it up.
+                        leaving.push_async_callback(end, closing)
+                        await asyncio.sleep(HELD_S)
+                else:
+                    running = [asyncio.ensure_future(append()) for append in appends]
+                    await asyncio.sleep(0)
                     closing = asyncio.ensure_future(driver.close())
-                    await asyncio.sleep(HELD_S)
-            else:
-                running = [asyncio.ensure_future(append()) for append in appends]
-                await asyncio.sleep(0)
-                closing = asyncio.ensure_future(driver.close())
-            async with must_end(longest(driver.traits), "nothing holds up the close any more"):
-                await closing
-                outcomes = await asyncio.gather(*running, return_exceptions=True)
+                    leaving.push_async_callback(end, closing, *running)
+                async with must_end(longest(driver.traits), "nothing holds up the close any more"):
+                    await closing
+                    outcomes = await asyncio.gather(*running, return_exceptions=True)
             others = [outcome for outcome in outcomes if not isinstance(outcome, (int, StorageError))]
             must_be(others, [], "an append that meets a close is done, or raises a `StorageError`")
             done = {b"%d" % n for n, outcome in enumerate(outcomes) if isinstance(outcome, int)}

@@ -8,25 +8,40 @@ import traceback
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key
 from stm_backends.errors import StorageError
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.failures import cut
 
 WRITES: Final = 12
 """How many writes of a kind are watched for a warning that comes with each."""
 
+_LONGEST_TEXT: Final = 200
+
+
+class Message(NamedTuple):
+    """What was logged or warned of.
+
+    `where` is the name of the logger and the level, or the line that warned. `text` is the message itself.
+    `beside` is what a handler may print with it: the arguments and the traceback.
+    """
+
+    where: str
+    text: str
+    beside: str = ""
+
 
 @dataclass
 class Heard(logging.Handler):
-    """What was logged or warned of, as text, and how often each place in the code warned."""
+    """What was logged or warned of, and how often each place in the code warned."""
 
-    texts: list[str] = field(default_factory=list[str])
+    messages: list[Message] = field(default_factory=list[Message])
     places: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
@@ -36,17 +51,15 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a message of a logger, with its arguments and its traceback."""
-        text = f"{record.name}: {record.getMessage()}"
-        if isinstance(record.args, Mapping):
-            # Handlers see all of it, also what the message leaves out.
-            text += f" {record.args}"
+        beside = f"{record.args}"
         if record.exc_info and record.exc_info[1]:
-            text += "\n" + "".join(traceback.format_exception(record.exc_info[1]))
-        self.note(text, f"{record.name}, line {record.lineno}", record.levelno >= logging.WARNING)
+            beside += "".join(traceback.format_exception(record.exc_info[1]))
+        message = Message(f"{record.name}, {record.levelname}", record.getMessage(), beside)
+        self.note(message, f"{record.name}, line {record.lineno}", record.levelno >= logging.WARNING)
 
-    def note(self, text: str, place: str, is_warning: bool) -> None:
+    def note(self, message: Message, place: str, is_warning: bool) -> None:
         """Note a message."""
-        self.texts.append(text)
+        self.messages.append(message)
         if is_warning:
             self.places[place] += 1
 
@@ -85,11 +98,22 @@ class Messages(Contract):
             for operation in operations:
                 with contextlib.suppress(StorageError, ValueError):
                     await operation()
-        for text in heard.texts:
-            for mark, what in zip(marks, ("scope", "name", "entry", "body"), strict=True):
-                assert mark not in text, f"no message may contain a {what}, and one does: {text[:200]}"
+        for message in heard.messages:
+            for mark, what in zip(marks, ("a scope", "a name", "an entry", "a body"), strict=True):
+                # Not by `assert`: its explanation prints the message again.
+                if mark in message.text:
+                    raise AssertionError(f"no message may contain {what}, and one does: {_told(message)}")
+                if mark in message.beside:
+                    raise AssertionError(
+                        f"no message may bring {what}, and the arguments or the traceback of one do: "
+                        f"{_told(message)}"
+                    )
         always = [place for place, times in heard.places.items() if times >= WRITES]
         must_be(always, [], "nothing is wrong, and so nothing is warned of at each write")
+
+
+def _told(message: Message) -> str:
+    return f"{message.where}: {cut(message.text, _LONGEST_TEXT)}"
 
 
 @contextlib.contextmanager
@@ -105,7 +129,8 @@ def _listening(*packages: str) -> Generator[Heard]:
     before = [(logger, logger.level, logger.propagate, logger.disabled) for logger in loggers]
 
     def warned(message: Warning | str, kind: type[Warning], file: str, line: int, *_: Any) -> None:
-        heard.note(f"{message}", f"{file}, line {line}: {kind.__name__}", is_warning=True)
+        place = f"{file}, line {line}: {kind.__name__}"
+        heard.note(Message(place, f"{message}"), place, is_warning=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -28,8 +28,8 @@ WRITERS: Final = 8
 """How many operations are in progress at a time."""
 
 RECOVERY: Final = 3
-"""After how many deadlines no connection that died is used any more: the first finds that one is dead, the
-second may find those that were taken meanwhile."""
+"""After how many deadlines no dead connection is used any more. The first deadline shows that one is dead; in
+the second, operations may fail that already use another."""
 
 LATER_S: Final = 2.0
 """How long after an outage a write may still arrive that was sent into it."""

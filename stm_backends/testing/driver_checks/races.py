@@ -180,7 +180,7 @@ class Races(Contract):
         calls = [*appends[:half], *(call for _, call in others.values()), *appends[half:]]
         began = time.monotonic()
         outcomes: list[Any] = await asyncio.gather(*(call() for call in calls), return_exceptions=True)
-        # On a busy machine, some may come to their deadline.
+        # On a busy machine, some may exceed their deadline.
         late: tuple[type[StorageError], ...] = ()
         if time.monotonic() - began > driver.traits.deadline:
             late = (Unavailable, OutcomeUnknown)

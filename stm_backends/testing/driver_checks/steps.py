@@ -22,6 +22,9 @@ SLACK_S: Final = 5.0
 HELD_S: Final = 0.1
 """How long writes have to begin to wait for a lock that a check holds."""
 
+TRIES: Final = 3
+"""How often a check holds a record up, if the writes that are to wait for it give up."""
+
 
 def full_of_largest(traits: Traits) -> int:
     """Return how many of the largest entries fill a record."""
@@ -93,7 +96,11 @@ async def cancelled_after(steps: int, work: Coroutine[Any, Any, object]) -> bool
 async def waiting_for(
     bench: Bench, key: Key, *writes: Callable[[], Awaitable[T]]
 ) -> AsyncGenerator[list[asyncio.Future[T]]]:
-    """Have writes wait for a record that the check holds; they have ended once the context is left."""
+    """Have writes wait for a record that the check holds; they have ended once the context is left.
+
+    A write may give up while it waits, even at once: a driver may limit its queue, and the contract states no
+    shortest wait.
+    """
     assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
     assert bench.traits is not None, "the writes are those of a driver of the bench"
     waiting: list[asyncio.Future[T]] = []
@@ -101,8 +108,7 @@ async def waiting_for(
         async with bench.datastore.hold(key):
             waiting += [asyncio.ensure_future(write()) for write in writes]
             await asyncio.sleep(HELD_S)
-            # A driver may refuse a write while many wait.
-            ended = [write.result() for write in waiting if write.done() and not write.exception()]
+            ended = [write.result() for write in waiting if write.done() and not gave_up(write)]
             must_be(ended, [], "`Datastore.hold` keeps writers to the record waiting")
             yield waiting
         async with must_end(
@@ -110,9 +116,21 @@ async def waiting_for(
         ):
             await asyncio.gather(*waiting, return_exceptions=True)
     finally:
-        for write in waiting:
-            write.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await end(*waiting)
+
+
+def gave_up(write: asyncio.Future[Any]) -> bool:
+    """Return whether a write has ended without an answer, as at its deadline or when a queue is full."""
+    if not write.done() or write.cancelled():
+        return False
+    return isinstance(write.exception(), (Unavailable, OutcomeUnknown))
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what has not ended, and wait for the end of all."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def held_up(
@@ -120,12 +138,15 @@ async def held_up(
     key: Key,
     *writes: Callable[[], Awaitable[T]],
     meanwhile: Callable[[], Awaitable[object]] | None = None,
-) -> list[T]:
-    """Return the answers of writes that begin while the check holds the record, and end after it lets go."""
+) -> list[T] | None:
+    """Return the answers of writes that begin while the check holds the record, and end after it lets go.
+
+    `None` if a write gave up: then the check has nothing to judge.
+    """
     async with waiting_for(bench, key, *writes) as waiting:
         if meanwhile is not None:
             await meanwhile()
-    return [write.result() for write in waiting]
+    return None if any(map(gave_up, waiting)) else [write.result() for write in waiting]
 
 
 def longest(traits: Traits) -> float:

@@ -211,7 +211,7 @@ async def test_a_cancelled_load_ends_alone_and_the_last_leaves_its_find():
     last.cancel()
     with pytest.raises(asyncio.CancelledError):
         await last
-    # PyMongo's own timeout ends a find that nobody waits for.
+    # PyMongo's own timeout ends a find whose callers were cancelled.
     assert not collection.finds[2][1].done()
     collection.answer(2)
     collection.answer(0)

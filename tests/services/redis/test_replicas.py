@@ -213,7 +213,7 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
 
 
 async def test_a_repeated_erasure_waits_for_a_replica_too(replicated, short_waits):
-    """The repeat finds its work done on the master, and the replica has still not heard of it."""
+    """The master already has the result, and the replica still does not."""
     master, replica = replicated
     url = f"{master.url}?wait_replicas=1&deadline_s=30"
     mine = MemoryKey("acme", "ada", "chat")
@@ -254,7 +254,7 @@ async def test_a_repeated_turn_waits_for_a_replica_too(replicated, short_waits):
         replica.pause()
         with pytest.raises(OutcomeUnknown):
             await first.add_turn(turn, turn_id="one")
-        # The master shows it to all, and alone has it.
+        # Only the master has it, and shows it to all readers.
         assert len(await other.turns()) == 2
         await other.get_llm_context()
         for memory in (first, other):

@@ -444,7 +444,7 @@ async def test_an_operation_on_a_session_erased_since_has_no_effect(pods: Pods) 
 async def test_a_pod_that_was_stopped_does_not_repeat_an_operation(
     pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer was lost, and by now the session may have been ended, or begun anew."""
+    """The answer was lost, and by now the session may have been ended, or started again."""
     one, other = await pods.add(), await pods.add()
     await one.remember("k", "old")
     (judged,) = await one.short_term.listed()
