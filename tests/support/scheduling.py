@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 _SLOW_TO_START = re.compile(r"tests/services/(mongo|dynamo)/|\[(mongo|dynamo)\b|/test_(ring)\.py")
 _WHOLE_FILES = re.compile(
@@ -27,3 +31,20 @@ class ByServer(LoadScopeScheduling):
         if found := _WHOLE_FILES.match(nodeid):
             return found[1]
         return nodeid
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give the others what a crashed worker has left; returns the test that it ran.
+
+        pytest-xdist 3.8 would also hand out its finished groups again. A worker that gets such a group has
+        nothing to report, is given nothing more, and the run never ends. The test itself would run again,
+        and crash one worker after another.
+        """
+        groups = self.assigned_work.pop(node)
+        crashed, *left = [
+            (name, test) for name, tests in groups.items() for test, done in tests.items() if not done
+        ] or [("", None)]
+        for name, test in left:
+            self.workqueue.setdefault(name, {})[test] = False
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed[1]
