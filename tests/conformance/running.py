@@ -96,6 +96,12 @@ class Made(SqliteDriver):
 """A backend that loads in two reads, which only a lock of its own process keeps together."""
 
 
+TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
+"""Where pytest makes its temporary directories.
+
+In the folder that all runs of a user share, one run fails at times because another tidies up.
+"""
+
 MINE = """
 import pytest
 from dataclasses import replace
@@ -128,6 +134,7 @@ def run(*command: object, cwd: Path, path: Path | None = None, timeout: float = 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))}
     # This plugin is only installed beside us, and takes seconds to import.
     kept["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
+    kept[TEMPORARY] = str(cwd.parent)
     extra = {"PYTHONPATH": os.pathsep.join([str(path), kept.get("PYTHONPATH", "")])} if path else {}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
@@ -181,7 +188,7 @@ def _within(folder: Path, path: Path | None) -> Iterator[io.StringIO]:
         patch.chdir(folder)
         for name in [name for name in os.environ if name.startswith("PYTEST")]:
             del os.environ[name]
-        os.environ["COLUMNS"] = "200"
+        os.environ.update({"COLUMNS": "200", TEMPORARY: str(folder.parent)})
         if path is not None:
             patch.syspath_prepend(path)
         try:
@@ -189,10 +196,10 @@ def _within(folder: Path, path: Path | None) -> Iterator[io.StringIO]:
         finally:
             os.environ.clear()
             os.environ.update(environment)
-    for name in sys.modules.keys() - modules:
-        origin = getattr(sys.modules[name], "__file__", None) or ""
-        if origin.startswith((str(folder), str(path or folder))):
-            del sys.modules[name]
+            for name in sys.modules.keys() - modules:
+                origin = getattr(sys.modules[name], "__file__", None) or ""
+                if origin.startswith((str(folder), str(path or folder))):
+                    del sys.modules[name]
 
 
 def install(folder: Path, name: str, source: str) -> Path:
