@@ -31,18 +31,18 @@ def test_the_demo_loses_nothing_and_its_conversations_can_be_shown(tmp_path: Pat
 def test_processes_that_are_killed_take_nothing_acknowledged_with_them(tmp_path: Path):
     # Leases of the killed expire after some deadlines, which the replay waits for.
     url = f"sqlite:///{tmp_path}/x.db?deadline_s=0.5"
-    file = generated(tmp_path, conversations=24, turns=15)
+    file = generated(tmp_path, conversations=48, turns=15)
 
-    status, numbers = replay(file, tmp_path, "--url", url, "--kill-every", 0.5, "--full-zone-turns", 2)
+    status, numbers = replay(file, tmp_path, "--url", url, "--kill-every", 1, "--full-zone-turns", 2)
 
     assert numbers["found"] == {"lost": 0, "doubled": 0, "out_of_order": 0, "foreign": 0}
     assert numbers["bad_reads"] == 0
     assert status == 0
-    assert numbers["turns"] == 360
+    assert numbers["turns"] == 720
     assert numbers["killed"] > 0
     assert 0 < numbers["seconds"] < numbers["seconds_in_all"]
-    assert numbers["summarized"] + numbers["in_full"] == 360
-    assert sum(one["turns"] for one in numbers["latencies"] if one["pod"] != "all") == 360
+    assert numbers["summarized"] + numbers["in_full"] == 720
+    assert sum(one["turns"] for one in numbers["latencies"] if one["pod"] != "all") == 720
 
 
 def test_a_replay_says_that_it_took_the_database_of_the_environment(tmp_path: Path):

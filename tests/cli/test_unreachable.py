@@ -79,6 +79,10 @@ TLS: Final = {
 }
 
 
+SLOW: Final = pytest.param("pymongo", marks=pytest.mark.full)
+"""It tries again until its time is over."""
+
+
 @pytest.mark.parametrize("client", PLAIN)
 def test_a_server_that_is_not_there_is_told_as_that(client: str) -> None:
     pytest.importorskip(client)
@@ -93,7 +97,7 @@ def test_a_frozen_server_is_told_as_that(client: str, frozen: int) -> None:
     assert ("no answer within the deadline" if client == "aiobotocore" else f"({FROZEN})") in error
 
 
-@pytest.mark.parametrize("client", TLS)
+@pytest.mark.parametrize("client", [*(client for client in TLS if client != "pymongo"), SLOW])
 def test_a_server_that_speaks_no_tls_is_told_as_that(client: str) -> None:
     pytest.importorskip(client)
     # How PostgreSQL says that it has no TLS; to the others it is no TLS either.
@@ -101,7 +105,7 @@ def test_a_server_that_speaks_no_tls_is_told_as_that(client: str) -> None:
         assert f"({NO_TLS})" in said(TLS[client].format(port=port))
 
 
-@pytest.mark.parametrize("client", ["redis", "asyncpg", "pymongo"])
+@pytest.mark.parametrize("client", ["redis", "asyncpg", SLOW])
 def test_a_server_that_hangs_up_is_told_as_that(client: str) -> None:
     pytest.importorskip(client)
     with answering(b"") as port:

@@ -47,6 +47,7 @@ def test_a_selection_is_told_as_one_however_it_was_made(tmp_path: Path, by: str)
     assert len(properties["left out"]) == CHECKS - 1
 
 
+@pytest.mark.full
 def test_a_complete_run_is_told_as_one(tmp_path: Path) -> None:
     status, printed, report, properties = told(tmp_path, mine(tmp_path))
     assert status == 0, printed
@@ -128,6 +129,7 @@ def test_classes_in_ones_own_tests_are_summed_up_at_the_end(tmp_path: Path) -> N
     assert "+ driver.traits" not in printed
 
 
+@pytest.mark.full
 def test_a_class_may_be_quick_by_itself(tmp_path: Path) -> None:
     path = mine(tmp_path, other=True)
     status, printed = pytest_in(tmp_path, "-q", "-k", "TestOther", path)

@@ -53,6 +53,7 @@ def test_the_sqlite_driver_behaves_as_modelled(tmp_path):
     run_state_machine_as_test(driver_machine(sqlite_datastore), settings=settings(FEW, max_examples=20))
 
 
+@pytest.mark.full
 def test_a_slow_datastore_on_a_real_clock_is_not_blamed_for_the_time_that_goes_by():
     pauses = itertools.cycle([0.0, 0.001, 0.03, 0.002])
 

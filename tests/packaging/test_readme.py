@@ -75,6 +75,10 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 WITH_PROGRAMS = [page for page in PAGES if any(block.runs for block in blocks(page))]
+IN_EVERY_RUN = {"README", "tutorial", "around-your-agent", "without-an-event-loop"}
+EACH_PAGE = [
+    pytest.param(page, marks=() if page.stem in IN_EVERY_RUN else pytest.mark.full) for page in WITH_PROGRAMS
+]
 COMMANDS = sorted(set(re.findall(r"^stm-backends ([a-z]+)", COMMAND_LINE, re.MULTILINE)))
 
 
@@ -99,7 +103,7 @@ def run_in_shell(commands: str, cwd: Path) -> str:
     return run("bash", "-euc", here + commands, cwd=cwd)
 
 
-@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=named)
+@pytest.mark.parametrize("page", EACH_PAGE, ids=named)
 def test_the_programs_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
     for number, block in enumerate(blocks(page)):
         if block.language == "python":
@@ -125,7 +129,7 @@ def test_every_file_that_a_page_has_saved_is_used_on_it(page: Path) -> None:
 def test_the_pages_with_programs_were_found() -> None:
     names = {page.stem for page in WITH_PROGRAMS}
     guides = {"fastapi-service", "penguiflow", "openai-agents", "langchain", "telemetry"}
-    assert {"README", "tutorial", "around-your-agent", "without-an-event-loop"} | guides <= names
+    assert IN_EVERY_RUN | guides <= names
 
 
 def test_the_first_example_is_on_the_first_screen() -> None:

@@ -14,7 +14,7 @@ import pytest
 from stm_backends import ConversationTurn, MemoryKey, ShortTermMemoryConfig, open_backend
 from stm_backends.records.keys import memory_key
 from tests.support.command_line import cli
-from tests.support.places import EACH, Place, in_file
+from tests.support.places import EACH, Place, in_file, quick_on
 
 PlaceOn = Callable[[str], Place]
 
@@ -55,7 +55,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("datastore", FIVE)
+@pytest.mark.parametrize("datastore", quick_on("redis", FIVE))
 def test_stats_and_ls_count_what_is_stored(datastore: str, url: str) -> None:
     done = cli("stats", "acme", "b%3Ac:u1", "--json", "--url", url)
     assert done.returncode == 1
@@ -70,7 +70,7 @@ def test_stats_and_ls_count_what_is_stored(datastore: str, url: str) -> None:
     assert (listed["bytes"], listed["tokens"]) == (other["bytes"], other["tokens"])
 
 
-@pytest.mark.parametrize("datastore", FIVE)
+@pytest.mark.parametrize("datastore", quick_on("sqlite", FIVE))
 def test_tenants_are_listed_where_keys_are_in_order_only(datastore: str, url: str, tmp_path: Path) -> None:
     listed, summed = cli("ls", "--json", "--url", url), cli("stats", "--json", "--url", url)
     target = f"sqlite:///{tmp_path}/copy.db"

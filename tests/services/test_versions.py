@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support import versioned_pod
-from tests.support.places import EACH, Place, quick_on
+from tests.support.places import EACH, Place
 from tests.support.versioned_pod import CONVERSATIONS, RACED, SHARED, SUMMARIZED
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ EARLIER: Final = "90447d8efb75bab3308953e24391b80ad00dbd66"
 
 PACKAGES = ("stm_backends", *(f"stm_backends_{datastore}" for datastore in EACH))
 
-pytestmark = pytest.mark.parametrize("datastore", quick_on("sqlite", ["sqlite", *EACH]))
+pytestmark = [pytest.mark.full, pytest.mark.parametrize("datastore", ["sqlite", *EACH])]
 
 Pod = Callable[..., Any]
 """Runs a command of a pod of one version, `old` or `new`, under a name of its own; returns its answer."""

@@ -116,6 +116,7 @@ async def reason(url: str) -> str:
     return str(caught.value).rpartition("(")[2].rstrip(")")
 
 
+@pytest.mark.full
 async def test_the_error_says_why_no_server_was_found(single, single_place):
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))

@@ -151,6 +151,7 @@ class TestSealedPostgres(DriverContract):
         return Datastore(open=opening, tick=1.0, histories=3, outage=proxy.cut)
 
 
+@pytest.mark.full
 class TestPodsOnPostgres(PodsContract):
     @pytest.fixture
     def memories(self, request, through_proxy, proxy, tables):
@@ -159,6 +160,7 @@ class TestPodsOnPostgres(PodsContract):
         return memories_on(Datastore(open=opening, outage=proxy.cut), deadline_s=deadline_s)
 
 
+@pytest.mark.full
 class TestStoresOnPostgres(StoreContract):
     @pytest.fixture
     def stores(self, request, through_proxy, proxy, tables):
@@ -166,6 +168,7 @@ class TestStoresOnPostgres(StoreContract):
         return stores_on(Datastore(open=opening, outage=proxy.cut))
 
 
+@pytest.mark.full
 class TestGraphsOnPostgres(GraphContract):
     @pytest.fixture
     def graphs(self, request, through_proxy, proxy, tables):

@@ -212,6 +212,7 @@ async def test_a_retry_on_another_connection_waits_for_a_replica_too(replicated,
         await driver.close()
 
 
+@pytest.mark.full
 async def test_a_repeated_erasure_waits_for_a_replica_too(replicated, short_waits):
     """The master already has the result, and the replica still does not."""
     master, replica = replicated
