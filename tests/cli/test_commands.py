@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -62,7 +63,9 @@ def url(tmp_path: Path) -> str:
 
 
 def cli(*arguments: str, answer: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=answer)
+    # A command ends its process, and leaves what it has set there for pytest.
+    with patch.dict(os.environ):
+        return CliRunner().invoke(app, arguments, input=answer)
 
 
 def lines(result: Result) -> list[str]:
