@@ -132,8 +132,22 @@ PROFILES = [
     (MemoryContract, MEMORIES, on_memory),
     (PodsContract, PODS, on_pods),
 ]
+SLOW = {
+    "ClosesNothing",
+    "FailureLosesItsRace",
+    "LeaksConnections",
+    "NoDeadline",
+    "TrimsWithoutTheLease",
+    "WaitsWithoutADeadline",
+}
+"""Mutants whose check waits for seconds: they are in the full run only."""
+
 MUTANTS = [
-    pytest.param(contract, kind, caught, where, id=kind.__name__)
+    pytest.param(
+        *(contract, kind, caught, where),
+        id=kind.__name__,
+        marks=pytest.mark.full if kind.__name__ in SLOW else (),
+    )
     for contract, kinds, where in PROFILES
     for kind, caught in kinds.items()
 ]

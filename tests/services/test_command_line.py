@@ -66,7 +66,7 @@ async def store(url: str, key: MemoryKey, *, ttl: float | None = None) -> None:
         await backend.memory(key, config).add_turn(ConversationTurn("Hello", "Hi"))
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+@pytest.mark.parametrize("datastore", quick_on("sqlite", ["sqlite", *EACH]))
 def test_an_erasure_of_a_user_is_confirmed_by_a_receipt(
     datastore: str, place_on: PlaceOn, tmp_path: Path
 ) -> None:
@@ -102,7 +102,7 @@ def test_an_erasure_of_a_user_is_confirmed_by_a_receipt(
     assert listed.stdout == "acme:bob\n"
 
 
-@pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+@pytest.mark.parametrize("datastore", quick_on("sqlite", ["sqlite", *EACH]))
 async def test_what_has_expired_is_erased_though_it_is_still_stored(
     datastore: str, place_on: PlaceOn
 ) -> None:

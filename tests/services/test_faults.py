@@ -19,7 +19,7 @@ from stm_backends.drivers.contract import ANY, KEEP, Driver, Key, Record, new_ve
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import open_at
 from stm_backends.testing.faults import Proxy
-from tests.support.places import EACH, Place
+from tests.support.places import EACH, Place, quick_on
 from tests.support.servers import free_port
 
 Proxied = Callable[[str], tuple[Place, Proxy]]
@@ -39,7 +39,7 @@ IN_VAIN = {"mongo": (Unavailable, OutcomeUnknown)}
 """How waiting for a connection may end where the deadline can pass while the request is being sent."""
 
 pytestmark = [
-    pytest.mark.parametrize("datastore", EACH),
+    pytest.mark.parametrize("datastore", quick_on("redis", EACH)),
     # PyMongo leaves the socket to the garbage collector if it is cancelled while it connects.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning"),

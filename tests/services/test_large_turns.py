@@ -21,13 +21,13 @@ from stm_backends.backend import Backend
 from stm_backends.drivers.contract import Key
 from stm_backends.records import keys
 from stm_backends.testing.workbench.drivers import names_in
-from tests.support.places import EACH, Place
+from tests.support.places import EACH, Place, quick_on
 
 KEY = MemoryKey("acme", "u1", "chat")
 WHERE = keys.memory_key(KEY)
 PARTS = keys.parts_of(WHERE).scope
 
-pytestmark = pytest.mark.parametrize("datastore", ["sqlite", *EACH])
+pytestmark = pytest.mark.parametrize("datastore", quick_on("dynamo", ["sqlite", *EACH]))
 
 
 def text(size: int) -> str:

@@ -25,7 +25,7 @@ from stm_backends import (
 )
 from stm_backends.sealing.naming import KEYS_VARIABLE
 from stm_backends.testing.workbench.summarizers import covered
-from tests.support.places import EACH, Place, quick_on
+from tests.support.places import EACH, Place
 from tests.support.rotating_pod import LOG, LOG_KEY, SESSIONS, memory_of
 
 SECRETS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
@@ -86,7 +86,8 @@ def keys_file(folder: Path, primary: str, *ids: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("datastore", quick_on("sqlite", ("sqlite", "redis")))
+@pytest.mark.full
+@pytest.mark.parametrize("datastore", ["sqlite", "redis"])
 async def test_a_key_is_rotated_under_pods_that_write_and_then_removed(
     datastore: str, place_on: Callable[[str], Place], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("rocksdict", reason="the dependency group `strangers` brings
 from tests.strangers.rocks import Head, Opened, open_rocks, place
 
 
+@pytest.mark.full
 class TestRocksDriver(DriverContract):
     @pytest.fixture
     def datastore(self, tmp_path):

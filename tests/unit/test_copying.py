@@ -532,6 +532,7 @@ async def test_a_target_that_is_written_to_is_found_to_differ(
 # How much it takes
 
 
+@pytest.mark.full
 async def test_a_thousand_conversations_take_no_more_memory_than_a_few(tmp_path: Path) -> None:
     body, entry = b"b" * 20_000, b"e" * 2_000
     async with (
