@@ -17,7 +17,7 @@ import pytest
 from stm_backends import MemoryBudget, MemoryKey, ShortTermMemoryConfig
 from tests.penguiflow import planning
 from tests.penguiflow.planning import KEY, OTHER, ROLLING, Pod, pod
-from tests.support.places import EACH, on_each_datastore, quick_on
+from tests.support.places import on_each_datastore
 
 TRUNCATION = ShortTermMemoryConfig(strategy="truncation")
 
@@ -101,11 +101,6 @@ async def test_a_background_summary_of_one_pod_is_in_the_prompt_of_another(
         assert (await one.run("q4")).memory["summary"] == "q0 q1"
 
 
-killed_on_each_datastore = pytest.mark.parametrize(
-    "datastore", quick_on("redis", ["sqlite", *EACH]), indirect=True
-)
-
-
 def run_and_die(url: str, *arguments: str) -> dict[str, Any]:
     """Run one pod as an operating system process that is killed when it has answered."""
     done = subprocess.run(
@@ -119,14 +114,14 @@ def run_and_die(url: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@killed_on_each_datastore
+@on_each_datastore
 def test_the_planner_keeps_its_memory_across_processes_that_are_killed(datastore: str) -> None:
     assert run_and_die(datastore, "run", "q0")["known"] == []
     assert run_and_die(datastore, "run", "q1")["known"] == ["q0"]
     assert run_and_die(datastore, "run", "q2")["known"] == ["q0", "q1"]
 
 
-@killed_on_each_datastore
+@on_each_datastore
 def test_a_run_paused_in_a_process_that_is_killed_is_resumed_in_another(datastore: str) -> None:
     run_and_die(datastore, "run", "q0")
     paused = run_and_die(datastore, "run", "ask: may I?")

@@ -28,8 +28,8 @@ def quick_on(quick: str, every: Sequence[str]) -> list[Any]:
     return [pytest.param(one, marks=() if one == quick else pytest.mark.full) for one in every]
 
 
-on_each_datastore = pytest.mark.parametrize("datastore", ["sqlite", *EACH], indirect=True)
-"""Marks a test that takes the URL of a `datastore`, to be run on SQLite too."""
+on_each_datastore = pytest.mark.parametrize("datastore", quick_on("redis", ["sqlite", *EACH]), indirect=True)
+"""Marks a test that takes the URL of a `datastore`; SQLite is one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ class TestDynamoDriverInTinyParts(TestDynamoDriver):
 
 @pytest.mark.full
 class TestDynamoDriverAsUsersHaveIt(DriverContract):
-    """The real clock and the default settings."""
+    """The real clock and the default settings, with time for an emulator that reads 16 MiB in seconds."""
 
     opted_out: ClassVar = slow_checks(
         "asked of the same driver above, with a clock that waits",
@@ -132,9 +132,10 @@ class TestDynamoDriverAsUsersHaveIt(DriverContract):
     )
 
     @pytest.fixture
-    def datastore(self, place):
+    def datastore(self, request, place):
+        url = f"{place.url}&deadline_s={deadline_of(request)}"
         return Datastore(
-            open=functools.partial(open_at, place.url, **place.credentials),
+            open=functools.partial(open_at, url, **place.credentials),
             tick=1.0,
             histories=3,
             server=place.version,
