@@ -74,23 +74,24 @@ def full(session: nox.Session) -> None:
     session.run("coverage", "erase")
     # From Python 3.14 on, coverage measures branches by `sys.monitoring`, without being asked.
     session.run("coverage", "run", "-m", "pytest", *ALL_IN_PARALLEL, *session.posargs)
-    session.run("python", "-m", "pytest", "-n", "2", *(f"tests/{path}" for path in NEMESIS))
+    last = (f"tests/{path}" for path in FEW_AT_A_TIME)
+    session.run("python", "-m", "pytest", "-n", "2", "--stm-quick", *last)
     session.run("coverage", "combine", "--quiet")
     run_penguiflows_tests(session)
     session.run("coverage", "report")
 
 
-NEMESIS = ("chaos/test_runs.py", "chaos/test_soak.py")
-"""Tests that start pods and faults of their own: `full` runs them after the others, and few at a time."""
+FEW_AT_A_TIME = ("chaos/test_runs.py", "chaos/test_soak.py", "strangers/test_objects.py")
+"""What `full` runs after the other tests: pods and faults, and a suite that keeps a processor busy.
 
-APART = ("packaging/test_wheel.py", "strangers/test_objects.py")
-"""Tests that have a session of their own."""
+The suite on an object store takes a quarter of an hour at full length, which is left to the session
+`strangers`: it is here in its quick form.
+"""
 
 # The wheel has a session of its own, with the tools that build it. Tests also wait for processes, leases and
 # clocks. Two workers more than there are cores use that time; many more would miss deadlines.
-# The object store's suite takes a quarter of an hour, and has the session `strangers`.
 ALL_IN_PARALLEL = (
-    *(f"--ignore=tests/{path}" for path in (*NEMESIS, *APART)),
+    *(f"--ignore=tests/{path}" for path in (*FEW_AT_A_TIME, "packaging/test_wheel.py")),
     *("-n", str((os.cpu_count() or 1) + 2)),
 )
 
