@@ -80,6 +80,9 @@ class Result:
     seed: int
     library: str = ""
     mutant: str = ""
+    sealed: bool = False
+    other: str = ""
+    """The commit whose library every second pod used."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -305,11 +308,9 @@ class Run:
             seed=order.seed,
             library=_library(),
             mutant=order.mutant,
-            versions={
-                "python": platform.python_version(),
-                **self._stand.versions,
-                **({"other pods": order.other} if order.other else {}),
-            },
+            sealed=order.sealed,
+            other=order.other,
+            versions={"python": platform.python_version(), **self._stand.versions},
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),

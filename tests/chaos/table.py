@@ -75,7 +75,7 @@ def tables(runs: Sequence[Run]) -> str:
     """Return the tables: what came of the runs, what ran, the figures of pods, and the faults by kind."""
     stands: dict[str, list[Run]] = {}
     for run in runs:
-        stands.setdefault(run["stand"], []).append(run)
+        stands.setdefault(_name(run), []).append(run)
     results = [[name, *_outcome(of)] for name, of in stands.items()]
     return "\n".join(
         (
@@ -96,6 +96,12 @@ def tables(runs: Sequence[Run]) -> str:
             _words(("on", "faults", "kinds"), _kinds(runs)),
         )
     )
+
+
+def _name(run: Run) -> str:
+    """Return what a run was on: a stand, and what its pods were if they were not as usual."""
+    sealed, other = run.get("sealed"), run.get("other")
+    return f"{run['stand']}{', sealed' if sealed else ''}{f', with pods of {other}' if other else ''}"
 
 
 def _words(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

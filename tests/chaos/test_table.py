@@ -61,6 +61,13 @@ def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
     assert "| servers | 6 | server-kill 6 |" in written
 
 
+def test_sealed_pods_and_those_of_two_versions_have_rows_of_their_own(tmp_path: Path) -> None:
+    several = result(), result(sealed=True), result(other="abc1234")
+    written = table.tables(table.load(files(tmp_path, *several)))
+    for name in ("redis", "redis, sealed", "redis, with pods of abc1234", "**all**"):
+        assert f"\n| {name} | " in written
+
+
 @pytest.mark.parametrize("change", [{"faults": {}}, {"faults": {"pod-kill": 0}}, {"mutant": "two-leases"}])
 def test_a_run_that_shows_nothing_is_refused(
     change: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
