@@ -240,33 +240,27 @@ class _Check:
         A process may take a lease once it has seen it for as long as it lasts, by a clock that nothing moves.
         So the next lease is not stored earlier than that after the first write began, unless the first was
         given back. Its holder does so after the call of the summarizer: until this call ends, it is held.
+
+        The versions tell which write came next: a process that is stopped notes its write when it goes on.
         """
         calls: dict[tuple[str, str], list[Op]] = defaultdict(list)
         for op in self._ops["summarize"]:
             calls[op.begin.process, op.begin.conversation].append(op)
-        records: dict[str, list[Event]] = defaultdict(list)
-        for event in self._infos["write"]:
-            records[event.data["record"]].append(event)
-        for record, writes in records.items():
+        writes = {(event.data["record"], event.data["version"]): event for event in self._infos["write"]}
+        for (record, _), second in writes.items():
+            first = writes.get((record, second.data.get("expect")))
+            held, taken = [None if event is None else event.data.get("lease") for event in (first, second)]
+            if first is None or not held or not taken or held == taken:
+                continue
             # A record is named by its scope and its name, which is that of the conversation.
-            name = writes[0].conversation or record.rpartition("|")[2]
-            erases = [(op.invoked, op.latest) for op in self._of(name).erases]
-            for first, second in itertools.pairwise(writes):
-                began = _began(first)
-                if not (first.data.get("lease") and second.data.get("lease")):
-                    continue
-                made = calls.get((first.process, name), [])
-                call = next((op for op in made if op.invoked >= first.t), None)
-                if (
-                    call is not None
-                    and call.invoked <= second.t < min(began + self._lease_s, _over(call))
-                    and not any(begun < second.t and began < over for begun, over in erases)
-                ):
-                    what = f"{second.process} takes a lease that {first.process} holds"
-                    self._say("lease", name, what, first, *call.events, second)
-
-    def _of(self, name: str) -> Conversation:
-        return self._conversations.get(name) or Conversation(name)
+            name = first.conversation or record.rpartition("|")[2]
+            made = calls.get((first.process, name), [])
+            call = next((op for op in made if op.invoked >= first.t), None)
+            if call is not None and call.invoked <= second.t < min(
+                _began(first) + self._lease_s, _over(call)
+            ):
+                what = f"{second.process} takes a lease that {first.process} holds"
+                self._say("lease", name, what, first, *call.events, second)
 
     def _quiet(self) -> list[tuple[float, float]]:
         """Return the times in which the model was well and nothing was done to anybody."""

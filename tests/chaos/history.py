@@ -55,8 +55,9 @@ ACTIONS = {
     ),
     "health": "`info`: a pod saw the health change; `old`, `new`",
     "write": (
-        "`info`: the driver reported a successful replace; `record`, `version`, `began`: the time of "
-        "the call, `drop`, and `lease`: for how many seconds it takes the lease, if it does"
+        "`info`: the driver reported a successful replace; `record`, `version`, `expect`: the version "
+        "that it replaced, if it asked for one, `began`: the time of the call, `drop`, and `lease`: when "
+        "the lease in it was taken, and for how many seconds, if there is one"
     ),
     "defect": "`info`: a call raised what is not an error of the library; `during`, `error`",
     "fault": "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures",

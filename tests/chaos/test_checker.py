@@ -468,45 +468,58 @@ def test_fault_of_a_memory_is_found(fault: Fault, kinds: list[Kind]) -> None:
 # Leases, versions, health, the end, and figures
 
 
-def lease(story: Story, t: float, process: str, *, lease: float | None = LEASE_S) -> Story:
-    version = f"v{t}"
-    return story.info("write", t, process, record="s|c", version=version, lease=lease, began=t - 0.1)
+def lease(
+    story: Story, t: float, process: str, *, after: float = 0, taken: float | None = 0, noted: float = 0
+) -> Story:
+    """Store a body with a lease taken at this time, or another one, over the version of an earlier time."""
+    return story.info(
+        "write",
+        noted or t,
+        process,
+        record="s|c",
+        version=f"v{t}",
+        expect=f"v{after}",
+        lease=None if taken is None else [taken or t, LEASE_S],
+        began=t - 0.1,
+    )
 
 
-def two_leases() -> Story:
-    """One process has taken the lease and calls the model; another one takes it as well."""
-    story = lease(ab(), 10, "p0.0").op("summarize", 10.1, 11, process="p0.0")
-    return lease(story, 10.5, "p1.0")
+def leased(ends: float | None = None) -> Story:
+    """One process has taken the lease and calls the model."""
+    return lease(ab(), 10, "p0.0").op("summarize", 10.1, ends, process="p0.0")
 
 
 def test_lease_that_another_process_holds_is_found() -> None:
-    assert found_in(two_leases().finally_("ab")) == ["lease"]
+    assert found_in(lease(leased(11), 10.5, "p1.0", after=10).finally_("ab")) == ["lease"]
 
 
 def test_lease_of_a_killed_process_is_in_force() -> None:
-    story = lease(ab(), 10, "p0.0").op("summarize", 10.1, process="p0.0")
-    assert found_in(lease(story, 13, "p1.0").finally_("ab")) == ["lease"]
+    assert found_in(lease(leased(), 13, "p1.0", after=10).finally_("ab")) == ["lease"]
 
 
 @pytest.mark.parametrize(
     "story",
     [
-        lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, 11, process="p0.0"), 11.5, "p1.0"),
-        lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, process="p0.0"), 14.5, "p1.0"),
-        lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, 19, process="p0.0"), 14, "p1.0"),
-        two_leases().erase(10.2, 10.4).add("a", 12, 13).add("b", 14, 15),
-        two_leases().erase(3.5, 3.6, "unknown"),
-        lease(two_leases(), 10.3, "p2.0", lease=None),
-        lease(lease(ab(), 10, "p0.0").op("summarize", 10.7, 11, process="p0.0"), 10.5, "p1.0"),
+        lease(leased(11), 11.5, "p1.0", after=10),
+        lease(leased(), 14.5, "p1.0", after=10),
+        lease(leased(19), 14, "p1.0", after=10),
+        lease(leased(11), 10.5, "p1.0"),
+        lease(lease(leased(11), 10.3, "p2.0", after=10, taken=None), 10.5, "p1.0", after=10.3),
+        lease(lease(ab(), 10, "p0.0").op("summarize", 10.7, 11, process="p0.0"), 10.5, "p1.0", after=10),
+        lease(leased(11), 10.5, "p1.0", after=10, taken=10),
+        lease(
+            lease(ab(), 10, "p0.0", after=5).op("summarize", 10.1, 11, process="p0.0"), 5, "p1.0", noted=10.5
+        ),
     ],
     ids=[
         "after the call",
         "a killed holder's, expired",
         "a stopped holder's, expired",
-        "of an erased conversation",
-        "of a conversation that may be erased",
+        "of a record that was created again",
         "given back by a third",
         "before the call began",
+        "and still stands when another process stores the body",
+        "and was taken by a process that is stopped before it can say so",
     ],
 )
 def test_lease_that_is_free_may_be_taken(story: Story) -> None:

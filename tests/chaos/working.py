@@ -425,7 +425,7 @@ class _Noting(Observer):
 
 
 class _NotedWrites(WrapperDriver):
-    """Notes each replace that was done, and the lease that it takes."""
+    """Notes each replace that was done, the version that it replaced, and the lease that stands in it."""
 
     def __init__(self, inner: Driver, writer: Writer) -> None:
         super().__init__(inner)
@@ -457,8 +457,8 @@ class _NotedWrites(WrapperDriver):
         # A write of the version that stands confirms it, and is not another write.
         if done and version != self._loaded.get(key):
             data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}
+            data |= {"expect": expect if isinstance(expect, str) else None, "drop": drop}
             with contextlib.suppress(Corrupt):
-                lease = self._codec.open_body(body).lease
-                data |= {"drop": drop, "lease": None if lease is None else lease.ttl}
+                data["lease"] = self._codec.open_body(body).lease
             self._writer.info("write", **data)
         return done
