@@ -148,9 +148,9 @@ class MongoDriver:
     async def close(self) -> None:
         """Close the client, unless it was handed in, within the deadline. Twice is harmless."""
         client, self._client, self._records = self._client, None, None
-        await self._loads.close()
         with pymongo.timeout(self._patience_s):
             try:
+                await self._loads.close()
                 await self._calls.ended(within=self._settings.deadline_s)
             finally:
                 # Also if the caller gives up, because no later `close` would.

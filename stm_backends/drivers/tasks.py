@@ -12,24 +12,33 @@ T = TypeVar("T")
 async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     """Do all at once; returns the results in order. The first error cancels the others and is raised.
 
-    All tasks have ended when this returns. Before Python 3.13, a `TaskGroup` and `asyncio.gather` lose a
-    cancellation of the caller that arrives while one of their tasks fails, and the caller would continue.
+    All tasks have ended when this returns or raises, regardless of how often the caller is cancelled. Before
+    Python 3.13, a `TaskGroup` and `asyncio.gather` lose a cancellation of the caller that arrives while one
+    of their tasks fails, and the caller would continue.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     if not tasks:
         return []
     errors: list[BaseException] = []
+    cancelled: asyncio.CancelledError | None = None
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         errors = _errors_of(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        # Also those that are not raised, else asyncio logs that they were never retrieved.
-        errors = errors or _errors_of(tasks)
-    if errors:
-        raise errors[0]
+    except asyncio.CancelledError as error:
+        cancelled = error
+    for task in tasks:
+        task.cancel()
+    while not all(task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    # Also those that are not raised, else asyncio logs that they were never retrieved.
+    all_errors = _errors_of(tasks)
+    if cancelled is not None:
+        raise cancelled
+    if all_errors:
+        raise (errors or all_errors)[0]
     return [task.result() for task in tasks]
 
 

@@ -69,14 +69,14 @@ class Log:
     """A log at one instant. `version` is `None` if there is no record.
 
     `items` are the remaining items, oldest first. `popped` maps the id of each pop to what it removed.
-    `waste` is how many of the `length` entries hold no remaining item. `folded` is the body, and `added` has
-    the time of each entry.
+    `waste` is how many of the `length` entries hold no remaining item. `folded` is the body, `entries` are
+    those of the tail, and `added` has the time of each.
     """
 
     def __init__(self, version: str | None, folded: Folded, entries: Sequence[Entry]) -> None:
         self.version = version
         self.folded = folded
-        self._entries = entries
+        self.entries = entries
         remaining = [(item, -1) for item in folded.items]
         self.popped = dict(folded.popped)
         self.ids: dict[str, None] = {}
@@ -95,7 +95,7 @@ class Log:
 
     def with_entry(self, entry: Entry) -> Log:
         """Return the log with one more entry."""
-        return Log(self.version, self.folded, [*self._entries, entry])
+        return Log(self.version, self.folded, [*self.entries, entry])
 
     def has_folded(self, entry_id: str) -> bool:
         """Say whether an entry was folded in, as far as that is remembered."""
@@ -107,7 +107,7 @@ class Log:
         It remembers the ids, and with `removals` what pops removed, for `keep_for` seconds. `now` is in epoch
         seconds.
         """
-        head = self if count == self.length else Log(self.version, self.folded, self._entries[:count])
+        head = self if count == self.length else Log(self.version, self.folded, self.entries[:count])
         # A clock that is ahead must not keep removed items for longer.
         young = {
             entry_id: removal._replace(at=min(removal.at, now))

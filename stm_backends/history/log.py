@@ -27,7 +27,7 @@ from stm_backends.errors import (
     located,
 )
 from stm_backends.history import items
-from stm_backends.history.items import Add, Entry, Item, Log, Pop, Removal
+from stm_backends.history.items import Add, Entry, Folded, Item, Log, Pop, Removal
 from stm_backends.records import keys, operations
 from stm_backends.records.codec import DEEPEST_IN_TURN, Codec, require_json
 from stm_backends.records.directory import Directory
@@ -105,8 +105,8 @@ class ItemLog:
         """Remove the last item and return it; `None` if the log is empty.
 
         Two concurrent calls return two different items. If the log is cleared during the call, the result may
-        be `None`. Takes three round trips, and occasionally a fourth. Raises `OutcomeUnknown` if an item may
-        have been removed and cannot be returned.
+        be `None`. Takes three round trips, and occasionally up to three more. Raises `OutcomeUnknown` if an
+        item may have been removed and cannot be returned.
         """
         if not (await self._load("pop")).items:
             return None
@@ -226,17 +226,44 @@ class ItemLog:
         Keeps what recent pops removed if there is room. `False` after a lost race, `None` if there is no
         room.
         """
-        traits, expect = self._driver.traits, cast("str", log.version)
+        expect = await self._confirmed(log, drop)
+        if expect is None:
+            return False
+        keep_for = 10 * self._driver.traits.deadline
         for removals in (True, False):
-            folded = log.fold(count, now=self._clock(), keep_for=10 * traits.deadline, removals=removals)
-            body, version = items.seal_folded(folded, self._codec), new_version()
+            folded = log.fold(count, now=self._clock(), keep_for=keep_for, removals=removals)
             with suppress(TooLarge):
-                return await operations.retried(
-                    lambda body=body, version=version: self._driver.replace(
-                        self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
-                    )
-                )
+                return await self._store(folded, new_version(), expect=expect, drop=drop)
         return None
+
+    async def _confirmed(self, log: Log, drop: int) -> str | None:
+        """Return the record's version once its oldest `drop` entries are confirmed; `None` after a lost race.
+
+        Takes no request where a load shows only what is confirmed. Elsewhere, a server that takes over may
+        have other entries under the version that was read, which must not be dropped; see decision 0037.
+        """
+        version = cast("str", log.version)
+        if not self._driver.traits.shows_unconfirmed:
+            return version
+        try:
+            # Its acknowledgement covers what was written before it.
+            if not await self._store(log.folded, confirming := new_version(), expect=version, drop=0):
+                return None
+            version = confirming
+        except TooLarge:
+            # A full record may have no room for its first body.
+            await operations.confirm(self._driver, (self._where.scope,))
+        found = await self._load("fold")
+        is_same = found.version == version and found.entries[:drop] == log.entries[:drop]
+        return version if is_same else None
+
+    async def _store(self, folded: Folded, version: str, *, expect: str, drop: int) -> bool:
+        body = items.seal_folded(folded, self._codec)
+        return await operations.retried(
+            lambda: self._driver.replace(
+                self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
+            )
+        )
 
     def _covered(self, log: Log) -> int:
         return min(log.length, self._driver.traits.max_drop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stm_backends.drivers.contract import Driver, Key, Traits
 from stm_backends.drivers.in_memory import MemoryDriver
@@ -38,3 +38,26 @@ class ReplicatedDriver(WrapperDriver):
                 raise OutcomeUnknown("done, but not confirmed by the replica")
             self.behind.discard(key.scope)
         return answer
+
+
+class FailsOver(WrapperDriver):
+    """A server that is lost when the first `replace` is sent, which reaches its former replica `new`.
+
+    The two may have different entries under one version, because appending does not change it.
+    """
+
+    def __init__(self, new: Driver | None = None) -> None:
+        super().__init__(MemoryDriver())
+        self.new = new or MemoryDriver()
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.new.traits, shows_unconfirmed=True)
+
+    async def open(self) -> None:
+        await self.inner.open()
+        await self.new.open()
+
+    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+        self.inner = self.new
+        return await self.new.replace(key, body, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from stm_backends.types import (
 )
 from tests.support import leases
 from tests.support.default_memory import added
+from tests.support.replicated import FailsOver
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -449,6 +450,30 @@ async def test_a_fold_drops_no_turn_that_only_the_new_master_has() -> None:
     record = await driver.new.load(RECORD)
     assert record is not None
     assert entry(2) in record.tail
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [pytest.param(range(41), id="a trim"), pytest.param([0] * 18, id="a compaction")],
+)
+@pytest.mark.parametrize("full", [False, True])
+async def test_no_write_drops_a_turn_that_only_the_new_master_has(seen: Sequence[int], *, full: bool) -> None:
+    only_there = [entry(number) for number in range(100, 130)]
+    # Room for the entries, and not for a body.
+    most = sum(map(len, [entry(0), *only_there])) + 1 if full else 10**6
+    driver = FailsOver(MemoryDriver(max_record_bytes=most))
+    await driver.open()
+    for number in seen:
+        await driver.append(RECORD, entry(number), initial_version="v", ttl=None)
+    for one in (entry(0), *only_there):
+        await driver.new.append(RECORD, one, initial_version="v", ttl=None)
+    memory = DistributedShortTermMemory(driver, KEY, config("truncation", zone=20))
+    await memory.get_llm_context()
+    await until(lambda: driver.inner is driver.new)
+    await memory.close()
+    record = await driver.new.load(RECORD)
+    assert record is not None
+    assert {*only_there} <= {*record.tail}
 
 
 async def test_a_directory_failure_after_an_add_does_not_fail_the_add(

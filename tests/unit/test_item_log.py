@@ -35,6 +35,7 @@ from stm_backends.records.body import REMEMBERED_IDS
 from stm_backends.records.codec import Codec
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
+from tests.support.replicated import FailsOver
 from tests.unit.conftest import Lose
 
 KEY = MemoryKey("acme", "u", "s")
@@ -715,3 +716,22 @@ async def test_numbers_no_float_can_hold_are_corrupt_and_quoted_nowhere(
     with pytest.raises(Corrupt) as caught:
         await log_on(driver).items()
     assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_fold_drops_no_item_that_only_the_new_server_has(*, full: bool) -> None:
+    """A failover that loses an entry does not change the version, and others come in its place."""
+    both, lost, kept = range(40), 40, 41
+    adds = (Add(f"id{number}", numbered(number)) for number in (*both, lost, kept))
+    entries = [items.seal_entry(one, CODEC) for one in adds]
+    there = [*entries[:lost], entries[kept]]
+    # Room for the entries, and not for a body beside them.
+    driver = FailsOver(MemoryDriver(max_record_bytes=sum(map(len, there)) + 1 if full else 10**6))
+    await driver.open()
+    for server, tail in (driver.inner, entries[:kept]), (driver.new, there):
+        for one in tail:
+            await server.append(WHERE, one, initial_version="v", ttl=None)
+    log = log_on(driver)
+    assert numbers(await log.items()) == [*both, lost]
+    assert await log.fold()
+    assert numbers(await log.items()) == [*both, kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -63,3 +64,40 @@ async def test_the_first_error_is_raised_and_leaves_the_task_uncancelled(way: st
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("first", ["fails", "is cancelled"])
+async def test_all_work_has_ended_when_a_caller_is_cancelled_again(first: str) -> None:
+    failed, may_end, ended = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def work(item: str) -> None:
+        try:
+            await fails_while_another_ends(item, failed, may_end)
+        finally:
+            ended.append(item)
+
+    task = asyncio.ensure_future(operations.together(("waits", first), work))
+    await asyncio.sleep(0.01)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(ended) == sorted(("waits", first))
+
+
+async def test_an_error_of_work_that_ends_is_not_logged_as_never_retrieved() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+
+    async def work(item: str) -> None:
+        try:
+            await (asyncio.sleep(0) if item == "fails" else asyncio.Event().wait())
+        finally:
+            raise Unavailable(item)
+
+    with pytest.raises(Unavailable, match="fails"):
+        await operations.together(("waits", "fails"), work)
+    gc.collect()
+    assert reported == []

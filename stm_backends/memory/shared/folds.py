@@ -1,7 +1,8 @@
 """The writes of a conversation's background: folds under a lease, trims, compactions and recoveries.
 
 Each is one conditional `replace`. A fold is two: the first takes the lease, and the second stores the
-summary, drops the turns that it covers, and releases the lease.
+summary, drops the turns that it covers, and releases the lease. Where a load may show what is not confirmed,
+whatever drops entries stores the body under a new version before, and loads again; see decision 0037.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
+from stm_backends.records import operations
 from stm_backends.records.body import Body, Lease
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
@@ -87,7 +89,8 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
-        if not await self.shared.replace(snapshot, body, drop=drop):
+        confirmed = await self._confirmed(snapshot, drop)
+        if confirmed is None or not await self.shared.replace(confirmed, body, drop=drop):
             return AGAIN
         self.room.made()
         self.stats.trimmed += len(gone)
@@ -99,7 +102,10 @@ class Writes(PlannedWork):
 
     async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
         """Drop the oldest entries, which are repeats."""
-        if await self.shared.replace(snapshot, snapshot.body, drop=compact.entries):
+        confirmed = await self._confirmed(snapshot, compact.entries)
+        if confirmed is not None and await self.shared.replace(
+            confirmed, confirmed.body, drop=compact.entries
+        ):
             self.room.made()
         return AGAIN
 
@@ -117,9 +123,7 @@ class Writes(PlannedWork):
         if self._unstored is not None and self._unstored[0] == attempt_of(snapshot.body):
             return await self._store_failure(snapshot, self._unstored[1])
         try:
-            leased = await self._take_lease(snapshot)
-            if leased is not None and self.shared.driver.traits.shows_unconfirmed:
-                leased = await self._still_there(leased, fold)
+            leased = await self._take_lease(snapshot, drop=snapshot.entries_of(len(fold.turns)))
             return AGAIN if leased is None else await self._fold_leased(leased, fold)
         finally:
             await self.shared.release()
@@ -128,7 +132,7 @@ class Writes(PlannedWork):
                 self.shared.recovering = False
                 self._health_changed(MemoryHealth.RECOVERING, self.shared.health)
 
-    async def _take_lease(self, snapshot: Snapshot) -> Snapshot | None:
+    async def _take_lease(self, snapshot: Snapshot, *, drop: int) -> Snapshot | None:
         """Return the snapshot under the version of the lease, or `None` if the record has changed.
 
         A full record may have no room for a lease; its fold makes room, and is made without one.
@@ -139,18 +143,40 @@ class Writes(PlannedWork):
             await shared.replace(snapshot, body, drop=0)
         except TooLarge:
             shared.leased = None
-            return snapshot
-        return None if shared.leased is None else replace(snapshot, version=shared.leased.version)
+            return await self._confirmed(snapshot, drop)
+        if shared.leased is None:
+            return None
+        return await self._still_there(replace(snapshot, version=shared.leased.version), drop)
 
-    async def _still_there(self, leased: Snapshot, fold: Fold) -> Snapshot | None:
-        """Return the conversation under this lease, or `None` if the turns of the fold are not its first.
+    async def _confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
+        """Return the snapshot with its oldest `drop` entries confirmed, or `None` if the record has changed.
 
-        The lease may be stored on another server than the one that returned the turns, under the same
-        version. Turns that this server has instead must not be dropped.
+        Takes no request where a load shows only what is confirmed.
         """
-        snapshot = await self.shared.load("background")
-        applies = snapshot.version == leased.version and fold.still_applies(snapshot.body, snapshot.turns)
-        return snapshot if applies else None
+        shared = self.shared
+        if not shared.driver.traits.shows_unconfirmed:
+            return snapshot
+        try:
+            # Its acknowledgement covers what was written before it.
+            if not await shared.replace(snapshot, snapshot.body, drop=0):
+                return None
+            snapshot = replace(snapshot, version=shared.seen.version)
+        except TooLarge:
+            # A full record may have no room for its first body.
+            await operations.confirm(shared.driver, (shared.key.scope,))
+        return await self._still_there(snapshot, drop)
+
+    async def _still_there(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
+        """Return the snapshot, or `None` if its oldest `drop` entries are not the first under its version.
+
+        The version may be stored on another server than the one that returned the entries, and under the same
+        version before it. Entries that this server has instead must not be dropped.
+        """
+        if not self.shared.driver.traits.shows_unconfirmed:
+            return snapshot
+        found = await self.shared.load("background")
+        is_same = found.version == snapshot.version and found.tail[:drop] == snapshot.tail[:drop]
+        return snapshot if is_same else None
 
     async def _fold_leased(self, snapshot: Snapshot, fold: Fold) -> Plan | None:
         if snapshot.body.health is MemoryHealth.DEGRADED:

@@ -128,7 +128,8 @@ async def test_a_call_gives_its_answer_or_its_error():
         await Calls().run(fail())
 
 
-async def test_a_close_that_is_cancelled_leaves_no_client_open(monkeypatch):
+@pytest.mark.parametrize("waits_for", ["a call", "loads"])
+async def test_a_close_that_is_cancelled_leaves_no_client_open(monkeypatch, waits_for):
     driver, may_end, closed = MongoDriver(MongoSettings()), asyncio.Event(), []
     driver._client = make_client(MongoSettings())  # noqa: SLF001 -- as `open` does, without a server
     close = driver._client.close  # noqa: SLF001
@@ -139,6 +140,8 @@ async def test_a_close_that_is_cancelled_leaves_no_client_open(monkeypatch):
 
     monkeypatch.setattr(driver._client, "close", closing)  # noqa: SLF001
     call = asyncio.ensure_future(driver._calls.run(may_end.wait()))  # noqa: SLF001
+    if waits_for == "loads":
+        monkeypatch.setattr(driver._loads, "close", may_end.wait)  # noqa: SLF001
     await asyncio.sleep(0)
     ending = asyncio.ensure_future(driver.close())
     for _ in range(5):
