@@ -136,7 +136,9 @@ SLOW = {
     "ClosesNothing",
     "FailureLosesItsRace",
     "LeaksConnections",
+    "LeaksConnectionsOfErrors",
     "NoDeadline",
+    "OpensTwice",
     "TrimsWithoutTheLease",
     "WaitsWithoutADeadline",
 }

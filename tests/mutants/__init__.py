@@ -122,14 +122,16 @@ from tests.mutants.memories import (
     WaitsForCallbacks,
     WaitsForEver,
 )
-from tests.mutants.messages import LogsEntries, LogsKeys, WarnsOfEachWrite
+from tests.mutants.messages import ErrorsNameKeys, LogsEntries, LogsKeys, WarnsOfEachWrite
 from tests.mutants.network import (
     ClosesNothing,
     KeepsDeadConnections,
     LateIsUndone,
     LeaksConnections,
+    LeaksConnectionsOfErrors,
     LossIsALostRace,
     NoDeadline,
+    OpensTwice,
     QueuesWhatFailed,
     RetriesAppends,
     RetriesDeletes,
@@ -157,6 +159,7 @@ from tests.mutants.replaces import (
     AbsentIsIgnored,
     AnyKeepsTheTail,
     AppliesItsOwnVersion,
+    CaselessVersions,
     CompareThenSwap,
     CounterVersions,
     DropIsClamped,
@@ -319,6 +322,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     WritesBehind: Caught("test_acknowledged_writes_are_in_the_datastore_not_in_the_driver"),
     WritesOverDamage: Caught("test_no_write_makes_a_damaged_record_look_healthy"),
     FoldsDamageAway: Caught("test_no_write_makes_a_damaged_record_look_healthy"),
+    CaselessVersions: Caught("test_versions_that_differ_in_one_letter_are_different"),
     AppliesItsOwnVersion: Caught("test_a_write_that_expects_its_own_version_changes_nothing"),
     BodiesOfAnySize: Caught("test_the_largest_body_fits_and_one_byte_more_is_too_large"),
     BodiesInFullRecords: Caught("test_a_record_is_full_with_exactly_max_record_bytes"),
@@ -339,6 +343,7 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     ReadsAnOldSnapshotAfterARefusal: Caught("test_no_operation_leaves_a_transaction_or_a_lock_behind"),
     LogsKeys: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
     LogsEntries: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
+    ErrorsNameKeys: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
     WarnsOfEachWrite: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
 }
 """Drivers that break one clause of the driver contract."""
@@ -358,6 +363,8 @@ NETWORKED: Final[dict[type[NetworkedDriver], Caught]] = {
     NoDeadline: Caught("test_every_operation_ends_in_time_while_the_network_is_silent", {"fault": "stalled"}),
     KeepsDeadConnections: Caught("test_connections_that_died_unnoticed_are_replaced"),
     LeaksConnections: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+    LeaksConnectionsOfErrors: Caught("test_failed_operations_and_close_leave_no_connection_open"),
+    OpensTwice: Caught("test_failed_operations_and_close_leave_no_connection_open"),
     ClosesNothing: Caught("test_failed_operations_and_close_leave_no_connection_open"),
 }
 """Drivers that mistake what a network did to their requests."""

@@ -6,6 +6,7 @@ import logging
 import warnings
 
 from stm_backends.drivers.contract import Key, Record
+from stm_backends.errors import Corrupt
 from stm_backends.testing.workbench.faulty import FaultyDriver
 
 logger = logging.getLogger("stm_backends.mutant")
@@ -28,6 +29,17 @@ class LogsEntries(FaultyDriver):
         except ValueError:
             logger.warning("an append of %r failed", entry)
             raise
+
+
+class ErrorsNameKeys(FaultyDriver):
+    """Says in an error which record it is about."""
+
+    async def load(self, key: Key) -> Record | None:
+        try:
+            return await super().load(key)
+        except Corrupt as error:
+            message = f"the record {key.name} is damaged"
+            raise Corrupt(message, backend=self.name, operation="load") from error
 
 
 class WarnsOfEachWrite(FaultyDriver):

@@ -102,6 +102,28 @@ class LeaksConnections(NetworkedDriver):
         super().drop(connection)
 
 
+class LeaksConnectionsOfErrors(NetworkedDriver):
+    """Forgets the connection of an operation that the datastore refused, and does not close it."""
+
+    def answered(self, connection: Connection, answer: object) -> None:
+        if isinstance(answer, StorageError):
+            os.dup(connection.writer.get_extra_info("socket").fileno())
+            self.drop(connection)
+        else:
+            self.keep(connection)
+
+
+class OpensTwice(NetworkedDriver):
+    """Makes another pool when it is opened again, and forgets the first."""
+
+    async def open(self) -> None:
+        for connection in self._idle:
+            os.dup(connection.writer.get_extra_info("socket").fileno())
+            self.drop(connection)
+        self._idle.clear()
+        await super().open()
+
+
 class ClosesNothing(NetworkedDriver):
     """Forgets its connections when it is closed."""
 

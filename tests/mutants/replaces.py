@@ -219,6 +219,19 @@ class ExpiredIsInTheWay(Replacing):
         return await self.proper(call) if found or not there or call.expect is not ABSENT else False
 
 
+class CaselessVersions(Replacing):
+    """Compares versions by a collation that knows no case."""
+
+    async def change(self, call: Replace, found: _Found) -> bool:
+        if (
+            found is not None
+            and isinstance(call.expect, str)
+            and call.expect.lower() == found.version.lower()
+        ):
+            call = call._replace(expect=found.version)
+        return await self.proper(call)
+
+
 class AppliesItsOwnVersion(Replacing):
     """Compares the condition before it asks whether the write was done already."""
 

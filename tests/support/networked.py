@@ -20,6 +20,7 @@ from stm_backends.drivers.contract import ANY, AbsentType, AnyType, Driver, Keep
 from stm_backends.drivers.in_memory import MemoryDriver
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing import Datastore
+from stm_backends.testing.workbench.faulty import FaultyDriver, FaultyStore
 
 DEADLINE_S = 0.5
 
@@ -30,11 +31,15 @@ class DictionaryServer:
     """Serves the in-memory driver's operations on a port of the loopback, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._driver = MemoryDriver()
+        self._store = FaultyStore()
+        self._driver = FaultyDriver(self._store)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="dictionary", daemon=True).start()
         server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
         self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def damage(self, key: Key) -> None:
+        self._store.damaged.add(key.scope)
 
     async def _start(self) -> asyncio.Server:
         await self._driver.open()
@@ -132,7 +137,7 @@ class NetworkedDriver:
                 except BaseException:
                     self.drop(connection)
                     raise
-                self.keep(connection)
+                self.answered(connection, answer)
         except (OSError, EOFError, TimeoutError) as error:
             is_read = operation in ("load", "scan")
             kind = self.kind_of(error) if is_sent and not is_read else Unavailable
@@ -163,6 +168,10 @@ class NetworkedDriver:
         del error
         return OutcomeUnknown
 
+    def answered(self, connection: Connection, answer: object) -> None:
+        del answer
+        self.keep(connection)
+
     def keep(self, connection: Connection) -> None:
         if self._is_open:
             self._idle.append(connection)
@@ -192,5 +201,6 @@ def networked_datastore(kind: Callable[[str], NetworkedDriver] = NetworkedDriver
         tick=0.1,
         address=address,
         through=through,
+        damage=the_server().damage,
         server="a server",
     )

@@ -1,4 +1,4 @@
-"""Checks of what a driver logs."""
+"""Checks of what a driver logs, and of the messages of its errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Key
 from stm_backends.errors import StorageError
+from stm_backends.testing.driver_checks.steps import append_all
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be
@@ -28,8 +29,8 @@ _LONGEST_TEXT: Final = 200
 class Message(NamedTuple):
     """What was logged or warned of.
 
-    `where` is the name of the logger and the level, or the line that warned. `text` is the message itself.
-    `beside` is what a handler may print with it: the arguments and the traceback.
+    `where` is the name of the logger and the level, the line that warned, or an error. `text` is the
+    message itself. `beside` is what a handler may print with it: the arguments and the traceback.
     """
 
     where: str
@@ -65,13 +66,13 @@ class Heard(logging.Handler):
 
 
 class Messages(Contract):
-    """Checks of what a driver logs."""
+    """Checks of what a driver logs, and of the messages of its errors."""
 
     @check("driver.logs")
     async def test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write(
         self, bench: Bench
     ) -> None:
-        """A key, an entry or a statement is logged for debugging, or something is warned of each time."""
+        """A key, an entry or a statement is logged or put into an error, or each write warns of something."""
         driver, marks = await bench.driver(), [uuid.uuid4().hex for _ in range(4)]
         scope, name, entry, body = f"check:{marks[0]}:memory", marks[1], marks[2].encode(), marks[3].encode()
         key, package = Key(scope, name), type(getattr(driver, "inner", driver)).__module__.partition(".")[0]
@@ -95,9 +96,22 @@ class Messages(Contract):
                 lambda: driver.load(key),
                 lambda: driver.append(key, entry, initial_version="initial", ttl=None),
             ]
+            if bench.datastore.damage is not None:
+                damaged = Key(f"check:{marks[0]}:damaged", name)
+                bench.clean(damaged.scope)
+                await append_all(driver, damaged, entry, entry, entry)
+                await driver.replace(damaged, body, version="v2", expect="initial", drop=1, ttl=KEEP)
+                await bench.datastore.damage(damaged)
+                operations[:0] = [
+                    lambda: driver.load(damaged),
+                    lambda: driver.append(damaged, entry, initial_version="initial", ttl=60),
+                    lambda: driver.replace(damaged, body, version="w", expect="v2", drop=1, ttl=KEEP),
+                ]
             for operation in operations:
-                with contextlib.suppress(StorageError, ValueError):
+                try:
                     await operation()
+                except (StorageError, ValueError) as error:
+                    heard.messages.append(Message(f"the error {type(error).__name__}", str(error)))
         for message in heard.messages:
             for mark, what in zip(marks, ("a scope", "a name", "an entry", "a body"), strict=True):
                 # Not by `assert`: its explanation prints the message again.

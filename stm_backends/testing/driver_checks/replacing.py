@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stm_backends.drivers.contract import ABSENT, ANY, Record
+from stm_backends.drivers.contract import ABSENT, ANY, Record, new_version
 from stm_backends.testing.driver_checks.steps import append_all, loaded
 from stm_backends.testing.workbench.check import Contract, check
 from stm_backends.testing.workbench.drivers import Bench
@@ -60,6 +60,24 @@ class Replacing(Contract):
         done = await driver.replace(key, b"b", version="v3", expect="v1", ttl=None)
         must_be(done, True, "the record is of the version expected")
         must_be(await driver.load(key), Record("v3", b"b", ()), "the write was done")
+
+    @check("driver.replace")
+    async def test_versions_that_differ_in_one_letter_are_different(self, bench: Bench) -> None:
+        """The datastore compares versions as text, without regard to case, or cuts long ones."""
+        driver, key = await bench.driver(), bench.key()
+        version = f"{new_version()[:-2]}aZ"
+        stored = Record(version, b"a", (b"one",))
+        await driver.replace(key, b"a", version=version, expect=ANY, ttl=None)
+        await driver.append(key, b"one", initial_version="initial", ttl=None)
+        for other in (f"{version[:-1]}z", f"{version[:-2]}AZ", f"{version[:-1]}Y", version[:-1]):
+            done = await driver.replace(key, b"b", version="v2", expect=other, ttl=None)
+            must_be(done, False, "the record is of another version")
+            must_be(await driver.delete(key, expect=other), False, "the record is of another version")
+            must_be(await driver.load(key), stored, "the version differs, so nothing was changed")
+        done = await driver.replace(key, b"b", version=f"{version[:-1]}z", expect=version, ttl=None)
+        must_be(done, True, "the record is of the version expected")
+        stored = Record(f"{version[:-1]}z", b"b", (b"one",))
+        must_be(await driver.load(key), stored, "the version is new, so this was no retry")
 
     @check("driver.fold")
     async def test_replace_with_a_version_keeps_the_tail(self, bench: Bench) -> None:
