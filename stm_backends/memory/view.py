@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from stm_backends.errors import MemoryBudgetExceeded
@@ -159,7 +159,7 @@ def shown_text(turn: ConversationTurn, config: ShortTermMemoryConfig) -> str:
 def shown_length(turn: ConversationTurn) -> int:
     """Return at least as many characters as `shown_text` has for any configuration."""
     if turn.trajectory_digest is None:
-        return len(_encode_text(turn.user_message)) + len(_encode_text(turn.assistant_response)) + 27
+        return len(_encode_text(turn.user_message)) + len(_encode_text(turn.assistant_response)) + 25
     return len(shown_text(turn, _DEFAULT))
 
 
@@ -216,8 +216,8 @@ class _Context:
         # A turn that fits the budget by itself is not cut, unless it is the only turn that can be shown.
         if whole == self.size or (whole and self._alone(self.size - whole - 1) <= total):
             return _Shape(whole)
+        longest = len(self._text(self.size - whole - 1))
         # A turn with short texts may fit without its digest.
-        longest = max(SHORTEST_CUT, self._longest(self.size - whole - 1))
         for digest in (True, False):
             cut = _largest(longest, lambda length, digest=digest: fits(_Shape(whole, length, digest)))
             if cut >= SHORTEST_CUT and fits(_Shape(whole, cut, digest)):
@@ -278,10 +278,6 @@ class _Context:
         """Return how many tokens a turn takes by itself."""
         return self.config.estimate(f'{{"recent_turns": [{self._text(index)}]}}')
 
-    def _longest(self, index: int) -> int:
-        """Return how many characters the longest text of a turn has."""
-        return max(_lengths(shown_turn(self._turns[index].turn, self.config)))
-
     def _shown_cut(self, shape: _Shape) -> dict[str, Any]:
         """Return the turn that is cut."""
         shown = shown_turn(self._turns[self.size - shape.kept].turn, self.config)
@@ -322,19 +318,6 @@ def _cut_list(items: list[Any], length: int) -> list[Any]:
         if length < 0:
             return [*items[:index], f"[... {len(items) - index:,} more omitted ...]"]
     return items
-
-
-def _lengths(value: Any) -> Iterator[int]:
-    """Yield how many characters each text and each list of a shown turn has."""
-    if isinstance(value, dict):
-        for item in cast("dict[str, Any]", value).values():
-            yield from _lengths(item)
-    else:
-        yield (
-            sum(len(str(item)) for item in cast("list[Any]", value))
-            if isinstance(value, list)
-            else len(str(value))
-        )
 
 
 def _characters(digest: TrajectoryDigest) -> float:

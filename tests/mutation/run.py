@@ -83,7 +83,7 @@ TARGETS = {
     # Pure functions, before unit tests.
     "policy": units("policy", "policy", "default_summarizing", "distributed"),
     "view": units("view", "view", "default_memory", "distributed"),
-    "merge": units("local/merge", "default_state", "default_write_back", "merge", "default_persistence"),
+    "merge": units("local/merge", "merging", "default_write_back", "default_persistence", "merge"),
     "due": units("shared/due", "due", "distributed", "background"),
 }  # fmt: skip
 

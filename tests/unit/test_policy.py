@@ -209,6 +209,17 @@ def test_a_flush_waits_for_one_call_and_all_its_retries() -> None:
     assert patience(replace(settings, retry_attempts=0)) == 10
 
 
+def test_a_flush_waits_for_ten_retries_at_most() -> None:
+    settings = config(retry_attempts=10, retry_backoff_base_s=1.0, summarizer_timeout_s=10.0)
+    assert patience(settings) == (2**10 - 1) + 11 * 10
+    assert patience(replace(settings, retry_attempts=11)) == patience(settings)
+
+
+def test_the_pause_between_two_retries_grows_to_an_hour_at_most() -> None:
+    settings = config(retry_attempts=5_000, retry_backoff_base_s=1.0)
+    assert [delay_after(settings, attempts) for attempts in (12, 13, 5_000)] == [2048, 3600, 3600]
+
+
 def test_a_limit_of_no_backlog_keeps_one_turn_to_leave_degraded_with() -> None:
     settings = config(recovery_backlog_limit=0)
     degraded = Body(health=DEGRADED, attempts=9, next_attempt_at=NOW + 30)
@@ -231,6 +242,18 @@ def test_a_class_of_summarizers_is_none() -> None:
 
     with pytest.raises(ConfigurationError, match=r"the class Model; give an instance: Model"):
         summarizer_for(config(), Model)
+
+
+def test_what_cannot_be_called_is_no_summarizer_for_any_strategy() -> None:
+    for strategy in ("none", "truncation", "rolling_summary"):
+        with pytest.raises(ConfigurationError, match=r"an async function .* not str"):
+            summarizer_for(config(strategy), "gpt-5")
+
+
+def test_summaries_need_a_summarizer_and_truncation_needs_none() -> None:
+    with pytest.raises(ConfigurationError, match="needs a summarizer"):
+        summarizer_for(config("rolling_summary"), None)
+    assert callable(summarizer_for(config("truncation"), None))
 
 
 def test_a_memory_without_a_summarizer_never_calls_one() -> None:

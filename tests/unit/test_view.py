@@ -18,6 +18,7 @@ from stm_backends.memory.view import (
     is_blank,
     render,
     shown_length,
+    shown_text,
     summary_within_budget,
 )
 from stm_backends.testing.memory_contract import config, turn
@@ -190,6 +191,17 @@ def test_truncate_summary_cuts_the_summary_before_any_turn_goes() -> None:
     assert 150 < len(said) < 400
 
 
+def test_a_cut_summary_takes_all_the_room_that_turns_leave() -> None:
+    settings = config(
+        total_max_tokens=500,
+        summary_max_tokens=400,
+        overflow_policy="truncate_summary",
+        token_estimator=len,
+    )
+    view = rendered(settings, recent=4, summary="S" * 400)
+    assert (view.kept, view.tokens) == (4, 500)
+
+
 def test_an_oversized_summary_is_cut_by_truncate_summary_else_dropped() -> None:
     budget = {"total_max_tokens": 30, "summary_max_tokens": 30}
     cut = rendered(config(overflow_policy="truncate_summary", **budget), summary="S" * 119)
@@ -216,7 +228,7 @@ def test_turns_are_shown_again_once_the_summary_has_given_way(policy: Any) -> No
 )
 def test_nothing_at_all_is_shown_without_a_strategy_or_any_room(chosen: Any, trimmed: bool) -> None:
     view = rendered(chosen, recent=2, summary="S")
-    assert (view.patch(), view.tokens, view.trimmed) == ({}, 1, trimmed)
+    assert (view.patch(), view.tokens, view.trimmed, view.kept) == ({}, 1, trimmed, 0)
 
 
 @pytest.mark.parametrize("policy", ["truncate_oldest", "truncate_summary", "error"])
@@ -245,6 +257,44 @@ def test_a_turn_over_budget_is_refused_without_quoting_it() -> None:
     assert "xxx" not in str(caught.value)
 
 
+# What is measured
+
+
+@pytest.mark.parametrize("text", ["fine", 'a "quoted"\n\u00e4\ud800', ESCAPED])
+@pytest.mark.parametrize("digest", [None, TrajectoryDigest(["t"], "o", None, ["r"])])
+def test_the_length_of_a_turn_is_known_without_a_configuration(
+    text: str, digest: TrajectoryDigest | None
+) -> None:
+    one = ConversationTurn(text, text, digest)
+    assert shown_length(one) == len(shown_text(one, config()))
+    assert shown_length(one) >= len(shown_text(one, config(include_trajectory_digest=False)))
+
+
+@pytest.mark.parametrize("total", [0, 400])
+def test_the_estimator_is_given_the_very_json_that_is_shown(total: int) -> None:
+    texts: list[str] = []
+
+    def estimate(text: str) -> int:
+        texts.append(text)
+        return len(text)
+
+    settings = config(zone=2, total_max_tokens=total, summary_max_tokens=total, token_estimator=estimate)
+    large = stored(1, "u" * 300, "a", TrajectoryDigest(["t"], "o", None, ["r"]))
+    view = render(
+        settings,
+        health=HEALTHY,
+        summary="S",
+        pending=[stored(0, "Hello", "Hi"), large],
+        recent=[
+            stored(2, "Why?", "Because", TrajectoryDigest(["t"], "o", None, ["r"])),
+            stored(3, "Thanks", "Welcome"),
+        ],
+    )
+    assert (view.tokens > 0, view.kept) == (True, 3 if total else 4)
+    shown = json.dumps(view.patch()["conversation_memory"], ensure_ascii=False, sort_keys=True)
+    assert shown in texts
+
+
 # Summaries
 
 
@@ -269,6 +319,11 @@ def test_a_cut_summary_fits_says_something_and_keeps_its_closing_tag(
 def test_a_summary_is_cut_no_more_than_it_must_be() -> None:
     assert summary_within_budget("x" * 100, config(summary_max_tokens=10)) == "x" * 39
     assert summary_within_budget("x" * 39, config(summary_max_tokens=10)) == "x" * 39
+
+
+def test_an_odd_estimator_never_doubles_the_closing_tag() -> None:
+    summary = "<session_summary>x</session_summary>"
+    assert cut_summary(summary, lambda text: text != summary).count("</session_summary>") == 1
 
 
 def test_no_summary_tokens_leave_no_summary_with_any_estimator() -> None:
@@ -350,6 +405,49 @@ def test_a_turn_that_fits_the_budget_is_shown_whole_or_not_at_all() -> None:
     settings = config(total_max_tokens=100, summary_max_tokens=10)
     recent = [stored(1, "before", "x" * 200), stored(2, "after", "y" * 200)]
     assert only(of_recent(settings, recent))["assistant"] == "y" * 200
+
+
+def length_shown(*shown: dict[str, Any]) -> int:
+    """Return how many characters of JSON these recent turns take."""
+    return len(json.dumps({"recent_turns": shown}, sort_keys=True))
+
+
+def test_a_turn_that_fits_the_budget_exactly_is_not_cut() -> None:
+    older = length_shown({"user": "before", "assistant": "x" * 300})
+    for total, kept in ((older, 1), (older - 1, 2)):
+        settings = config(total_max_tokens=total, summary_max_tokens=0, token_estimator=len)
+        recent = [stored(1, "before", "x" * 300), stored(2, "after", "y" * 20)]
+        assert of_recent(settings, recent).kept == kept
+
+
+def test_a_turn_is_not_shown_with_fewer_than_eight_characters_of_a_text() -> None:
+    least = {"user": "uuuu[... 992 characters omitted ...]uuuu", "assistant": ""}
+    for total, shown in ((length_shown(least), [least]), (length_shown(least) - 1, [])):
+        settings = config(total_max_tokens=total, summary_max_tokens=0, token_estimator=len)
+        view = of_recent(settings, [stored(1, "u" * 1000, "")])
+        assert view.patch() == {"conversation_memory": {"recent_turns": shown}}
+
+
+def test_a_text_that_its_mark_would_not_shorten_is_shown_whole() -> None:
+    cut = {"user": "u" * 51, "assistant": "a" * 10 + "[... 9,980 characters omitted ...]" + "a" * 10}
+    settings = config(total_max_tokens=length_shown(cut), summary_max_tokens=0, token_estimator=len)
+    assert only(of_recent(settings, [stored(1, "u" * 51, "a" * 10_000)])) == cut
+
+
+def test_a_cut_list_keeps_what_fits_whole_and_counts_what_is_omitted() -> None:
+    cut = {
+        "user": "uuuu[... 992 characters omitted ...]uuuu",
+        "assistant": "",
+        "trajectory_digest": {
+            "tools_invoked": ["aaaa", "bbbb"],
+            "observations_summary": "",
+            "reasoning_summary": None,
+            "artifacts_refs": ["cccc", "[... 2 more omitted ...]"],
+        },
+    }
+    settings = config(total_max_tokens=length_shown(cut), summary_max_tokens=0, token_estimator=len)
+    digest = TrajectoryDigest(["aaaa", "bbbb"], "", None, ["cccc", "ddddd", "e" * 40])
+    assert only(of_recent(settings, [stored(1, "u" * 1000, "", digest)])) == cut
 
 
 def test_the_newest_turn_is_cut_to_what_the_summary_leaves() -> None:

@@ -62,9 +62,7 @@ def merge(
     held = _ids(kept)
     turns = _woven(kept, held, [t for t in candidates if t.id in held or not was_removed(t)])
     pending = _ids(stored.pending)
-    boundary = 0
-    if pending:
-        boundary = max((index + 1 for index, turn in enumerate(turns) if turn.id in pending), default=0)
+    boundary = max((index for index, turn in enumerate(turns, 1) if turn.id in pending), default=0)
     merged = replace(
         _body_of(stored, local, base, keep_ours=keep_ours, now=now),
         pending=turns[:boundary],

@@ -38,9 +38,9 @@ def next_step(
     *,
     now: float,
     traits: Traits,
-    room: int = 0,
-    batch: int | None = None,
-    known_for: float = 0.0,
+    room: int,
+    batch: int | None,
+    known_for: float,
 ) -> Due:
     """Return what is due, in portions that a driver with these traits takes.
 
