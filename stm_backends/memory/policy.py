@@ -172,6 +172,16 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
     return min(max(backoff, SHORTEST_DELAY_S), LONGEST_BACKOFF_S)
 
 
+def lease_s(config: ShortTermMemoryConfig, deadline: float) -> float:
+    """Return for how many seconds a lease is taken, where operations have this deadline.
+
+    As long as a call may take, and one deadline for the requests before and after it, which are usually
+    answered in a fraction of that. If they take longer, another process makes the same call; if it were
+    longer, nothing would be summarized for longer after the death of a process.
+    """
+    return config.summarizer_timeout_s + deadline
+
+
 def lease_left(lease: Lease | None, *, now: float, known_for: float, clocks_apart: float) -> float:
     """Return for how many more seconds a lease is in force; 0 or less if it has expired or there is none.
 

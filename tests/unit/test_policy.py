@@ -24,6 +24,7 @@ from stm_backends.memory.policy import (
     after_trim,
     delay_after,
     lease_left,
+    lease_s,
     next_step,
     oldest_for_fold,
     patience,
@@ -334,6 +335,10 @@ def test_nothing_is_remembered_of_nothing() -> None:
     assert "" not in Forgotten()
     assert Forgotten().adding([], now=NOW, keep_for=0) == Forgotten()
     assert Forgotten().each() == []
+
+
+def test_a_lease_is_as_long_as_a_call_and_one_deadline() -> None:
+    assert lease_s(config(summarizer_timeout_s=60.0), 5.0) == 65
 
 
 def test_a_lease_ends_after_its_time_on_the_clock_of_the_process_that_saw_it() -> None:

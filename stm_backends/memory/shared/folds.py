@@ -71,9 +71,9 @@ class Writes(PlannedWork):
             self.config, self._summarizer = config, summarizer
 
     @property
-    def lease_ttl(self) -> float:
-        """The summarizer's timeout in seconds, plus time to take the lease and to store the summary."""
-        return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
+    def lease_s(self) -> float:
+        """For how many seconds this process takes a lease, see `policy.lease_s`."""
+        return policy.lease_s(self.config, self.shared.driver.traits.deadline)
 
     async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         """Drop the oldest turns."""
@@ -134,7 +134,7 @@ class Writes(PlannedWork):
         A full record may have no room for a lease; its fold makes room, and is made without one.
         """
         shared = self.shared
-        body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_ttl))
+        body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_s))
         try:
             await shared.replace(snapshot, body, drop=0)
         except TooLarge:
