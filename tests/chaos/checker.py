@@ -246,7 +246,9 @@ class _Check:
             calls[op.begin.process, op.begin.conversation].append(op)
         records: dict[str, list[Event]] = defaultdict(list)
         for event in self._infos["write"]:
-            records[event.data["record"]].append(event)
+            # A note that the lease of another is overdue does not take it.
+            if not event.data.get("noted"):
+                records[event.data["record"]].append(event)
         for record, writes in records.items():
             # A record is named by its scope and its name, which is that of the conversation.
             name = writes[0].conversation or record.rpartition("|")[2]

@@ -468,9 +468,11 @@ def test_fault_of_a_memory_is_found(fault: Fault, kinds: list[Kind]) -> None:
 # Leases, versions, health, the end, and figures
 
 
-def lease(story: Story, t: float, process: str, *, lease: float | None = LEASE_S) -> Story:
-    version = f"v{t}"
-    return story.info("write", t, process, record="s|c", version=version, lease=lease, began=t - 0.1)
+def lease(
+    story: Story, t: float, process: str, *, lease: float | None = LEASE_S, noted: bool = False
+) -> Story:
+    data = {"version": f"v{t}", "lease": lease, "began": t - 0.1, "noted": noted}
+    return story.info("write", t, process, record="s|c", **data)
 
 
 def two_leases() -> Story:
@@ -481,6 +483,12 @@ def two_leases() -> Story:
 
 def test_lease_that_another_process_holds_is_found() -> None:
     assert found_in(two_leases().finally_("ab")) == ["lease"]
+
+
+def test_lease_that_is_taken_after_a_note_is_found() -> None:
+    story = lease(ab(), 10, "p0.0").op("summarize", 10.1, 11, process="p0.0")
+    story = lease(lease(story, 10.3, "p1.0", noted=True), 10.5, "p1.0")
+    assert found_in(story.finally_("ab")) == ["lease"]
 
 
 def test_lease_of_a_killed_process_is_in_force() -> None:
@@ -494,6 +502,7 @@ def test_lease_of_a_killed_process_is_in_force() -> None:
         lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, 11, process="p0.0"), 11.5, "p1.0"),
         lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, process="p0.0"), 14.5, "p1.0"),
         lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, 19, process="p0.0"), 14, "p1.0"),
+        lease(lease(ab(), 10, "p0.0").op("summarize", 10.1, 19, process="p0.0"), 10.5, "p1.0", noted=True),
         two_leases().erase(10.2, 10.4).add("a", 12, 13).add("b", 14, 15),
         two_leases().erase(3.5, 3.6, "unknown"),
         lease(two_leases(), 10.3, "p2.0", lease=None),
@@ -503,6 +512,7 @@ def test_lease_of_a_killed_process_is_in_force() -> None:
         "after the call",
         "a killed holder's, expired",
         "a stopped holder's, expired",
+        "noted as overdue by another",
         "of an erased conversation",
         "of a conversation that may be erased",
         "given back by a third",

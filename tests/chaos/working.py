@@ -458,7 +458,8 @@ class _NotedWrites(WrapperDriver):
         if done and version != self._loaded.get(key):
             data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}
             with contextlib.suppress(Corrupt):
-                lease = self._codec.open_body(body).lease
-                data |= {"drop": drop, "lease": None if lease is None else lease.ttl}
+                opened = self._codec.open_body(body)
+                data |= {"drop": drop, "lease": None if opened.lease is None else opened.lease.ttl}
+                data |= {"noted": opened.overdue is not None}
             self._writer.info("write", **data)
         return done

@@ -6,6 +6,7 @@ summary, drops the turns that it covers, and releases the lease.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -19,7 +20,7 @@ from stm_backends.memory.shared.room import Room
 from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
-from stm_backends.records.body import Body, Lease
+from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 
@@ -102,6 +103,18 @@ class Writes(PlannedWork):
         if await self.shared.replace(snapshot, snapshot.body, drop=compact.entries):
             self.room.made()
         return AGAIN
+
+    async def note_overdue(self, snapshot: Snapshot) -> None:
+        """Note for processes that start later that the lease of another has ended by the clock of this one.
+
+        If that was wrong, the other loses a race, and stores its summary under the new version.
+        """
+        lease = snapshot.body.lease
+        if lease is not None:
+            body = replace(snapshot.body, overdue=Overdue(lease.at, self.shared.clock()))
+            # A full record may have no room for the note.
+            with contextlib.suppress(TooLarge):
+                await self.shared.replace(snapshot, body, drop=0)
 
     async def recover(self, snapshot: Snapshot) -> Plan | None:
         """Become healthy without a summarizer call."""
