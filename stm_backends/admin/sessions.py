@@ -142,7 +142,7 @@ class Sessions:
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "key": {"tenant_id": key.tenant_id, "user_id": key.user_id, "session_id": key.session_id},
-            "body": dump_body(replace(snapshot.body, lease=None)),
+            "body": dump_body(snapshot.body.unleased()),
             "turns": turns,
         }
 
@@ -475,7 +475,7 @@ def _parse(document: Mapping[str, Any]) -> _Session:
     if loaded.health is MemoryHealth.RECOVERING:
         # Shown, never stored: no attempt on this conversation is running here.
         loaded = replace(loaded, health=MemoryHealth.DEGRADED)
-    return _Session(key, replace(loaded, lease=None), turns)
+    return _Session(key, loaded.unleased(), turns)
 
 
 def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

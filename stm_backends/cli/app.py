@@ -109,7 +109,9 @@ def replay(  # noqa: PLR0913, PLR0917 -- one per option
     ] = 1,
     kill_every: Annotated[
         float | None,
-        typer.Option(help="Kill a random pod every so many seconds, and start a new one.", min=0.01),
+        typer.Option(
+            help="Kill a pod whenever all have worked for so many seconds, and start a new one.", min=0.01
+        ),
     ] = None,
     concurrency: Annotated[
         int, typer.Option(help="How many turns a pod works on at the same time.", min=1)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from stm_backends.errors import ConfigurationError
 from stm_backends.memory.view import is_blank, shown_text, shown_turn, summary_within_budget
-from stm_backends.records.body import Body, Lease
+from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig, StoredTurn
 
 SHORTEST_DELAY_S: Final = 0.05
@@ -172,16 +172,45 @@ def delay_after(config: ShortTermMemoryConfig, attempts: int) -> float:
     return min(max(backoff, SHORTEST_DELAY_S), LONGEST_BACKOFF_S)
 
 
-def lease_left(lease: Lease | None, *, now: float, known_for: float, clocks_apart: float) -> float:
+def lease_s(config: ShortTermMemoryConfig, deadline: float) -> float:
+    """Return for how many seconds a lease is taken, where operations have this deadline.
+
+    As long as a call may take, and one deadline for the requests before and after it, which are usually
+    answered in a fraction of that. If they take longer, another process makes the same call; if it were
+    longer, nothing would be summarized for longer after the death of a process.
+    """
+    return config.summarizer_timeout_s + deadline
+
+
+def lease_left(
+    lease: Lease | None,
+    *,
+    now: float,
+    known_for: float,
+    clocks_apart: float,
+    overdue: Overdue | None = None,
+) -> float:
     """Return for how many more seconds a lease is in force; 0 or less if it has expired or there is none.
 
     `known_for` is how many seconds ago this process first saw it: a clock that is wrong neither ends a lease
-    nor prolongs it. By its time alone, which a process needs that does not run as long as a lease, it
-    expires `clocks_apart` seconds later.
+    nor prolongs it. Processes that do not run as long as a lease need a time in the record: it also expires
+    its own duration after one of them noted that it was `overdue`. So no single clock ends it, however wrong.
+    Without such a note, it expires by its own time `clocks_apart` seconds later.
     """
     if lease is None:
         return 0.0
-    return min(lease.ttl - known_for, lease.at + lease.ttl + clocks_apart - now)
+    left = min(lease.ttl - known_for, lease.at + lease.ttl + clocks_apart - now)
+    return min(left, overdue.since + lease.ttl - now) if overdue and _applies(overdue, lease, now) else left
+
+
+def is_overdue(lease: Lease, overdue: Overdue | None, *, now: float) -> bool:
+    """Say whether a lease has ended by this clock, and nobody has noted that."""
+    return now >= lease.at + lease.ttl and not (overdue and _applies(overdue, lease, now))
+
+
+def _applies(overdue: Overdue, lease: Lease, now: float) -> bool:
+    # A note of the future is by a clock that is ahead of this one, which must not put off the end.
+    return overdue.lease_at == lease.at and overdue.since <= now
 
 
 def patience(config: ShortTermMemoryConfig) -> float:
@@ -195,8 +224,7 @@ def after_failure(config: ShortTermMemoryConfig, body: Body, *, now: float) -> B
     """Return the body after one more summarizer call has failed."""
     attempts = body.attempts + 1
     return replace(
-        body,
-        lease=None,
+        body.unleased(),
         attempts=attempts,
         health=MemoryHealth.RETRY if attempts <= config.retry_attempts else MemoryHealth.DEGRADED,
         next_attempt_at=now + delay_after(config, attempts),
@@ -222,9 +250,8 @@ def after_fold(
     if not kept:
         raise BadSummary("nothing of the summary is left within summary_max_tokens")
     return replace(
-        body,
+        body.unleased(),
         summary=kept,
-        lease=None,
         health=MemoryHealth.HEALTHY,
         attempts=0,
         next_attempt_at=0.0,

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -111,14 +111,21 @@ class Lease(NamedTuple):
     ttl: float
 
 
+class Overdue(NamedTuple):
+    """What a process noted for others: at `since`, by its clock, the lease taken at `lease_at` had ended."""
+
+    lease_at: float
+    since: float
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a conversation's record holds beside its turns.
 
     `health` is never `RECOVERING`. `attempts` counts failures in a row, `next_attempt_at` is in epoch
     seconds. `folded` counts turns that a summary covers and `dropped` turns that were lost without one.
-    `lease` is set while a process writes a summary. `extra` holds fields of a newer version of this library,
-    which survive a rewrite.
+    `lease` is set while a process writes a summary, and `overdue` if another found it to last too long.
+    `extra` holds fields of a newer version of this library, which survive a rewrite.
     """
 
     summary: str = ""
@@ -129,4 +136,9 @@ class Body:
     dropped: int = 0
     forgotten: Forgotten = Forgotten()
     lease: Lease | None = None
+    overdue: Overdue | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def unleased(self) -> Body:
+        """Return the body without a lease."""
+        return self if self.lease is self.overdue is None else replace(self, lease=None, overdue=None)

@@ -20,7 +20,7 @@ from json.encoder import encode_basestring as _quoted
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stm_backends.errors import ConfigurationError, Corrupt, InvalidState, SealMismatch, TooLarge
-from stm_backends.records.body import Body, Forgotten, Lease
+from stm_backends.records.body import Body, Forgotten, Lease, Overdue
 from stm_backends.records.steps import STEP, Steps
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
@@ -232,6 +232,7 @@ _BODY_FIELDS = (
     "dropped",
     "forgotten",
     "lease",
+    "overdue",
 )
 
 
@@ -247,6 +248,7 @@ def dump_body(body: Body) -> dict[str, Any]:
         "dropped": body.dropped,
         "forgotten": dump_forgotten(body.forgotten),
         **({"lease": list(body.lease)} if body.lease else {}),
+        **({"overdue": list(body.overdue)} if body.overdue else {}),
     }
 
 
@@ -262,6 +264,7 @@ def load_body(content: Mapping[str, Any]) -> Body:
             dropped=int(content.get("dropped", 0)),
             forgotten=load_forgotten(content.get("forgotten", {})),
             lease=None if content.get("lease") is None else Lease(*map(float, content["lease"])),
+            overdue=None if content.get("overdue") is None else Overdue(*map(float, content["overdue"])),
             extra={name: value for name, value in content.items() if name not in _BODY_FIELDS},
         )
     except (TypeError, OverflowError):

@@ -247,18 +247,23 @@ class _Check:
         for op in self._ops["summarize"]:
             calls[op.begin.process, op.begin.conversation].append(op)
         writes = {(event.data["record"], event.data["version"]): event for event in self._infos["write"]}
-        for (record, _), second in writes.items():
-            first = writes.get((record, second.data.get("expect")))
-            held, taken = [None if event is None else event.data.get("lease") for event in (first, second)]
-            if first is None or not held or not taken or held == taken:
+        takers: dict[tuple[str, tuple[float, ...]], tuple[Event, tuple[float, ...]]] = {}
+        for (record, _), event in writes.items():
+            before = writes.get((record, event.data.get("expect")))
+            lease, held = _lease(event), _lease(before)
+            # Another one may stand over the same lease: a note that it is overdue.
+            if lease and lease != held:
+                takers[record, lease] = event, held
+        for (record, _), (second, held) in takers.items():
+            first, _ = takers.get((record, held), (None, ()))
+            if first is None:
                 continue
             # A record is named by its scope and its name, which is that of the conversation.
             name = first.conversation or record.rpartition("|")[2]
             made = calls.get((first.process, name), [])
             call = next((op for op in made if op.invoked >= first.t), None)
-            if call is not None and call.invoked <= second.t < min(
-                _began(first) + self._lease_s, _over(call)
-            ):
+            until = _began(first) + self._lease_s
+            if call is not None and call.invoked <= second.t < min(until, _over(call)):
                 what = f"{second.process} takes a lease that {first.process} holds"
                 self._say("lease", name, what, first, *call.events, second)
 
@@ -403,6 +408,11 @@ class _Check:
 def _began(write: Event) -> float:
     """Return when a noted write began."""
     return float(write.data.get("began", write.t))
+
+
+def _lease(write: Event | None) -> tuple[float, ...]:
+    """Return when the lease that a write leaves was taken, and for how long; nothing if there is none."""
+    return () if write is None else tuple(write.data.get("lease") or ())
 
 
 def _over(call: Op) -> float:

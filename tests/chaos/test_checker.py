@@ -493,6 +493,11 @@ def test_lease_that_another_process_holds_is_found() -> None:
     assert found_in(lease(leased(11), 10.5, "p1.0", after=10).finally_("ab")) == ["lease"]
 
 
+def test_lease_that_is_taken_after_a_note_is_found() -> None:
+    noted = lease(leased(11), 10.3, "p1.0", after=10, taken=10)
+    assert found_in(lease(noted, 10.5, "p1.0", after=10.3).finally_("ab")) == ["lease"]
+
+
 def test_lease_of_a_killed_process_is_in_force() -> None:
     assert found_in(lease(leased(), 13, "p1.0", after=10).finally_("ab")) == ["lease"]
 
@@ -518,7 +523,7 @@ def test_lease_of_a_killed_process_is_in_force() -> None:
         "of a record that was created again",
         "given back by a third",
         "before the call began",
-        "and still stands when another process stores the body",
+        "noted as overdue by another",
         "and was taken by a process that is stopped before it can say so",
     ],
 )

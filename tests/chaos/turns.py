@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from stm_backends import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from stm_backends.memory import policy
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from tests.chaos.history import Writer
 
@@ -42,7 +43,7 @@ def config(**more: Any) -> ShortTermMemoryConfig:
 
 def lease_s(deadline: float) -> float:
     """Return how long a lease outlives its holder, with this deadline of operations."""
-    return SUMMARIZER_TIMEOUT_S + 3 * deadline
+    return policy.lease_s(config(), deadline)
 
 
 def recovery_s(deadline: float) -> float:

@@ -818,6 +818,78 @@ async def test_a_clock_that_is_hours_ahead_ends_no_lease_on_a_network(
         assert len(model.calls) == calls
 
 
+@pytest.mark.parametrize("apart", [0.0, 20.0])
+@clock.virtually
+async def test_a_lease_of_a_dead_pod_ends_though_no_process_lives_as_long(
+    monkeypatch: pytest.MonkeyPatch, apart: float
+) -> None:
+    store, model, start = MemoryStore(), Model(down=-1, works_in=0.0), clock.now()
+    for life in range(40):
+        off = apart * (life % 2)
+        async with Backend(MemoryDriver(store, clock=clock.now), close_timeout_s=0) as pod:
+            monkeypatch.setattr(pod.driver, "traits", replace(pod.driver.traits, reach="network"))
+            pod._backgrounds = Backgrounds(  # noqa: SLF001 -- no setting
+                pod.driver, Codec(), clock=lambda off=off: clock.now() + off
+            )
+            if not life:
+                await added(pod.memory(KEY, config("truncation", zone=50), summarizer=model), *range(3))
+                await leases.take(pod.driver, RECORD, at=clock.now(), ttl=75.0)
+            await pod.memory(KEY, config(zone=1), summarizer=model).get_llm_context()
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(10)
+    assert 150 - 2 * apart <= model.calls[0] - start <= 150 + 2 * apart + 20
+    assert len(model.calls) == 1
+
+
+@clock.virtually
+async def test_a_holder_whose_lease_is_overdue_by_another_clock_stores_its_summary() -> None:
+    async with opened(2) as (slow, ahead):
+        ahead._backgrounds = Backgrounds(  # noqa: SLF001 -- no setting
+            ahead.driver, Codec(), clock=lambda: clock.now() + 300
+        )
+        model, other = Model(down=-1, works_in=5.0), Model(down=-1)
+        memory = slow.memory(KEY, config(zone=1), summarizer=model)
+        await added(memory, *range(2))
+        await asyncio.sleep(0.1)
+        seeing = ahead.memory(KEY, config(zone=1), summarizer=other)
+        await seeing.get_llm_context()
+        await asyncio.sleep(0.1)
+        body = await leases.stored_body(ahead.driver, RECORD)
+        assert body.lease is not None
+        assert body.overdue == (body.lease.at, clock.now() + 300 - 0.1)
+        await seeing.close()
+        assert (await leases.stored_body(ahead.driver, RECORD)).lease == body.lease, "it is not its own"
+        await memory.flush()
+        body = await leases.stored_body(slow.driver, RECORD)
+        assert (body.summary, body.lease, body.overdue) == ("u0", None, None)
+        assert (len(model.calls), len(other.calls)) == (1, 0)
+
+
+@clock.virtually
+async def test_a_full_record_without_room_for_a_note_waits_for_the_lease() -> None:
+    async with opened(1, max_record_bytes=8_000) as (backend,):
+        model = Model(down=-1, works_in=0.0)
+        writer = backend.memory(KEY, config("truncation", zone=50), summarizer=model)
+        await added(writer, *range(2))
+        await leases.take(backend.driver, RECORD, at=clock.now() - 80, ttl=75.0)
+        fills = ""
+        while "x" not in fills:
+            record = await backend.driver.load(RECORD)
+            assert record is not None
+            entry = len(record.tail[-1])
+            room = 8_000 - len(record.body or b"") - sum(map(len, record.tail))
+            fills = "x" * (room - entry - 20) if room < 3 * entry else ""
+            await writer.add_turn(turn(50, fills))
+        start = clock.now()
+        await backend.memory(KEY, config(zone=1), summarizer=model).get_llm_context()
+        await asyncio.sleep(1)
+        body = await leases.stored_body(backend.driver, RECORD)
+        assert body.lease is not None
+        assert body.overdue is None
+        await asyncio.sleep(80)
+        assert 75 <= model.calls[0] - start < 82
+
+
 @clock.virtually
 async def test_a_lease_ends_that_older_processes_keep_in_every_body() -> None:
     async with opened(1) as (backend,):

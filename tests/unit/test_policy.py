@@ -23,7 +23,9 @@ from stm_backends.memory.policy import (
     after_recovery,
     after_trim,
     delay_after,
+    is_overdue,
     lease_left,
+    lease_s,
     next_step,
     oldest_for_fold,
     patience,
@@ -33,7 +35,7 @@ from stm_backends.memory.policy import (
     summary_of,
 )
 from stm_backends.memory.view import shown_text
-from stm_backends.records.body import REMEMBERED_IDS, Body, Forgotten, Lease
+from stm_backends.records.body import REMEMBERED_IDS, Body, Forgotten, Lease, Overdue
 from stm_backends.testing.memory_contract import config, turn
 from stm_backends.types import ConversationTurn, MemoryHealth, StoredTurn, TrajectoryDigest
 
@@ -359,6 +361,10 @@ def test_nothing_is_remembered_of_nothing() -> None:
     assert Forgotten().each() == []
 
 
+def test_a_lease_is_as_long_as_a_call_and_one_deadline() -> None:
+    assert lease_s(config(summarizer_timeout_s=60.0), 5.0) == 65
+
+
 def test_a_lease_ends_after_its_time_on_the_clock_of_the_process_that_saw_it() -> None:
     lease = Lease(at=NOW, ttl=60.0)
     assert lease_left(None, now=NOW, known_for=0.0, clocks_apart=600.0) == 0
@@ -373,6 +379,28 @@ def test_a_lease_that_is_old_by_any_clock_has_ended() -> None:
     lease = Lease(at=NOW, ttl=60.0)
     assert lease_left(lease, now=NOW + 60 + 600, known_for=0.0, clocks_apart=600.0) == 0
     assert lease_left(lease, now=NOW + 60 + 600, known_for=0.0, clocks_apart=86_400.0) == 60
+
+
+def test_a_lease_is_overdue_once_it_has_ended_by_some_clock_and_nobody_has_noted_it() -> None:
+    lease, noted = Lease(at=NOW, ttl=60.0), Overdue(NOW, NOW + 70)
+    assert not is_overdue(lease, None, now=NOW + 59.0)
+    assert is_overdue(lease, None, now=NOW + 60.0)
+    assert not is_overdue(lease, noted, now=NOW + 70)
+    assert is_overdue(lease, noted, now=NOW + 69), "by a clock that is ahead"
+    assert is_overdue(lease, Overdue(NOW - 100, NOW - 30), now=NOW + 60.0), "an earlier lease"
+
+
+def test_a_lease_ends_its_duration_after_it_was_noted_as_overdue() -> None:
+    def left(overdue: Overdue, *, now: float, known_for: float = 0.0) -> float:
+        lease = Lease(at=NOW, ttl=60.0)
+        return lease_left(lease, now=now, known_for=known_for, clocks_apart=600.0, overdue=overdue)
+
+    noted = Overdue(NOW, NOW + 70)
+    assert left(noted, now=NOW + 70) == 60
+    assert left(noted, now=NOW + 130) == 0
+    assert left(noted, now=NOW + 80, known_for=59.0) == 1, "it puts off no other end"
+    assert left(noted, now=NOW + 69) == 60, "by a clock that is ahead"
+    assert left(Overdue(NOW - 100, NOW - 30), now=NOW + 60) == 60, "an earlier lease"
 
 
 def test_a_union_has_the_ids_of_both_once_each() -> None:

@@ -47,6 +47,7 @@ FIELDS = st.sampled_from(
             "digests",
             "ages",
             "lease",
+            "overdue",
             "id",
             "add",
             "pop",

@@ -21,6 +21,7 @@ from stm_backends.backend import Backend, open_backend
 from stm_backends.cli.replay.ledger import LedgerSummarizer, places_in, tokens_of
 from stm_backends.cli.replay.verify import Findings, compare
 from stm_backends.errors import OutcomeUnknown, StmError, Unavailable
+from stm_backends.memory import policy
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.summarizers import ExtractiveSummarizer
 from stm_backends.sealing.naming import load_sealing
@@ -68,7 +69,7 @@ class Setup:
 
     def lease_s(self, deadline: float) -> float:
         """Return how long a lease outlives its holder, on a backend with this deadline."""
-        return self.config.summarizer_timeout_s + 3 * deadline
+        return policy.lease_s(self.config, deadline)
 
     @property
     def newest(self) -> int | None:

@@ -116,8 +116,8 @@ class _Pod:
 class Replay:
     """One run of conversations over `pods` processes, each working on `concurrency` turns at once.
 
-    Every `kill_every` seconds a pod is killed and a new one started. `on_turn` is called after each
-    acknowledged turn.
+    A pod is killed and a new one started once all have worked for `kill_every` seconds, so that work goes on
+    however long the start of a pod takes. `on_turn` is called after each acknowledged turn.
     """
 
     def __init__(
@@ -163,16 +163,20 @@ class Replay:
 
     def _add_all(self) -> None:
         start: float | None = None
-        next_kill = float("inf")
+        interval, next_kill = self._kill_every or float("inf"), float("inf")
         while not self._dispatch.finished:
             self._receive(timeout=min(0.2, max(0.0, next_kill - time.monotonic())))
+            now = time.monotonic()
             if start is None and self._free:
-                start = time.monotonic()
-                next_kill = start + (self._kill_every or float("inf"))
+                start = now
             self._hand_out()
-            if time.monotonic() >= next_kill:
+            if now >= next_kill:
                 self._kill_one()
-                next_kill += self._kill_every or float("inf")
+                next_kill = float("inf")
+            if any(pod.ready_by is not None for pod in self._pods.values()):
+                next_kill = float("inf")
+            else:
+                next_kill = min(next_kill, now + interval)
         self._report.seconds = time.monotonic() - (start or time.monotonic())
 
     def _hand_out(self) -> None:

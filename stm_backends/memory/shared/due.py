@@ -24,9 +24,13 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Another process holds the lease for at most `seconds` more, so nothing is written here."""
+    """Another process holds the lease for at most `seconds` more, so nothing is written here.
+
+    Except, if the lease is `overdue`, a note of that for processes that see it later.
+    """
 
     seconds: float
+    overdue: bool = False
 
 
 Due: TypeAlias = Step | Compact | Held
@@ -74,6 +78,6 @@ def next_step(
     return step
 
 
-def unless_held(step: Due, lease_left: float) -> Due:
+def unless_held(step: Due, lease_left: float, *, overdue: bool = False) -> Due:
     """Return the step, or `Held` if it writes and another process has a lease with these seconds left."""
-    return step if step is None or isinstance(step, Wait) or lease_left <= 0 else Held(lease_left)
+    return step if step is None or isinstance(step, Wait) or lease_left <= 0 else Held(lease_left, overdue)

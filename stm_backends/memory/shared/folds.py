@@ -7,6 +7,7 @@ whatever drops entries stores the body under a new version before, and loads aga
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -21,7 +22,7 @@ from stm_backends.memory.shared.schedule import Plan, PlannedWork, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
 from stm_backends.records import operations
-from stm_backends.records.body import Body, Lease
+from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 
@@ -73,9 +74,9 @@ class Writes(PlannedWork):
             self.config, self._summarizer = config, summarizer
 
     @property
-    def lease_ttl(self) -> float:
-        """The summarizer's timeout in seconds, plus time to take the lease and to store the summary."""
-        return self.config.summarizer_timeout_s + 3 * self.shared.driver.traits.deadline
+    def lease_s(self) -> float:
+        """For how many seconds this process takes a lease, see `policy.lease_s`."""
+        return policy.lease_s(self.config, self.shared.driver.traits.deadline)
 
     async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         """Drop the oldest turns."""
@@ -109,6 +110,18 @@ class Writes(PlannedWork):
             self.room.made()
         return AGAIN
 
+    async def note_overdue(self, snapshot: Snapshot) -> None:
+        """Note for processes that start later that the lease of another has ended by the clock of this one.
+
+        If that was wrong, the other loses a race, and stores its summary under the new version.
+        """
+        lease = snapshot.body.lease
+        if lease is not None:
+            body = replace(snapshot.body, overdue=Overdue(lease.at, self.shared.clock()))
+            # A full record may have no room for the note.
+            with contextlib.suppress(TooLarge):
+                await self.shared.replace(snapshot, body, drop=0)
+
     async def recover(self, snapshot: Snapshot) -> Plan | None:
         """Become healthy without a summarizer call."""
         body = policy.after_recovery(snapshot.body)
@@ -138,7 +151,7 @@ class Writes(PlannedWork):
         A full record may have no room for a lease; its fold makes room, and is made without one.
         """
         shared = self.shared
-        body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_ttl))
+        body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_s))
         try:
             await shared.replace(snapshot, body, drop=0)
         except TooLarge:

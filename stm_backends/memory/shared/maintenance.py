@@ -118,8 +118,10 @@ class Maintenance(Writes):
             return step
         # Not by the version: an older version of this library keeps the lease when it replaces the body.
         known_for, apart = self._lease.ago(lease), CLOCKS_APART_S[shared.driver.traits.reach]
-        left = policy.lease_left(lease, now=time, known_for=known_for, clocks_apart=apart)
-        return due.unless_held(step, left)
+        left = policy.lease_left(
+            lease, now=time, known_for=known_for, clocks_apart=apart, overdue=body.overdue
+        )
+        return due.unless_held(step, left, overdue=policy.is_overdue(lease, body.overdue, now=time))
 
     # When it is done
 
@@ -225,6 +227,9 @@ class Maintenance(Writes):
                 return step, await self.recover(snapshot.unleased())
             case None | Wait():
                 self.room.refuse()
+            case Held(seconds, overdue=True):
+                await self.note_overdue(snapshot)
+                step = Held(seconds)
             case _:
                 pass
         return step, self._plan_for(step)
@@ -246,6 +251,9 @@ class Maintenance(Writes):
                 return None
             case Wait(seconds):
                 return Plan(now() + max(seconds, TICK_S))
+            case Held(overdue=True):
+                # This process may end before the next look.
+                return Plan(now(), look=False)
             case Held(seconds):
                 # The holder sees the turns of this process, too, so an earlier look would find nothing to do.
                 poll = min(FIRST_POLL_S * 2**self._polls, LONGEST_POLL_S) * random.uniform(0.5, 1.0)

@@ -265,7 +265,8 @@ class DistributedShortTermMemory:
     async def _append_to_full(self, stored: StoredTurn, entry: bytes, full: TooLarge) -> Appended:
         """Append to a record that was `full`, as the background makes room in it."""
         loop, size = asyncio.get_running_loop(), self._shared.driver.traits.room(len(entry)) + OVERHEAD
-        give_up_at = loop.time() + self._maintenance.lease_ttl
+        # As long as a lease that is held now, and two requests of the fold that makes room.
+        give_up_at = loop.time() + self._maintenance.lease_s + 2 * self._shared.driver.traits.deadline
         with self._maintenance.room.request(size) as request:
             while full.what == "record" and (remaining := give_up_at - loop.time()) > 0:
                 if not await self._maintenance.make_room(request, within=remaining):

@@ -175,7 +175,7 @@ class SharedConversation:
         `data` is the sealed body, if it is known.
         """
         data, version, expect = data or self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
-        if body.lease is not None:
+        if body.lease is not None and body.lease is not snapshot.body.lease:
             # Set before the first await: a write that is cancelled may have taken the lease.
             self.leased = snapshot.after(version, body, 0)
         if drop:

@@ -106,7 +106,8 @@ class Snapshot:
 
     def unleased(self) -> Snapshot:
         """Return the snapshot without the lease in its body."""
-        return self if self.body.lease is None else replace(self, body=replace(self.body, lease=None))
+        body = self.body.unleased()
+        return self if body is self.body else replace(self, body=body)
 
     def split(self, config: ShortTermMemoryConfig) -> Split:
         """Return the pending and the recent turns."""
