@@ -18,7 +18,8 @@ from tests.support import apt, mariadb
 
 PACKAGE = "stm_backends_mariadb"
 FILES = printed_files("sql-server-driver.md", "stm-backends-mariadb")
-MODULES = sorted(path for path in FILES if path.endswith(".py"))
+MODULES = sorted(path for path in FILES if path.startswith(PACKAGE) and path.endswith(".py"))
+TEST = "tests/test_conformance.py"
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_the_page_prints_the_files_of_a_driver() -> None:
     assert [f"{PACKAGE}/{name}.py" for name in names] == MODULES
 
 
-@pytest.mark.parametrize("path", MODULES)
+@pytest.mark.parametrize("path", [*MODULES, TEST])
 def test_a_module_compiles_and_imports_names_that_exist(path: str) -> None:
     tree = ast.parse(FILES[path], path)
     compile(tree, path, "exec")
@@ -101,13 +102,20 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield started
 
 
-@pytest.mark.full
-def test_the_driver_passes_the_full_suite_on_a_server(package: Path, tmp_path: Path, url: str) -> None:
-    installed = tmp_path / "installed"
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the package is installed, as pip does it."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    write_files(FILES, source)
     status, printed = run(
-        *("-m", "pip", "install", "--quiet", "--no-deps", "--target", installed, package), cwd=tmp_path
+        *("-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, source), cwd=source
     )
     assert status == 0, printed
+    return folder
+
+
+@pytest.mark.full
+def test_the_driver_passes_the_full_suite_on_a_server(installed: Path, tmp_path: Path, url: str) -> None:
     status, printed = pytest_in(
         tmp_path,
         *("--stm-backend=mariadb", f"--stm-url={url}", "--stm-create", "--stm-tick=2"),
@@ -115,3 +123,16 @@ def test_the_driver_passes_the_full_suite_on_a_server(package: Path, tmp_path: P
         path=installed,
     )
     assert status == 0, printed
+
+
+@pytest.mark.full
+def test_the_test_class_with_all_means_passes(
+    installed: Path, package: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a test class can damage records, hold locks and cut connections."""
+    monkeypatch.setenv("MARIADB_URL", url)
+    status, printed = pytest_in(package / "tests", Path(TEST).name, "--stm-quick", path=installed)
+    assert status == 0, printed
+    not_asked = "".join(line for line in printed.splitlines() if "not asked: " in line)
+    for clause in ("corruption", "outage", "races"):
+        assert f"driver.{clause}" not in not_asked, printed
