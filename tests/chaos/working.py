@@ -413,6 +413,10 @@ def _figures() -> dict[str, int]:
     }
 
 
+LOADED: Final = 256
+"""Of how many records a pod knows which version it has loaded last: of a bounded number, or it would grow."""
+
+
 class _Noting(Observer):
     def __init__(self, writer: Writer, settings: Settings) -> None:
         self._writer = writer
@@ -435,8 +439,11 @@ class _NotedWrites(WrapperDriver):
 
     async def load(self, key: Key) -> Record | None:
         record = await self.inner.load(key)
+        self._loaded.pop(key, None)
         if record is not None:
             self._loaded[key] = record.version
+            if len(self._loaded) > LOADED:
+                del self._loaded[next(iter(self._loaded))]
         return record
 
     async def replace(

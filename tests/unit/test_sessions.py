@@ -794,9 +794,9 @@ async def test_a_merge_that_adds_a_turn_sets_the_given_time_to_live(
 ) -> None:
     document = await exported(backend, None, 1, 2, key=OTHER, under=KEY)
     entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
-    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=0.2)
+    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=1.0)
     await sessions.import_(document, on_conflict="merge", ttl=ttl)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.1)
     assert (await listed(sessions) == [OTHER, KEY]) is immortal
 
 
@@ -804,9 +804,9 @@ async def test_a_merge_that_adds_nothing_leaves_a_conversations_life_as_it_is(
     backend: Backend, sessions: Sessions
 ) -> None:
     entry = CODEC.seal_turn(StoredTurn("t1", turn(1)))
-    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=0.2)
+    await backend.driver.append(keys.memory_key(KEY), entry, initial_version="v", ttl=1.0)
     await sessions.import_(await sessions.export(KEY), on_conflict="merge")
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.1)
     assert await listed(sessions) == []
 
 
