@@ -157,7 +157,7 @@ def test_a_short_run_finds_the_mutant(mutant: str, tmp_path: Path) -> None:
 def test_the_default_run_finds_the_mutant(mutant: str, tmp_path: Path) -> None:
     # SQLite, which comes first, is enough of it.
     status, results = run(tmp_path, "sqlite", "--mutant", mutant)
-    assert status == 1
+    assert status == 1, f"lost: {[file.read_text() for file in tmp_path.glob('*/lost')]}"
     assert results["violations"]
 
 
