@@ -105,8 +105,8 @@ class ItemLog:
         """Remove the last item and return it; `None` if the log is empty.
 
         Two concurrent calls return two different items. If the log is cleared during the call, the result may
-        be `None`. Takes three round trips, and occasionally up to three more. Raises `OutcomeUnknown` if an
-        item may have been removed and cannot be returned.
+        be `None`. Takes three round trips, and up to five more if the log is full. Raises `OutcomeUnknown` if
+        an item may have been removed and cannot be returned.
         """
         if not (await self._load("pop")).items:
             return None
@@ -246,8 +246,10 @@ class ItemLog:
         if not self._driver.traits.shows_unconfirmed:
             return version
         try:
-            # Its acknowledgement covers what was written before it.
-            if not await self._store(log.folded, confirming := new_version(), expect=version, drop=0):
+            # Its acknowledgement covers what was written before it. A retry could store this version on a
+            # second server, which has other entries.
+            confirming = new_version()
+            if not await self._store(log.folded, confirming, expect=version, drop=0, attempts=1):
                 return None
             version = confirming
         except TooLarge:
@@ -257,12 +259,21 @@ class ItemLog:
         is_same = found.version == version and found.entries[:drop] == log.entries[:drop]
         return version if is_same else None
 
-    async def _store(self, folded: Folded, version: str, *, expect: str, drop: int) -> bool:
+    async def _store(
+        self,
+        folded: Folded,
+        version: str,
+        *,
+        expect: str,
+        drop: int,
+        attempts: int = operations.ATTEMPTS,
+    ) -> bool:
         body = items.seal_folded(folded, self._codec)
         return await operations.retried(
             lambda: self._driver.replace(
                 self._where, body, version=version, expect=expect, drop=drop, ttl=KEEP
-            )
+            ),
+            attempts=attempts,
         )
 
     def _covered(self, log: Log) -> int:

@@ -144,8 +144,10 @@ async def append(driver: Driver, key: Key, entry: bytes, *, ttl: float | None) -
     return Appended(length, length == 1)
 
 
-async def retried(write: Callable[[], Awaitable[_T]], *, after: OutcomeUnknown | None = None) -> _T:
-    """Carry out a write that may be repeated, again while its outcome is unknown, at most `ATTEMPTS` times.
+async def retried(
+    write: Callable[[], Awaitable[_T]], *, after: OutcomeUnknown | None = None, attempts: int = ATTEMPTS
+) -> _T:
+    """Carry out a write that may be repeated, again while its outcome is unknown, at most `attempts` times.
 
     Once the outcome of one attempt is unknown, only a later success settles it: any other error of a later
     attempt raises `OutcomeUnknown`, too. `after` is the error of a first attempt by the caller.
@@ -159,7 +161,7 @@ async def retried(write: Callable[[], Awaitable[_T]], *, after: OutcomeUnknown |
             return await write()
         except OutcomeUnknown as error:
             unknown = error
-            if attempt == ATTEMPTS:
+            if attempt == attempts:
                 raise
         except StorageError as error:
             if unknown is None:

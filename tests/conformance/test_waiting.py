@@ -11,6 +11,7 @@ import pytest
 from stm_backends.drivers.contract import ANY, AnyType, Key
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing import Bench, DriverContract, FakeClock
+from stm_backends.testing.driver_checks.steps import HELD_S
 from stm_backends.testing.workbench.check import NotAsked
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from tests.support import clock
@@ -49,13 +50,31 @@ class EndsWhatWasCancelledLater(FaultyDriver):
     """Ends a cancelled write only when its wait has ended, as a driver on a thread may."""
 
     async def lock(self, key: Key, operation: str) -> None:
-        wait = asyncio.ensure_future(super().lock(key, operation))
+        wait = asyncio.ensure_future(self.wait(key, operation))
         try:
             await asyncio.shield(wait)
         except asyncio.CancelledError:
             await asyncio.wait((wait,))
             wait.exception()
             raise
+
+    async def wait(self, key: Key, operation: str) -> None:
+        await super().lock(key, operation)
+
+
+class WaitsForAMoment(EndsWhatWasCancelledLater):
+    """Waits about as long as the check does: the first writes a little longer, others not as long."""
+
+    waits: ClassVar[list[float]] = []
+
+    async def wait(self, key: Key, operation: str) -> None:
+        if key in self.store.held:
+            self.waits.append(HELD_S * (1.02 if len(self.waits) < 6 else 0.8))
+        try:
+            async with asyncio.timeout(self.waits[-1] if key in self.store.held else None):
+                await super().wait(key, operation)
+        except TimeoutError:
+            raise Unavailable("the record is locked", backend=self.name, operation=operation) from None
 
 
 class DeletesLater(FaultyDriver):
@@ -127,6 +146,13 @@ def test_a_driver_with_a_short_queue_is_not_rejected(check: str) -> None:
 @pytest.mark.parametrize("check", [DEADLINE, CLOSING])
 def test_a_driver_that_refuses_to_wait_is_not_rejected(check: str) -> None:
     run(check, NeverWaits)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_driver_that_gives_up_as_the_check_looks_is_not_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WaitsForAMoment, "waits", [])
+    with pytest.raises(NotAsked, match="gave up by themselves"):
+        run(CANCELLED, WaitsForAMoment)
 
 
 @pytest.mark.usefixtures("virtual")

@@ -35,6 +35,7 @@ from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_da
 from stm_backends.testing.workbench.memories import MemoryBench
 from tests.mutants import BACKEND_GRAPHS, DRIVERS, FILES, GRAPHS, MEMORIES, NETWORKED, PODS, STORES
 from tests.mutants.graphs import Ground, PlainGraph
+from tests.mutants.network import LeaksConnections
 from tests.mutants.pods import pods_of
 from tests.mutants.stores import JsonStore, Shelf
 from tests.mutants.waiting import FollowsTheServersClock, open_on_file
@@ -192,6 +193,15 @@ def test_the_correct_driver_on_a_file_passes_every_check_that_rejects_a_mutant(c
 @every("caught", unique(NETWORKED))
 def test_the_correct_networked_driver_passes_every_check_that_rejects_a_mutant(caught):
     run(DriverContract, caught, on_network(NetworkedDriver))
+
+
+def test_a_correct_driver_whose_pool_grows_on_demand_passes():
+    class LargePool(NetworkedDriver):
+        def __init__(self, address):
+            super().__init__(address)
+            self._free = asyncio.Semaphore(100)
+
+    run(DriverContract, NETWORKED[LeaksConnections], on_network(LargePool))
 
 
 @every("caught", unique(STORES))

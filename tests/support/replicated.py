@@ -61,3 +61,16 @@ class FailsOver(WrapperDriver):
     async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
         self.inner = self.new
         return await self.new.replace(key, body, **options)
+
+
+class StillAnswersLoads(FailsOver):
+    """A server that does the first `replace` and is replaced by `new` before it answers, but not demoted."""
+
+    is_replaced = False
+
+    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+        if self.is_replaced:
+            return await self.new.replace(key, body, **options)
+        self.is_replaced = True
+        assert await self.inner.replace(key, body, **options)
+        raise OutcomeUnknown("done, but not confirmed by the replica")

@@ -23,7 +23,7 @@ from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.memory.shared.schedule import MAX_TIMERS, Timers
 from stm_backends.records import keys
-from stm_backends.records.body import Body
+from stm_backends.records.body import Body, Overdue
 from stm_backends.records.codec import Codec
 from stm_backends.records.large.pointers import POINTER
 from stm_backends.testing.memory_contract import config, shown, turn, until
@@ -863,6 +863,57 @@ async def test_a_holder_whose_lease_is_overdue_by_another_clock_stores_its_summa
         body = await leases.stored_body(slow.driver, RECORD)
         assert (body.summary, body.lease, body.overdue) == ("u0", None, None)
         assert (len(model.calls), len(other.calls)) == (1, 0)
+
+
+@pytest.mark.parametrize("noted", [False, True])
+@clock.virtually
+async def test_a_process_that_ends_releases_its_lease_though_it_was_noted_as_overdue(*, noted: bool) -> None:
+    async with opened(2) as (slow, ahead):
+        ahead._backgrounds = Backgrounds(  # noqa: SLF001 -- no setting
+            ahead.driver, Codec(), clock=lambda: clock.now() + 300
+        )
+        model = Model(down=-1, works_in=5.0)
+        memory = slow.memory(KEY, config(zone=1), summarizer=model)
+        await added(memory, *range(2))
+        await asyncio.sleep(0.1)
+        if noted:
+            seeing = ahead.memory(KEY, config(zone=1), summarizer=Model(down=-1))
+            await seeing.get_llm_context()
+            await asyncio.sleep(0.1)
+            await seeing.close()
+        body = await leases.stored_body(slow.driver, RECORD)
+        assert (body.lease is not None, body.overdue is not None) == (True, noted)
+        await memory.close()
+        body = await leases.stored_body(slow.driver, RECORD)
+        assert (body.lease, body.overdue) == (None, None)
+
+
+@clock.virtually
+async def test_a_lease_that_is_noted_as_overdue_at_once_is_not_left_behind() -> None:
+    class NotedAtOnce(MemoryDriver):
+        """Shows what is not confirmed, so that a fold loads again; another process notes the lease before."""
+
+        noted = False
+
+        async def load(self, key: Key) -> Record | None:
+            record = await super().load(key)
+            body = Codec().open_body(record.body) if record is not None and key == RECORD else Body()
+            if body.lease is None or self.noted:
+                return record
+            self.noted = True
+            await leases.rewrite(self, key, overdue=Overdue(body.lease.at, clock.now() + 300))
+            return await super().load(key)
+
+    driver = NotedAtOnce(clock=clock.now)
+    driver.traits = replace(driver.traits, shows_unconfirmed=True)
+    async with Backend(driver, close_timeout_s=0) as pod:
+        pod._backgrounds = Backgrounds(pod.driver, Codec(), clock=clock.now)  # noqa: SLF001 -- no setting
+        model, start = Model(down=-1, works_in=0.0), clock.now()
+        memory = pod.memory(KEY, config(zone=1), summarizer=model)
+        await added(memory, *range(2))
+        await memory.flush(timeout=300)
+        assert driver.noted
+        assert model.calls[0] - start < 5
 
 
 @clock.virtually

@@ -24,6 +24,7 @@ from stm_backends.errors import (
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
+from stm_backends.records.body import Overdue
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
@@ -37,7 +38,7 @@ from stm_backends.types import (
 )
 from tests.support import leases
 from tests.support.default_memory import added
-from tests.support.replicated import FailsOver
+from tests.support.replicated import FailsOver, StillAnswersLoads
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -474,6 +475,60 @@ async def test_no_write_drops_a_turn_that_only_the_new_master_has(seen: Sequence
     record = await driver.new.load(RECORD)
     assert record is not None
     assert {*only_there} <= {*record.tail}
+
+
+@pytest.mark.parametrize("strategy", ["truncation", "rolling_summary"])
+async def test_a_version_that_confirms_entries_is_stored_on_one_server_only(strategy: str) -> None:
+    """Else the former master shows that version with its own entries, and the new one drops others."""
+    driver = StillAnswersLoads()
+    await driver.open()
+    only_there = [entry(number) for number in range(100, 150)]
+    for server, tail in (
+        (driver.inner, map(entry, range(50))),
+        (driver.new, (entry(0), *only_there)),
+    ):
+        for one in tail:
+            await server.append(RECORD, one, initial_version="v", ttl=None)
+    settings = config(strategy, zone=20)
+    memory = DistributedShortTermMemory(driver, KEY, settings, summarizer=LedgerSummarizer())
+    await memory.get_llm_context()
+    await until(lambda: driver.is_replaced)
+    await asyncio.sleep(0.5)  # as long as retries take
+    await memory.close()
+    record = await driver.new.load(RECORD)
+    assert record is not None
+    assert {*only_there} <= {*record.tail}
+
+
+async def test_a_fold_that_lost_a_race_drops_only_what_was_there_under_its_lease() -> None:
+    driver = FailingOver(MemoryDriver(MemoryStore()), MemoryDriver(MemoryStore()))
+    for one in driver.writes_to:
+        await one.open()
+    for number in (0, 1):
+        await driver.append(RECORD, entry(number), initial_version="v", ttl=None)
+
+    async def meanwhile(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have a repeat reach the old master, another turn the new one, and a note of the lease both."""
+        if driver.writes_to == [driver.new]:
+            return {"summary": "again"}
+        await driver.old.append(RECORD, entry(1), initial_version="v", ttl=None)
+        await driver.new.append(RECORD, entry(9), initial_version="v", ttl=None)
+        record = await driver.old.load(RECORD)
+        assert record is not None
+        body = Codec().open_body(record.body)
+        assert body.lease is not None
+        noted = Codec().seal_body(replace(body, overdue=Overdue(body.lease.at, body.lease.at + 300)))
+        assert await driver.replace(RECORD, noted, version="noted", expect=record.version, ttl=None)
+        driver.writes_to = [driver.new]
+        return {"summary": " ".join(item["user"] for item in request["turns"])}
+
+    memory = DistributedShortTermMemory(driver, KEY, config(zone=0), summarizer=meanwhile)
+    await memory.flush(timeout=0.5)
+    await memory.close()
+    record = await driver.new.load(RECORD)
+    assert record is not None
+    assert Codec().open_body(record.body).summary == "u0 u1"
+    assert record.tail == (entry(9),)
 
 
 async def test_a_directory_failure_after_an_add_does_not_fail_the_add(

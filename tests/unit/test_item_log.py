@@ -35,7 +35,7 @@ from stm_backends.records.body import REMEMBERED_IDS
 from stm_backends.records.codec import Codec
 from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.types import MemoryKey
-from tests.support.replicated import FailsOver
+from tests.support.replicated import FailsOver, StillAnswersLoads
 from tests.unit.conftest import Lose
 
 KEY = MemoryKey("acme", "u", "s")
@@ -735,3 +735,17 @@ async def test_a_fold_drops_no_item_that_only_the_new_server_has(*, full: bool) 
     assert numbers(await log.items()) == [*both, lost]
     assert await log.fold()
     assert numbers(await log.items()) == [*both, kept]
+
+
+async def test_a_version_that_confirms_items_is_stored_on_one_server_only() -> None:
+    """Else the former master shows that version with its own items, and the new one drops others."""
+    driver = StillAnswersLoads()
+    await driver.open()
+    both, kept = range(40), 41
+    for server, last in (driver.inner, 40), (driver.new, kept):
+        for number in (*both, last):
+            entry = items.seal_entry(Add(f"id{number}", numbered(number)), CODEC)
+            await server.append(WHERE, entry, initial_version="v", ttl=None)
+    with pytest.raises(OutcomeUnknown):
+        await log_on(driver).fold()
+    assert numbers(await log_on(driver.new).items()) == [*both, kept]

@@ -78,6 +78,15 @@ class Writes(PlannedWork):
         """For how many seconds this process takes a lease, see `policy.lease_s`."""
         return policy.lease_s(self.config, self.shared.driver.traits.deadline)
 
+    @property
+    def _attempts(self) -> int:
+        """How often the write of a version that confirms entries is sent.
+
+        Where a load may show what is not confirmed, a second attempt could store the version on a second
+        server, which has other entries.
+        """
+        return 1 if self.shared.driver.traits.shows_unconfirmed else operations.ATTEMPTS
+
     async def trim(self, snapshot: Snapshot, trim: Trim) -> Plan | None:
         """Drop the oldest turns."""
         gone = snapshot.turns[: trim.count]
@@ -153,7 +162,7 @@ class Writes(PlannedWork):
         shared = self.shared
         body = replace(snapshot.body, lease=Lease(shared.clock(), self.lease_s))
         try:
-            await shared.replace(snapshot, body, drop=0)
+            await shared.replace(snapshot, body, drop=0, attempts=self._attempts)
         except TooLarge:
             shared.leased = None
             return await self._confirmed(snapshot, drop)
@@ -171,7 +180,7 @@ class Writes(PlannedWork):
             return snapshot
         try:
             # Its acknowledgement covers what was written before it.
-            if not await shared.replace(snapshot, snapshot.body, drop=0):
+            if not await shared.replace(snapshot, snapshot.body, drop=0, attempts=self._attempts):
                 return None
             snapshot = replace(snapshot, version=shared.seen.version)
         except TooLarge:
@@ -195,19 +204,22 @@ class Writes(PlannedWork):
         if snapshot.body.health is MemoryHealth.DEGRADED:
             self.shared.recovering = True
             self._health_changed(MemoryHealth.DEGRADED, MemoryHealth.RECOVERING)
+        drop = snapshot.entries_of(len(fold.turns))
+        head = snapshot.tail[:drop]
         try:
             summary = await self._summarize(fold)
-            body, data = self._body_after(snapshot, fold, summary)
+            body, data = self._body_after(snapshot, fold, summary, drop)
         except Exception as error:  # noqa: BLE001 -- any error of a user's summarizer is one failed attempt
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
-        while not await self._replace(snapshot, body, drop=snapshot.entries_of(len(fold.turns)), data=data):
-            # The summary is stored under the new version while it applies.
+        while not await self._replace(snapshot, body, drop=drop, data=data):
+            # The summary is stored under the new version while it applies. Only the entries that were there
+            # under the lease go: repeats that came since may not be confirmed, see `_still_there`.
             snapshot = await self.shared.load("background")
-            if not fold.still_applies(snapshot.body, snapshot.turns):
+            if snapshot.tail[:drop] != head or not fold.still_applies(snapshot.body, snapshot.turns):
                 return AGAIN
-            body, data = self._body_after(snapshot, fold, summary)
+            body, data = self._body_after(snapshot, fold, summary, drop)
         self._stored(snapshot.body, body, fold)
         return AGAIN
 
@@ -219,7 +231,7 @@ class Writes(PlannedWork):
             )
             return policy.summary_of(answer)
 
-    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str) -> tuple[Body, bytes]:
+    def _body_after(self, snapshot: Snapshot, fold: Fold, summary: str, drop: int) -> tuple[Body, bytes]:
         """Return the body with this summary, cut if necessary to what the datastore takes, and its bytes."""
         body = policy.after_fold(
             self.config,
@@ -228,7 +240,7 @@ class Writes(PlannedWork):
             summary,
             now=self.shared.clock(),
             keep_for=self._keep_ids_for,
-            copies=snapshot.copies(snapshot.entries_of(len(fold.turns))),
+            copies=snapshot.copies(drop),
         )
         most, seal = self.shared.driver.traits.max_entry, self.shared.codec.seal_body
         data = seal(body)

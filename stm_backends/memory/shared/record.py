@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from stm_backends.drivers.contract import ABSENT, KEEP, Driver, Key, new_version
@@ -169,10 +168,18 @@ class SharedConversation:
             # A tail that is shorter than what this process added was folded elsewhere.
             del self.added[next(iter(self.added))]
 
-    async def replace(self, snapshot: Snapshot, body: Body, *, drop: int, data: bytes = b"") -> bool:
+    async def replace(
+        self,
+        snapshot: Snapshot,
+        body: Body,
+        *,
+        drop: int,
+        data: bytes = b"",
+        attempts: int = operations.ATTEMPTS,
+    ) -> bool:
         """Store a body if the record still has the version that was read; `False` after a lost race.
 
-        `data` is the sealed body, if it is known.
+        `data` is the sealed body, if it is known. `attempts` is that of `operations.retried`.
         """
         data, version, expect = data or self.codec.seal_body(body), new_version(), snapshot.version or ABSENT
         if body.lease is not None and body.lease is not snapshot.body.lease:
@@ -185,12 +192,13 @@ class SharedConversation:
             stored = await operations.retried(
                 lambda: self.driver.replace(
                     self.key, data, version=version, expect=expect, drop=drop, ttl=KEEP
-                )
+                ),
+                attempts=attempts,
             )
         finally:
             if drop:
                 self._positions = object()
-        if self.leased is not None and self.leased.version in ((expect,) if stored else (expect, version)):
+        if self.leased is not None and (body.lease is None if stored else self.leased.version == version):
             self.leased = None
         if not stored:
             self.current = False
@@ -206,7 +214,12 @@ class SharedConversation:
         leased, self.leased = self.leased, None
         if leased is not None:
             try:
-                await self.replace(leased, replace(leased.body, lease=None), drop=0)
+                found = leased
+                # Another process may have noted under a new version that the lease is overdue.
+                while found.body.lease == leased.body.lease:
+                    if await self.replace(found, found.body.unleased(), drop=0):
+                        break
+                    found = await self.load("background")
             except StorageError as error:
                 logger.warning(
                     "could not release a lease, it will expire: %s (conversation %s)", error, self.log_name

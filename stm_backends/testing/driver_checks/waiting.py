@@ -209,7 +209,7 @@ async def _all_wait(bench: Bench, drivers: Sequence[Driver], seconds: float) -> 
     async with waiting_for(bench, key, *writes) as running:
         waiting = [write for write in running if not write.done()]
         await asyncio.sleep(seconds)
-    return not any(map(gave_up, waiting))
+    return bool(waiting) and not any(map(gave_up, waiting))
 
 
 async def _done(
