@@ -67,14 +67,16 @@ def check(
     lease_s: float,
     recovery_s: float,
     full_zone: int = 0,
-    allowed: Mapping[str, float] = ALLOWED,
+    pooled: int = 0,
 ) -> Report:
     """Return what no correct memory would have done, and the figures of the run.
 
     `lease_s` is how long a lease lasts. `recovery_s` is the longest time from when all is well again until a
     conversation that a process uses is healthy: the delay between two attempts, and what an attempt takes.
-    `full_zone` is how many turns are recent where others are pending; 0 if that is not known.
+    `full_zone` is how many turns are recent where others are pending; 0 if that is not known. `pooled` is
+    how many connections a pod may keep in its pools when they are full, in addition to what is allowed.
     """
+    allowed = {name: by + pooled * (name in {"connections", "descriptors"}) for name, by in ALLOWED.items()}
     return _Check(list(events), lease_s, recovery_s, full_zone, allowed).report
 
 
@@ -436,6 +438,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lease_s=given.lease or kept.get("lease_s", 10.0),
         recovery_s=given.recovery or kept.get("recovery_s", 30.0),
         full_zone=int(kept.get("full_zone", 0)),
+        pooled=int(kept.get("pooled", 0)),
     )
     sys.stdout.write(f"{report}\n")
     return 1 if report.violations else 0

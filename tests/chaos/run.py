@@ -121,7 +121,8 @@ class Run:
         # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
         self._times = {"lease_s": turns.lease_s(DEADLINE_S), "recovery_s": turns.recovery_s(DEADLINE_S)}
         zone = turns.config().budget.full_zone_turns
-        settings = json.dumps({**self._times, "full_zone": zone}) + "\n"
+        self._judging = {**self._times, "full_zone": zone, "pooled": stand.pooled}
+        settings = json.dumps(self._judging) + "\n"
         (order.folder / "events" / "settings.json").write_text(settings, encoding="utf-8")
 
     async def go(self) -> Result:
@@ -292,8 +293,7 @@ class Run:
         order = self._order
         events = history.read(order.folder / "events")
         judged = without_doubts(events, self._stand.doubts)
-        zone = turns.config().budget.full_zone_turns
-        report = checker.check(judged, **self._times, full_zone=zone)
+        report = checker.check(judged, **self._judging)
         defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
         forgotten, kept = remembering.judged(events)
         report.figures |= kept

@@ -30,6 +30,9 @@ class Stand(Protocol):
     versions: Mapping[str, str]
     """The server's and the client library's, for the table."""
 
+    pooled: int
+    """How many connections the pools of a pod hold when they are full, where those are many."""
+
     doubts: Sequence[tuple[float, float]]
     """The times in which a deposed server may have answered reads, where the datastore lets it."""
 

@@ -26,6 +26,7 @@ class Base:
     """
 
     name = url = direct_url = ""
+    pooled = 0
     megabytes = 512
     """The size of the file system."""
 

@@ -96,8 +96,9 @@ class StandbyStand(PostgresStand):
     async def _replace(self, old: Postgres) -> None:
         place = self.servers.index(old)
         proxy: Proxy = self.proxies[place]
-        standby = await self._make(self._primary)
+        # Never started again: it would be a second primary.
         self.servers.pop(place)
+        standby = await self._make(self._primary)
         await self._run(standby)
         self.servers.insert(place, self.servers.pop())
         proxy.lead_to(f"127.0.0.1:{standby.port}")
@@ -105,6 +106,9 @@ class StandbyStand(PostgresStand):
 
     async def _settle(self) -> None:
         async def is_in_step() -> bool:
+            for server in self.servers:
+                # A standby whose disk was full may end later than that.
+                await asyncio.to_thread(server.recover)
             states = "SELECT string_agg(sync_state, ',') FROM pg_stat_replication WHERE state = 'streaming'"
             return await _ask(self._primary, states) == "sync"
 

@@ -18,6 +18,9 @@ from tests.support.redis_server import RedisServer
 SLOTS = 16_384
 MASTERS = 3
 
+POOL = 8
+"""How many connections a pod may keep to each node. A write that waits for a replica needs one of its own."""
+
 _NODE = """\
 appendonly yes
 appendfsync always
@@ -43,6 +46,7 @@ class ClusterStand(Base):
     """
 
     name = "redis-cluster"
+    pooled = 2 * MASTERS * (POOL + 1)
 
     async def _start(self) -> None:
         self.nodes: list[RedisServer] = []
@@ -66,7 +70,8 @@ class ClusterStand(Base):
                 await asked(first, "CLUSTER", "MEET", "127.0.0.1", node.port, node.port + 10_000)
         for number, node in enumerate(self.nodes[MASTERS:]):
             await self._follow(node, self.nodes[number])
-        self.url = "redis+cluster://" + ",".join(proxy.address for proxy in self.proxies) + "?wait_replicas=1"
+        hosts = ",".join(proxy.address for proxy in self.proxies)
+        self.url = f"redis+cluster://{hosts}?wait_replicas=1&pool_size={POOL}"
         self.versions = await versions_of(first)
         await self._settle()
 
@@ -169,7 +174,7 @@ class ClusterStand(Base):
     async def _settled_pairs(self) -> list[tuple[RedisServer, RedisServer]]:
         """Return the masters with their replicas, once a network that fails has let them find each other."""
         await self._settle()
-        return await self._pairs()
+        return self._settled
 
     async def _settle(self) -> None:
         await until(self._is_settled, "three masters with their replicas")
@@ -194,6 +199,7 @@ class ClusterStand(Base):
             # What was moved here has a replica too, before the next server dies.
             await asked(master, "WAIT", 1, 1000)
         self._note_epoch(frozenset(master for master, _ in pairs))
+        self._settled = pairs
         return True
 
 
