@@ -217,9 +217,7 @@ class LongTermMemory:
 
     async def listed(self) -> list[MemoryEntry]:
         """Return all entries. This does not count as an access."""
-        found = {entry.key: entry async for entry, _ in self._all()}
-        self._known = {*found}
-        return [*found.values()]
+        return [*{entry.key: entry async for entry, _ in self._all()}.values()]
 
     async def with_vectors(self) -> list[WithVector]:
         """Return all entries, each with its vector, if it has one. This does not count as an access."""
@@ -325,15 +323,22 @@ class LongTermMemory:
     async def _all(
         self, *, superseded: bool = False, search: Callable[[], Awaitable[list[Vertex]]] | None = None
     ) -> AsyncIterator[tuple[MemoryEntry, dict[str, Any]]]:
-        """Yield each entry, or each that `search` returns, with the properties of its vertex."""
+        """Yield each entry, or each that `search` returns, with the properties of its vertex.
+
+        After that, this process knows of these entries, and no longer of those that others have removed.
+        """
         await self._held.reconcile()
+        keys: set[str] = set()
         pages = self._graph.list_vertices(LABEL) if search is None else _page(await search())
         async for page in pages:
             for vertex in page:
                 properties: dict[str, Any] = vertex["properties"]
                 entry = MemoryEntry.from_dict(properties)
+                if entry.superseded_by is None:
+                    keys.add(entry.key)
                 if superseded or entry.superseded_by is None:
                     yield entry, properties
+        self._known = keys if search is None else self._known | keys
 
     async def _recalled(
         self,
@@ -343,11 +348,9 @@ class LongTermMemory:
     ) -> list[MemoryEntry]:
         """Return the entries for which `found` holds, of those that `search` returns or of all."""
         now = self._clock()
-        keys: set[str] = set()
         entries: list[MemoryEntry] = []
         try:
             async for entry, properties in self._all(search=search):
-                keys.add(entry.key)
                 if found(entry, properties):
                     entries.append(entry)
         except Exception as error:
@@ -361,7 +364,6 @@ class LongTermMemory:
             )
             entries = [one.copied() for one in held if found(one, {})]
             return sorted(entries, key=lambda one: one.relevance_at(now), reverse=True)[:limit]
-        self._known = keys if search is None else self._known | keys
         entries.sort(key=lambda one: one.relevance_at(now), reverse=True)
         return await self.touch(entries[:limit])
 
