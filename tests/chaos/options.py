@@ -1,4 +1,4 @@
-"""What the commands of runs and of soaks take alike."""
+"""What the commands of runs and of soaks take and say alike."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def positive(kind: type[float]) -> Callable[[str], float]:
 
     parse.__name__ = kind.__name__
     return parse
+
+
+def counted(count: float, noun: str) -> str:
+    """Return a number of things in words: `1 fault`, `2,000 faults`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def no_such_stand(given: Iterable[str], there: Collection[str]) -> str:
