@@ -303,6 +303,8 @@ class Run:
             *self._commands.problems,
             *(one for pod in self._pods.all for one in pod.problems),
         ]
+        if all(event.what != "final" for event in events):
+            problems.append("the run did not reach its final reads, without which a loss cannot be seen")
         result = Result(
             stand=self._stand.name,
             seed=order.seed,

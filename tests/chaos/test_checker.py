@@ -663,3 +663,21 @@ def test_recorded_history_is_checked_again_by_command(
     history.write(tmp_path, ab().finally_("a"))
     assert checker.main([str(tmp_path), "--lease", "4", "--recovery", "10"]) == 1
     assert "lost in c: b was acknowledged" in capsys.readouterr().out
+
+
+def test_history_of_an_interrupted_run_is_judged_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history.write(tmp_path, ab().read("a", 2, 2.5).events)
+    assert checker.main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{checker.INTERRUPTED}\n")
+    assert "unread" not in said
+    history.write(tmp_path, ab().read("a", 4, 5).events)
+    assert checker.main([str(tmp_path)]) == 1
+    assert "lost in c: b was acknowledged" in capsys.readouterr().out
+    history.write(tmp_path, ab().info("final", END).events)
+    assert checker.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "unread in c: " in said
+    assert checker.INTERRUPTED not in said

@@ -16,7 +16,7 @@ import pytest
 from tests.chaos import __main__ as command
 from tests.chaos import history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.run import without_doubts
+from tests.chaos.run import Run, without_doubts
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -91,6 +91,21 @@ def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
     assert results["adds"]
     assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
+
+
+@pytest.mark.parametrize("workers", ["at work", "without a turn"])
+def test_a_run_without_final_reads_never_passes(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends_early(_: Run) -> None:
+        """Neither flush nor read anything in the end."""
+
+    monkeypatch.setattr(Run, "_settle", ends_early)
+    pause = "0.1" if workers == "at work" else "9"
+    status, results = run(tmp_path, "sqlite", "--pods", "1", "--minutes", "0.05", "--pause", pause)
+    assert status == 1
+    assert "the run did not reach its final reads" in results["violations"][0]
+    assert any(one.startswith("unread in c") for one in results["violations"]) == (workers == "at work")
 
 
 @pytest.mark.parametrize("after", ["", " faults "], ids=["while it starts", "while it runs"])
