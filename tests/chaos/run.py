@@ -23,9 +23,9 @@ from typing import Any, Final
 from stm_backends import open_backend
 from tests.chaos import checker, history, remembering, schedule, sealing, turns
 from tests.chaos.history import Event, Writer
-from tests.chaos.nemesis import model, people
-from tests.chaos.nemesis.commands import Commands
+from tests.chaos.nemesis import commands, model, people
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
+from tests.chaos.options import no_such_fault
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
@@ -96,6 +96,13 @@ class NoSuchFaultError(ValueError):
     """Nothing is named as `--only` says."""
 
 
+def known_faults(stand: Stand, *, sealed: bool) -> list[str]:
+    """Return the faults that there may be once a stand has started; its disk may never be full."""
+    pods = Pods([], ahead=0.0)
+    of_commands = commands.names(sealed=sealed)
+    return [*stand.faults(), "disk-full", *model.NAMES, *people.faults(pods), *of_commands, *pods.faults()]
+
+
 async def run(order: Order, stand: Stand) -> Result:
     """Run a nemesis against pods on a stand until the time is over or there were enough faults."""
     async with contextlib.AsyncExitStack() as stack:
@@ -130,7 +137,7 @@ class Run:
             pass
         the_model = Model(order.folder / "model")
         model.become(the_model, self._writer, "well")
-        commands = self._commands = Commands(
+        self._commands = commands.Commands(
             order.folder, stand.url, self._writer, self._conversations, sealed=order.sealed
         )
         if order.other:
@@ -145,7 +152,7 @@ class Run:
             **stand.faults(),
             **model.faults(the_model, self._writer),
             **people.faults(pods),
-            **commands.faults(),
+            **self._commands.faults(),
         }
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
@@ -179,9 +186,8 @@ class Run:
         order = self._order
         allowed = tuple(order.only) or ("",)
         names = [name for name in (*faults, *of_pods) if name.startswith(allowed)]
-        if not names:
-            there = ", ".join(sorted((*faults, *of_pods)))
-            raise NoSuchFaultError(f"no fault's name begins with {' or '.join(allowed)}; there are: {there}")
+        if said := no_such_fault((*faults, *of_pods), order.only):
+            raise NoSuchFaultError(said)
         weights = {name: WEIGHTS.get(name, 1.0) for name in names}
         until = self._start + 60 * order.minutes
         running: set[asyncio.Task[None]] = set()
@@ -336,6 +342,13 @@ def _library() -> str:
     except (OSError, subprocess.CalledProcessError):
         return version("stm-backends")
     return f"{version('stm-backends')} ({commit.strip()})"
+
+
+def no_such_commit(name: str) -> str:
+    """Return what to say if nothing of this repository has the name, or `""`."""
+    command = ("git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    there = not subprocess.run(command, capture_output=True, check=False).returncode
+    return "" if there else f"there is no commit {name!r} in this repository"
 
 
 def _check_out(commit: str, folder: Path) -> None:

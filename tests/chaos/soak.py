@@ -31,7 +31,7 @@ from tests.chaos import flat, remembering, schedule, turns
 from tests.chaos.history import Event, Writer, read
 from tests.chaos.mutants import LEAKS
 from tests.chaos.nemesis.pods import Pod
-from tests.chaos.options import counted, no_such_stand, positive
+from tests.chaos.options import counted, no_such_stand, positive, there_already
 from tests.chaos.run import DEADLINE_S, Order, Result, Run
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.stands.common import asked
@@ -350,7 +350,9 @@ def _readable(name: str, value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
-    if said := no_such_stand(options.stand, DATASTORES):
+    options.stand = [*dict.fromkeys(options.stand)]
+    said = no_such_stand(options.stand, DATASTORES)
+    if said := said or ("" if options.table else there_already(options.out, options.stand)):
         print(said, file=sys.stderr)
         return 2
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-soak-"))

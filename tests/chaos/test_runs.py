@@ -16,7 +16,7 @@ import pytest
 from tests.chaos import __main__ as command
 from tests.chaos import history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.run import Run, without_doubts
+from tests.chaos.run import Order, Result, Run, known_faults, without_doubts
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -40,6 +40,62 @@ def test_a_seed_repeats_the_schedule_of_faults() -> None:
 def test_a_stand_of_another_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["redsi"]) == 2
     assert "Did you mean 'redis'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("sqlite", "--other", "nosuch"), "there is no commit 'nosuch' in this repository\n"),
+        (
+            ("sqlite", "--only", "pot-"),
+            "on sqlite, no fault's name begins with pot-; there are: checkpoint, ",
+        ),
+        (("redis", "--only", "command-reseal"), "on redis, no fault's name begins with command-reseal; "),
+        (("redis", "sqlite", "--only", "network-"), "on sqlite, no fault's name begins with network-; "),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    options: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([*options, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(why)
+    assert not said.out
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", command.names())
+def test_the_faults_of_a_stand_are_known_before_it_starts(name: str, tmp_path: Path) -> None:
+    found = known_faults(command.stand_of(name, tmp_path), sealed=True)
+    assert len(found) == len(
+        {*found, "disk-full", "command-reseal", "model-hangs", "pod-kill", "people-erase"}
+    )
+    assert any(one.startswith("network-") for one in found) == (name != "sqlite")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("command", [command, soak], ids=["chaos", "soak"])
+def test_a_stand_that_is_given_twice_runs_once(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    async def runs(order: Order, *_: Any) -> Result:
+        ran.append(order.stand)
+        order.folder.mkdir(parents=True, exist_ok=True)
+        return Result(stand=order.stand, seed=1, figures={"turns acknowledged": 1, "series": [{}]})
+
+    async def side_by_side(options: Any, out: Path) -> list[Result]:
+        return [await runs(Order(stand=name, folder=out / name, seed=1)) for name in options.stand]
+
+    monkeypatch.setattr("tests.chaos.__main__.run", runs)
+    monkeypatch.setattr(soak, "_side_by_side", side_by_side)
+    monkeypatch.setattr(soak, "table", str)
+    twice = ["sqlite", "sqlite", "--out", str(tmp_path)]
+    assert command.main(twice) == 0
+    assert ran == ["sqlite"]
+    assert command.main(twice) == 2
+    assert "sqlite exists already: name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command, soak], ids=["chaos", "soak"])

@@ -77,6 +77,12 @@ def test_a_run_that_shows_nothing_is_refused(
     assert str(file) in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.main([str(tmp_path / "results.json")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"{tmp_path / 'results.json'} cannot be read: No such file or directory\n"
+
+
 def test_the_same_run_is_not_counted_twice(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="twice"):
         table.load(files(tmp_path, result(), result()))
