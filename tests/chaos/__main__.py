@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; what was started is stopped", file=sys.stderr)
         return 130
     finally:
-        show(results)
+        show(results, out)
     return int(any(result.violations for result in results))
 
 
@@ -142,15 +142,15 @@ def stand_of(name: str, folder: Path) -> Stand:
     return importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)
 
 
-def show(results: Sequence[Result]) -> None:
+def show(results: Sequence[Result], out: Path) -> None:
     """Print what the runs came to."""
     if not results:
         return
     print(f"\n{'stand':<18}{'minutes':>8}{'faults':>8}{'turns':>10}{'violations':>12}")
     for one in results:
-        print(
-            f"{one.stand:<18}{one.minutes:>8.1f}{sum(one.faults.values()):>8,}{one.adds:>10,}{len(one.violations):>12}"
-        )
+        adds = one.figures["turns acknowledged"]
+        figures = f"{one.minutes:>8.1f}{sum(one.faults.values()):>8,}{adds:>10,}{len(one.violations):>12}"
+        print(f"{one.stand:<18}{figures}")
     for one in results:
         for violation in one.violations[:20]:
             print(f"\n{one.stand}: {violation}")
@@ -158,6 +158,9 @@ def show(results: Sequence[Result]) -> None:
             print(f"\n{one.stand}: and {len(one.violations) - 20} more, in results.json")
     if not any(one.violations for one in results):
         print("\nno violations")
+    for one in results:
+        events = out / one.stand / "events"
+        print(f"seed {one.seed}; judge again: python -m tests.chaos.checker {events}")
 
 
 if __name__ == "__main__":

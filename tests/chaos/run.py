@@ -25,7 +25,7 @@ from tests.chaos import checker, history, remembering, schedule, sealing, turns
 from tests.chaos.history import Event, Writer
 from tests.chaos.nemesis import commands, model, people
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
-from tests.chaos.options import no_such_fault
+from tests.chaos.options import counted, no_such_fault
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
@@ -87,6 +87,7 @@ class Result:
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
     adds: int = 0
+    """How many calls of `add_turn` were acknowledged, repeats of a turn included."""
     violations: list[str] = field(default_factory=list[str])
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     pods: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -156,6 +157,7 @@ class Run:
         }
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
+        self._say("the faults are over; pods flush, and everything is read")
         await self._settle()
         return self._judged(minutes)
 
@@ -242,11 +244,10 @@ class Run:
 
     def _show(self) -> None:
         adds = sum(pod.adds for pod in self._pods.all)
-        print(
-            f"{self._stand.name:<16} {turns.since(self._start):>6}  {sum(self._counts.values()):>6,} faults"
-            f"  {adds:>8,} turns",
-            flush=True,
-        )
+        self._say(f"{counted(sum(self._counts.values()), 'fault'):>13}  {counted(adds, 'turn'):>14}")
+
+    def _say(self, what: str) -> None:
+        print(f"{self._stand.name:<16} {turns.since(self._start):>6}  {what}", flush=True)
 
     async def _settle(self) -> None:
         """Let all pods flush and end, then read everything past every proxy."""

@@ -16,6 +16,7 @@ import pytest
 from tests.chaos import __main__ as command
 from tests.chaos import history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
+from tests.chaos.options import counted
 from tests.chaos.run import Order, Result, Run, known_faults, without_doubts
 
 
@@ -140,13 +141,25 @@ def test_a_fact_that_is_lost_altered_or_foreign_is_found() -> None:
     assert "d is remembered, and was never given" in found
 
 
-def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
+def test_a_run_leaves_results_and_nothing_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, results = run(tmp_path, "sqlite", "--faults", "6", "--pods", "2", "--minutes", "0.2")
     assert not status, results["violations"]
     assert sum(results["faults"].values()) >= 6
     assert results["adds"]
     assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
+    said = capsys.readouterr().out
+    assert "  the faults are over; pods flush, and everything is read\n" in said
+    events = tmp_path / "sqlite" / "events"
+    assert said.endswith(f"seed 15; judge again: python -m tests.chaos.checker {events}\n")
+    assert f"{results['figures']['turns acknowledged']:>10,}{0:>12}\n" in said
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 faults"), (1, "1 fault"), (2_000, "2,000 faults")])
+def test_one_fault_is_not_called_faults(count: int, said: str) -> None:
+    assert counted(count, "fault") == said
 
 
 @pytest.mark.parametrize("workers", ["at work", "without a turn"])
