@@ -14,7 +14,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -117,6 +117,9 @@ class _Check:
         self._check_settled()
         self._check_pods()
         self._count()
+        self.report.violations = [
+            replace(one, faults=self._in_force(one.events)) for one in self.report.violations
+        ]
 
     def _say(self, kind: str, conversation: str, sentence: str, *events: Event) -> None:
         self.report.violations.append(Violation(kind, conversation, sentence, events))
@@ -134,6 +137,18 @@ class _Check:
                 op.end = event
             else:
                 self._say("history", event.conversation, "an operation ended that had not begun", event)
+
+    def _in_force(self, events: Sequence[Event]) -> tuple[str, ...]:
+        """Return the faults that were in force during the operations of these events, each kind once."""
+        times: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for event in events:
+            times[event.process, event.t if event.phase == "info" else event.op].append(event.t)
+        kinds = (
+            fault.begin.data["kind"]
+            for begun, over, fault in self._faults
+            if any(begun <= max(op) and min(op) <= over for op in times.values())
+        )
+        return tuple(sorted(set(kinds)))
 
     def _times_of_degradation(self) -> dict[str, list[float]]:
         times: dict[str, list[float]] = defaultdict(list)
