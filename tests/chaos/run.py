@@ -84,6 +84,10 @@ class Result:
     other: str = ""
     """The commit whose library every second pod used."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    pods_count: int = 0
+    pause: float = 0.0
+    faults_limit: int = 0
+    """After how many faults the run was to end; 0 if after its time only."""
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
     adds: int = 0
@@ -320,6 +324,9 @@ class Run:
             sealed=order.sealed,
             other=order.other,
             versions={"python": platform.python_version(), **self._stand.versions},
+            pods_count=order.pods,
+            pause=order.pause,
+            faults_limit=order.faults,
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),

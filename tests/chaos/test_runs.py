@@ -148,6 +148,7 @@ def test_a_run_leaves_results_and_nothing_that_runs(
     assert not status, results["violations"]
     assert sum(results["faults"].values()) >= 6
     assert results["adds"]
+    assert [results[name] for name in ("pods_count", "pause", "faults_limit")] == [2, 0.1, 6]
     assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
     said = capsys.readouterr().out
