@@ -174,7 +174,7 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
-    """Three datastores in steady use for an hour: does anything grow? `-- --minutes 5 redis`, `-- --help`."""
+    """Three datastores in steady use for an hour: what grows? `-- --minutes 20 redis`, `-- --help`."""
     install_group(session, "services")
     session.install("-e", ".[all]")
     session.run("python", "-m", "tests.chaos.soak", *session.posargs)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tests.chaos import stands
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.options import no_such_stand, positive
-from tests.chaos.run import NoSuchFaultError, Order, Result, run
+from tests.chaos.options import no_such_fault, no_such_stand, positive, there_already
+from tests.chaos.run import NoSuchFaultError, Order, Result, known_faults, no_such_commit, run
+from tests.chaos.stands import Stand
 
 SINGLE = ("sqlite", "redis", "postgres", "mongo", "dynamo")
 
@@ -87,13 +88,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
-    if said := no_such_stand(options.stand, names()):
+    options.stand = [*dict.fromkeys(options.stand)]
+    if said := refusal(options):
         print(said, file=sys.stderr)
         return 2
-    for name in options.stand:
-        if options.out and (options.out / name).exists():
-            print(f"{options.out / name} exists already: name another folder", file=sys.stderr)
-            return 2
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-chaos-"))
     print(f"seed {seed}; histories and results in {out}")
@@ -115,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 sealed=options.sealed,
                 only=options.only,
             )
-            stand = importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)
-            results.append(asyncio.run(run(order, stand)))
+            results.append(asyncio.run(run(order, stand_of(name, folder))))
     except NoSuchFaultError as error:
         print(error, file=sys.stderr)
         return 2
@@ -124,19 +121,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; what was started is stopped", file=sys.stderr)
         return 130
     finally:
-        show(results)
+        show(results, out)
     return int(any(result.violations for result in results))
 
 
-def show(results: Sequence[Result]) -> None:
+def refusal(options: argparse.Namespace) -> str:
+    """Return why nothing can be run in this way, as far as that shows before anything starts, or `""`."""
+    said = no_such_stand(options.stand, names()) or there_already(options.out, options.stand)
+    if said := said or (options.other and no_such_commit(options.other)):
+        return said
+    for name in options.stand:
+        there = known_faults(stand_of(name, Path()), sealed=options.sealed)
+        if said := no_such_fault(there, options.only):
+            return f"on {name}, {said}"
+    return ""
+
+
+def stand_of(name: str, folder: Path) -> Stand:
+    """Return the stand of this name, which has not started."""
+    return importlib.import_module(f"tests.chaos.stands.{name.replace('-', '_')}").stand(folder)
+
+
+def show(results: Sequence[Result], out: Path) -> None:
     """Print what the runs came to."""
     if not results:
         return
     print(f"\n{'stand':<18}{'minutes':>8}{'faults':>8}{'turns':>10}{'violations':>12}")
     for one in results:
-        print(
-            f"{one.stand:<18}{one.minutes:>8.1f}{sum(one.faults.values()):>8,}{one.adds:>10,}{len(one.violations):>12}"
-        )
+        adds = one.figures["turns acknowledged"]
+        figures = f"{one.minutes:>8.1f}{sum(one.faults.values()):>8,}{adds:>10,}{len(one.violations):>12}"
+        print(f"{one.stand:<18}{figures}")
     for one in results:
         for violation in one.violations[:20]:
             print(f"\n{one.stand}: {violation}")
@@ -144,6 +158,9 @@ def show(results: Sequence[Result]) -> None:
             print(f"\n{one.stand}: and {len(one.violations) - 20} more, in results.json")
     if not any(one.violations for one in results):
         print("\nno violations")
+    for one in results:
+        events = out / one.stand / "events"
+        print(f"seed {one.seed}; judge again: python -m tests.chaos.checker {events}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,11 @@ ALLOWED: Final[Mapping[str, float]] = {
     "connections": 12,
 }
 """By how much a figure of a surviving pod may grow after its warm-up: in bytes, or in pieces."""
+
+INTERRUPTED: Final = (
+    "the run was interrupted before its final reads, "
+    "so losses after each conversation's last read cannot be seen"
+)
 
 SHOWN: Final = 5
 """How many violations of a kind are printed."""
@@ -68,16 +73,18 @@ def check(
     recovery_s: float,
     full_zone: int = 0,
     pooled: int = 0,
+    interrupted: bool = False,
 ) -> Report:
     """Return what no correct memory would have done, and the figures of the run.
 
     `lease_s` is how long a lease lasts. `recovery_s` is the longest time from when all is well again until a
     conversation that a process uses is healthy: the delay between two attempts, and what an attempt takes.
     `full_zone` is how many turns are recent where others are pending; 0 if that is not known. `pooled` is
-    how many connections a pod may keep in its pools when they are full, in addition to what is allowed.
+    how many connections a pod may keep in its pools when they are full, in addition to what is allowed. Of an
+    `interrupted` run it is no violation that nobody has read at its end, so no live run may say so.
     """
     allowed = {name: by + pooled * (name in {"connections", "descriptors"}) for name, by in ALLOWED.items()}
-    return _Check(list(events), lease_s, recovery_s, full_zone, allowed).report
+    return _Check(list(events), lease_s, recovery_s, full_zone, allowed, interrupted).report
 
 
 class _Check:
@@ -88,8 +95,10 @@ class _Check:
         recovery_s: float,
         full_zone: int,
         allowed: Mapping[str, float],
+        interrupted: bool,
     ) -> None:
         self._zone = full_zone
+        self._interrupted = interrupted
         self._events = events
         self._lease_s = lease_s
         self._recovery_s = recovery_s
@@ -110,6 +119,9 @@ class _Check:
         self._check_settled()
         self._check_pods()
         self._count()
+        self.report.violations = [
+            replace(one, faults=self._in_force(one.events)) for one in self.report.violations
+        ]
 
     def _say(self, kind: str, conversation: str, sentence: str, *events: Event) -> None:
         self.report.violations.append(Violation(kind, conversation, sentence, events))
@@ -127,6 +139,18 @@ class _Check:
                 op.end = event
             else:
                 self._say("history", event.conversation, "an operation ended that had not begun", event)
+
+    def _in_force(self, events: Sequence[Event]) -> tuple[str, ...]:
+        """Return the faults that were in force during the operations of these events, each kind once."""
+        times: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for event in events:
+            times[event.process, event.t if event.phase == "info" else event.op].append(event.t)
+        kinds = (
+            fault.begin.data["kind"]
+            for begun, over, fault in self._faults
+            if any(begun <= max(op) and min(op) <= over for op in times.values())
+        )
+        return tuple(sorted(set(kinds)))
 
     def _times_of_degradation(self) -> dict[str, list[float]]:
         times: dict[str, list[float]] = defaultdict(list)
@@ -200,7 +224,8 @@ class _Check:
                 all(op.status != "ok" for op in ops) and turn in checked.appeared
                 for turn, ops in conversation.adds.items()
             )
-            self._check_final(conversation)
+            if not self._interrupted:
+                self._check_final(conversation)
         figures = self.report.figures
         figures["conversations not judged"] = unjudged
         figures["unknown turns that stand"] = unknown
@@ -433,14 +458,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no history in {given.folder}; name OUT/STAND/events")
     settings = given.folder / "settings.json"
     kept: dict[str, float] = json.loads(settings.read_text()) if settings.exists() else {}
+    events = history.read(given.folder)
+    interrupted = all(event.what != "final" for event in events)
     report = check(
-        history.read(given.folder),
+        events,
         lease_s=given.lease or kept.get("lease_s", 10.0),
         recovery_s=given.recovery or kept.get("recovery_s", 30.0),
         full_zone=int(kept.get("full_zone", 0)),
         pooled=int(kept.get("pooled", 0)),
+        interrupted=interrupted,
     )
-    sys.stdout.write(f"{report}\n")
+    if interrupted:
+        print(INTERRUPTED)
+    print(report)
     return 1 if report.violations else 0
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -28,23 +28,44 @@ FAR: Final = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What no correct memory would have done, with the events that show it."""
+    """What no correct memory would have done, with the events that show it.
+
+    `near` are the turns that long lists are printed around, `faults` those in force during these events.
+    """
 
     kind: str
     conversation: str
     sentence: str
     events: tuple[Event, ...] = ()
+    near: frozenset[str] = frozenset()
+    faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = f" in {self.conversation}" if self.conversation else ""
-        lines = [f"{self.kind}{where}: {self.sentence}", *map(_line, self.events)]
+        lines = [f"{self.kind}{where}: {self.sentence}", *(_line(event, self.near) for event in self.events)]
+        lines += [f"faults in force: {', '.join(self.faults)}"] * bool(self.faults)
         return "\n    ".join(lines)
 
 
-def _line(event: Event) -> str:
-    data = str(event.data)
-    data = data if len(data) <= 300 else f"{data[:200]} ... {data[-100:]}"
+WHOLE: Final = 8
+"""How many ids a list may have that is printed whole."""
+
+
+def _line(event: Event, near: Collection[str]) -> str:
+    data = {name: _around(ids, near) if isinstance(ids, list) else ids for name, ids in event.data.items()}
     return f"{event.t:.6f} {event.process}#{event.op} {event.what} {event.phase} {data}"
+
+
+def _around(ids: list[str], near: Collection[str]) -> list[str]:
+    """Return the ends of a long list and what is near, with the number of ids that are left out between."""
+    if len(ids) <= WHOLE:
+        return ids
+    shown: list[str] = []
+    kept = [place for place, one in enumerate(ids) if one in near or place in {0, len(ids) - 1}]
+    for place, following in itertools.pairwise([*kept, len(ids)]):
+        left = following - place - 1
+        shown += [ids[place], *[f"... {left} more ..."] * bool(left)]
+    return shown
 
 
 @dataclass(slots=True)
@@ -182,7 +203,21 @@ class Checked:
         if (kind, subject) not in self._said:
             self._said.add((kind, subject))
             events = tuple(event for op in ops if op is not None for event in op.events)
-            self.violations.append(Violation(kind, self.of.name, sentence, events))
+            told = {id(op) for op in ops}
+            parts = (self._near(subject, read) for read in self.of.reads if id(read.op) in told)
+            near = frozenset(itertools.chain.from_iterable(parts))
+            self.violations.append(Violation(kind, self.of.name, sentence, events, near))
+
+    def _near(self, turn: str, read: Read) -> tuple[str, ...]:
+        """Return what a read shows around a turn, or around where it belongs by the time of its add."""
+        shown, spans = read.shown, self.spans
+        if turn in shown:
+            place = shown.index(turn)
+        elif turn in spans:
+            place = sum(one in spans and spans[one].invoked < spans[turn].invoked for one in shown)
+        else:
+            return ()
+        return shown[max(place - 2, 0) : place + 3]
 
     def add_of(self, turn: str) -> Op | None:
         """Return the add that shows best that a turn was added: the first that was acknowledged."""

@@ -23,9 +23,9 @@ from typing import Any, Final
 from stm_backends import open_backend
 from tests.chaos import checker, history, remembering, schedule, sealing, turns
 from tests.chaos.history import Event, Writer
-from tests.chaos.nemesis import model, people
-from tests.chaos.nemesis.commands import Commands
+from tests.chaos.nemesis import commands, model, people
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
+from tests.chaos.options import counted, no_such_fault
 from tests.chaos.pod import Settings
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.turns import Model
@@ -84,9 +84,14 @@ class Result:
     other: str = ""
     """The commit whose library every second pod used."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    pods_count: int = 0
+    pause: float = 0.0
+    faults_limit: int = 0
+    """After how many faults the run was to end; 0 if after its time only."""
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
     adds: int = 0
+    """How many calls of `add_turn` were acknowledged, repeats of a turn included."""
     violations: list[str] = field(default_factory=list[str])
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     pods: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -94,6 +99,13 @@ class Result:
 
 class NoSuchFaultError(ValueError):
     """Nothing is named as `--only` says."""
+
+
+def known_faults(stand: Stand, *, sealed: bool) -> list[str]:
+    """Return the faults that there may be once a stand has started; its disk may never be full."""
+    pods = Pods([], ahead=0.0)
+    of_commands = commands.names(sealed=sealed)
+    return [*stand.faults(), "disk-full", *model.NAMES, *people.faults(pods), *of_commands, *pods.faults()]
 
 
 async def run(order: Order, stand: Stand) -> Result:
@@ -131,7 +143,7 @@ class Run:
             pass
         the_model = Model(order.folder / "model")
         model.become(the_model, self._writer, "well")
-        commands = self._commands = Commands(
+        self._commands = commands.Commands(
             order.folder, stand.url, self._writer, self._conversations, sealed=order.sealed
         )
         if order.other:
@@ -146,10 +158,11 @@ class Run:
             **stand.faults(),
             **model.faults(the_model, self._writer),
             **people.faults(pods),
-            **commands.faults(),
+            **self._commands.faults(),
         }
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
+        self._say("the faults are over; pods flush, and everything is read")
         await self._settle()
         return self._judged(minutes)
 
@@ -180,9 +193,8 @@ class Run:
         order = self._order
         allowed = tuple(order.only) or ("",)
         names = [name for name in (*faults, *of_pods) if name.startswith(allowed)]
-        if not names:
-            there = ", ".join(sorted((*faults, *of_pods)))
-            raise NoSuchFaultError(f"no fault's name begins with {' or '.join(allowed)}; there are: {there}")
+        if said := no_such_fault((*faults, *of_pods), order.only):
+            raise NoSuchFaultError(said)
         weights = {name: WEIGHTS.get(name, 1.0) for name in names}
         until = self._start + 60 * order.minutes
         running: set[asyncio.Task[None]] = set()
@@ -237,11 +249,10 @@ class Run:
 
     def _show(self) -> None:
         adds = sum(pod.adds for pod in self._pods.all)
-        print(
-            f"{self._stand.name:<16} {turns.since(self._start):>6}  {sum(self._counts.values()):>6,} faults"
-            f"  {adds:>8,} turns",
-            flush=True,
-        )
+        self._say(f"{counted(sum(self._counts.values()), 'fault'):>13}  {counted(adds, 'turn'):>14}")
+
+    def _say(self, what: str) -> None:
+        print(f"{self._stand.name:<16} {turns.since(self._start):>6}  {what}", flush=True)
 
     async def _settle(self) -> None:
         """Let all pods flush and end, then read everything past every proxy."""
@@ -303,6 +314,8 @@ class Run:
             *self._commands.problems,
             *(one for pod in self._pods.all for one in pod.problems),
         ]
+        if all(event.what != "final" for event in events):
+            problems.append("the run did not reach its final reads, without which a loss cannot be seen")
         result = Result(
             stand=self._stand.name,
             seed=order.seed,
@@ -311,6 +324,9 @@ class Run:
             sealed=order.sealed,
             other=order.other,
             versions={"python": platform.python_version(), **self._stand.versions},
+            pods_count=order.pods,
+            pause=order.pause,
+            faults_limit=order.faults,
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
@@ -334,6 +350,13 @@ def _library() -> str:
     except (OSError, subprocess.CalledProcessError):
         return version("stm-backends")
     return f"{version('stm-backends')} ({commit.strip()})"
+
+
+def no_such_commit(name: str) -> str:
+    """Return what to say if nothing of this repository has the name, or `""`."""
+    command = ("git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    there = not subprocess.run(command, capture_output=True, check=False).returncode
+    return "" if there else f"there is no commit {name!r} in this repository"
 
 
 def _check_out(commit: str, folder: Path) -> None:

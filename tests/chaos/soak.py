@@ -31,7 +31,7 @@ from tests.chaos import flat, remembering, schedule, turns
 from tests.chaos.history import Event, Writer, read
 from tests.chaos.mutants import LEAKS
 from tests.chaos.nemesis.pods import Pod
-from tests.chaos.options import no_such_stand, positive
+from tests.chaos.options import counted, no_such_stand, positive, there_already
 from tests.chaos.run import DEADLINE_S, Order, Result, Run
 from tests.chaos.stands import Fault, Stand
 from tests.chaos.stands.common import asked
@@ -62,6 +62,9 @@ ALLOWED_SHARE: Final = 0.25
 SHORT_MINUTES: Final = 20.0
 MORE_AT_FIRST: Final[Mapping[str, float]] = {"memory": 2 * KIB * KIB, "blocks": 5_000}
 """In a run shorter than this, a process still grows into its memory, by as much as this."""
+
+OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgres": {"pool_size": 4}}
+"""Of few connections, each soon has prepared every statement and read the largest answer."""
 
 NOT_JUDGED: Final = frozenset({"adds", "WAL written"})
 """Figures that count what was done, and so grow by nature."""
@@ -166,6 +169,7 @@ class Soak(Run):
             dataclasses.replace(
                 settings,
                 url=self._stand.direct_url,
+                options={**settings.options, **OPTIONS.get(self._stand.name, {})},
                 longest=LONGEST,
                 lasts=pace.lasts,
                 figures_every=pace.sampled_every,
@@ -350,7 +354,9 @@ def _readable(name: str, value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
-    if said := no_such_stand(options.stand, DATASTORES):
+    options.stand = [*dict.fromkeys(options.stand)]
+    said = no_such_stand(options.stand, DATASTORES)
+    if said := said or ("" if options.table else there_already(options.out, options.stand)):
         print(said, file=sys.stderr)
         return 2
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-soak-"))
@@ -364,14 +370,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; what was started is stopped", file=sys.stderr)
         return 130
-    print(f"\n{table([vars(one) for one in results])}\n")
+    status = show(results, options.every)
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
+    return 1 if len(results) < len(options.stand) else status
+
+
+def show(results: Sequence[Result], every: float) -> int:
+    """Print what the soaks came to; returns 1 if that is a violation, and 2 if no figure was judged."""
+    if any(one.figures["series"] for one in results):
+        print(f"\n{table([vars(one) for one in results])}\n")
     for one in results:
-        kills, found = sum(one.faults.values()), len(one.violations)
-        print(f"{one.stand}: {one.adds:,} turns, {kills} kills, {found} violations")
+        added, kills = one.figures["turns acknowledged"], sum(one.faults.values())
+        parts = (added, "turn"), (kills, "kill"), (len(one.violations), "violation")
+        print(f"{one.stand}: {', '.join(counted(*part) for part in parts)}")
         for violation in one.violations[:20]:
             print(violation)
-    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
-    return int(len(results) < len(options.stand) or any(one.violations for one in results))
+        if not one.figures["series"]:
+            least = f"{flat.ENOUGH} samples, {flat.ENOUGH * every / 60:g} minutes at --every {every:g}"
+            print(f"no figure was judged: that takes {least}")
+    if any(one.violations for one in results):
+        return 1
+    return 0 if all(one.figures["series"] for one in results) else 2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -379,7 +398,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m tests.chaos.soak",
         description="Pods use datastores steadily, while the figures of both are sampled. Exits with 1 if "
-        "one climbs without end, or if a turn is lost or doubled.",
+        "one climbs without end, or if a turn is lost or doubled, and with 2 if that took more samples.",
     )
     names = ", ".join(DATASTORES)
     found.add_argument("stand", nargs="*", default=DATASTORES, help=f"any of {names}; by default all of them")

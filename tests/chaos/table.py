@@ -21,15 +21,23 @@ PUBLISHED: Final = Path(__file__).with_name("results.json")
 PAGE: Final = ROOT / "docs" / "explanation" / "reliability.md"
 BEGIN: Final = "<!-- results: written by `python -m tests.chaos.table` -->\n"
 END: Final = "<!-- end of results -->\n"
-OTHERS: Final = ("pod", "network", "model", "people")
-"""How the names of faults begin that are none of servers and their data."""
+GROUPS: Final = {
+    "pod": "pod",
+    "network": "network",
+    "model": "model",
+    "people": "administration",
+    "command": "administration",
+}
+"""Rows of kinds, by how their names begin; all others are faults of servers and their data."""
 
 OUTCOMES: Final = {
     "turns acknowledged": "turns acknowledged",
     "failed": "turns failed",
     "unknown": "turns unknown",
     "summaries": "summaries ok",
-    "erasures": "erasures ok",
+    "erasures acknowledged": "erasures ok",
+    "conversations": "conversations",
+    "not judged": "conversations not judged",
 }
 """Columns, and the figures that they show."""
 
@@ -72,28 +80,30 @@ def page(text: str, runs: Sequence[Run]) -> str:
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """Return the tables: what came of the runs, what ran, the figures of pods, and the faults by kind."""
+    """Return the tables: what came of the runs, what ran, the figures of pods, and what happened by kind."""
     stands: dict[str, list[Run]] = {}
     for run in runs:
         stands.setdefault(_name(run), []).append(run)
     results = [[name, *_outcome(of)] for name, of in stands.items()]
+    # Earlier runs have not stored them.
+    settings = ["settings"] if any("pause" in run for run in runs) else []
     return "\n".join(
         (
             table(
-                ("datastore", "minutes", "faults", "violations", *OUTCOMES),
+                ("datastore", "minutes", "disturbances", "violations", *OUTCOMES),
                 [*results, ["**all**", *_outcome(runs)]],
             ),
             _words(
-                ("datastore", "versions", "library", "seeds"),
-                ([name, *_what_ran(of)] for name, of in stands.items()),
+                ("datastore", "versions", "library", "seeds", *settings),
+                ([name, *_what_ran(of), *[_settings(of)] * len(settings)] for name, of in stands.items()),
             ),
             WATCHED,
             table(
-                ("datastore", "minutes", "memory (MB)", *PARTS, "pods judged"),
+                ("datastore", "minutes", "memory (MB)", *PARTS, "pods watched long enough"),
                 ([name, *_pods(of)] for name, of in stands.items()),
             ),
-            "The faults by kind:\n",
-            _words(("on", "faults", "kinds"), _kinds(runs)),
+            f"{_sum(runs)}, by kind:\n",
+            _words(("on", "disturbances", "kinds"), _kinds(runs)),
         )
     )
 
@@ -131,6 +141,29 @@ def _what_ran(runs: Sequence[Run]) -> list[str]:
     return [versions, _each(run["library"] for run in runs), _each(str(run["seed"]) for run in runs)]
 
 
+def _settings(runs: Sequence[Run]) -> str:
+    """Return how many pods there were, how often they called, and after how many faults a run was to end."""
+    return _each(
+        f"{run['pods_count']} pods, a pause of {run['pause']:g} s"
+        + f", at most {run['faults_limit']:,} disturbances" * bool(run["faults_limit"])
+        if "pause" in run
+        else "not stored"
+        for run in runs
+    )
+
+
+def _sum(runs: Sequence[Run]) -> str:
+    """Return how many disturbances there were, and how many of them were no faults."""
+    total = _faults(runs)
+    others = sum(count for name, count in total.items() if _group(name) == "administration")
+    faults = f"{total.total() - others:,} are faults and {others:,} administrative operations"
+    return f"{total.total():,} disturbances, of which {faults}"
+
+
+def _group(name: str) -> str:
+    return GROUPS.get(name.partition("-")[0], "servers")
+
+
 def _each(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
@@ -151,8 +184,9 @@ def _change(ends: Sequence[float]) -> str:
 def _kinds(runs: Sequence[Run]) -> Iterable[list[str]]:
     groups: dict[str, Counter[str]] = {}
     for name, count in _faults(runs).items():
-        group, _, kind = name.partition("-")
-        group, kind = (group, kind) if group in OTHERS else ("servers", name)
+        group, (begin, _, rest) = _group(name), name.partition("-")
+        # People and commands both copy and purge.
+        kind = name if group == "servers" or begin == "command" else rest
         groups.setdefault(group, Counter())[kind] += count
     for group, kinds in sorted(groups.items()):
         yield [group, f"{kinds.total():,}", ", ".join(f"{kind} {n:,}" for kind, n in sorted(kinds.items()))]
@@ -161,17 +195,20 @@ def _kinds(runs: Sequence[Run]) -> Iterable[list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Publish the results of runs: those of one datastore are added up."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.table", description=main.__doc__)
-    parser.add_argument("files", nargs="+", type=Path, help="the `results.json` of runs")
+    parser.add_argument("files", nargs="*", type=Path, help="`results.json` of runs; none: those published")
     parser.add_argument("--add", action="store_true", help="add them to the runs that are published")
     given = parser.parse_args(arguments)
     try:
-        runs = load(given.files, published() if given.add else ())
+        runs = load(given.files, published() if given.add or not given.files else ())
+    except OSError as error:
+        print(f"{error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     PUBLISHED.write_text(stored(runs), encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
-    print(f"faults: {_faults(runs).total():,}, violations: {_violations(runs)}; written: {PUBLISHED}, {PAGE}")
+    print(f"{_sum(runs)}; violations: {_violations(runs)}; written: {PUBLISHED}, {PAGE}")
     return 0
 
 

@@ -423,6 +423,30 @@ def test_violation_shows_the_events_that_prove_it() -> None:
     assert "'recent': ['a']" in str(one)
 
 
+def test_violation_shows_a_long_read_around_what_is_missing() -> None:
+    story = Story().op("fault", 0, 29, kind="disk-full").op("fault", 12.6, 40, kind="pod-pause")
+    story.op("fault", 41, 42, kind="model-slow").op("fault", 999, kind="network-cut")
+    turns = [f"t{number}" for number in range(40)]
+    for number, turn in enumerate(turns):
+        story.add(turn, number, number + 0.5)
+    shown = [turn for turn in turns if turn != "t12"]
+    (one,) = report_of(story.finally_("", recent=shown)).violations
+    around = ["t0", "... 9 more ...", "t10", "t11", "t13", "t14", "t15", "... 23 more ...", "t39"]
+    assert f"'recent': {around}" in str(one)
+    assert str(one).endswith("\n    faults in force: disk-full, network-cut")
+    (one,) = report_of(ab().finally_("a")).violations
+    assert "faults" not in str(one)
+
+
+def test_violation_shows_where_in_a_long_read_a_turn_stands_twice() -> None:
+    story = Story()
+    for number in range(40):
+        story.add(f"t{number}", number, number + 0.5)
+    shown = [*(f"t{number}" for number in range(40)), "t20"]
+    (one,) = report_of(story.finally_("", recent=shown)).violations
+    assert "'... 17 more ...', 't18', 't19', 't20', 't21', 't22', '... 17 more ...', 't20']" in str(one)
+
+
 # Random histories
 
 CALM = Kind()
@@ -663,3 +687,21 @@ def test_recorded_history_is_checked_again_by_command(
     history.write(tmp_path, ab().finally_("a"))
     assert checker.main([str(tmp_path), "--lease", "4", "--recovery", "10"]) == 1
     assert "lost in c: b was acknowledged" in capsys.readouterr().out
+
+
+def test_history_of_an_interrupted_run_is_judged_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history.write(tmp_path, ab().read("a", 2, 2.5).events)
+    assert checker.main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{checker.INTERRUPTED}\n")
+    assert "unread" not in said
+    history.write(tmp_path, ab().read("a", 4, 5).events)
+    assert checker.main([str(tmp_path)]) == 1
+    assert "lost in c: b was acknowledged" in capsys.readouterr().out
+    history.write(tmp_path, ab().info("final", END).events)
+    assert checker.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "unread in c: " in said
+    assert checker.INTERRUPTED not in said

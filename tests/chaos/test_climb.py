@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.chaos import flat, soak
+from tests.chaos.run import Result
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -77,3 +78,19 @@ def test_chance_climbs_less_than_once_in_a_thousand_series() -> None:
 def climbs(name: str, values: Sequence[float]) -> bool:
     (summary,) = soak.summed_up({("p0.1", name): values}, minutes=60.0)
     return summary.climbs
+
+
+@pytest.mark.parametrize(
+    ("samples", "violations", "status"), [(47, [], 2), (48, [], 0), (47, ["c0-0 lost a turn"], 1)]
+)
+def test_a_soak_too_short_to_be_judged_says_so(
+    samples: int, violations: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = [vars(one) for one in soak.summed_up({("p0.1", "memory"): memory(lambda _: 0)[:samples]}, 1.0)]
+    figures = {"series": series, "turns acknowledged": 1, "adds ok": 2}
+    result = Result(stand="sqlite", seed=15, adds=2, violations=violations, figures=figures)
+    assert soak.show([result], every=15.0) == status
+    said = capsys.readouterr().out
+    assert f"sqlite: 1 turn, 0 kills, {len(violations)} violation" in said
+    too_short = "no figure was judged: that takes 48 samples, 12 minutes at --every 15\n"
+    assert (too_short in said, "| memory |" in said) == (samples < 48, samples == 48)

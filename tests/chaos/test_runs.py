@@ -16,7 +16,8 @@ import pytest
 from tests.chaos import __main__ as command
 from tests.chaos import history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.run import without_doubts
+from tests.chaos.options import counted
+from tests.chaos.run import Order, Result, Run, known_faults, without_doubts
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -40,6 +41,62 @@ def test_a_seed_repeats_the_schedule_of_faults() -> None:
 def test_a_stand_of_another_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["redsi"]) == 2
     assert "Did you mean 'redis'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("sqlite", "--other", "nosuch"), "there is no commit 'nosuch' in this repository\n"),
+        (
+            ("sqlite", "--only", "pot-"),
+            "on sqlite, no fault's name begins with pot-; there are: checkpoint, ",
+        ),
+        (("redis", "--only", "command-reseal"), "on redis, no fault's name begins with command-reseal; "),
+        (("redis", "sqlite", "--only", "network-"), "on sqlite, no fault's name begins with network-; "),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    options: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([*options, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(why)
+    assert not said.out
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", command.names())
+def test_the_faults_of_a_stand_are_known_before_it_starts(name: str, tmp_path: Path) -> None:
+    found = known_faults(command.stand_of(name, tmp_path), sealed=True)
+    assert len(found) == len(
+        {*found, "disk-full", "command-reseal", "model-hangs", "pod-kill", "people-erase"}
+    )
+    assert any(one.startswith("network-") for one in found) == (name != "sqlite")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("command", [command, soak], ids=["chaos", "soak"])
+def test_a_stand_that_is_given_twice_runs_once(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    async def runs(order: Order, *_: Any) -> Result:
+        ran.append(order.stand)
+        order.folder.mkdir(parents=True, exist_ok=True)
+        return Result(stand=order.stand, seed=1, figures={"turns acknowledged": 1, "series": [{}]})
+
+    async def side_by_side(options: Any, out: Path) -> list[Result]:
+        return [await runs(Order(stand=name, folder=out / name, seed=1)) for name in options.stand]
+
+    monkeypatch.setattr("tests.chaos.__main__.run", runs)
+    monkeypatch.setattr(soak, "_side_by_side", side_by_side)
+    monkeypatch.setattr(soak, "table", str)
+    twice = ["sqlite", "sqlite", "--out", str(tmp_path)]
+    assert command.main(twice) == 0
+    assert ran == ["sqlite"]
+    assert command.main(twice) == 2
+    assert "sqlite exists already: name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [command, soak], ids=["chaos", "soak"])
@@ -84,13 +141,41 @@ def test_a_fact_that_is_lost_altered_or_foreign_is_found() -> None:
     assert "d is remembered, and was never given" in found
 
 
-def test_a_run_leaves_results_and_nothing_that_runs(tmp_path: Path) -> None:
+def test_a_run_leaves_results_and_nothing_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, results = run(tmp_path, "sqlite", "--faults", "6", "--pods", "2", "--minutes", "0.2")
     assert not status, results["violations"]
     assert sum(results["faults"].values()) >= 6
     assert results["adds"]
+    assert [results[name] for name in ("pods_count", "pause", "faults_limit")] == [2, 0.1, 6]
     assert any(event.what == "figures" for event in history.read(tmp_path / "sqlite" / "events"))
     assert not pods_of(tmp_path)
+    said = capsys.readouterr().out
+    assert "  the faults are over; pods flush, and everything is read\n" in said
+    events = tmp_path / "sqlite" / "events"
+    assert said.endswith(f"seed 15; judge again: python -m tests.chaos.checker {events}\n")
+    assert f"{results['figures']['turns acknowledged']:>10,}{0:>12}\n" in said
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 faults"), (1, "1 fault"), (2_000, "2,000 faults")])
+def test_one_fault_is_not_called_faults(count: int, said: str) -> None:
+    assert counted(count, "fault") == said
+
+
+@pytest.mark.parametrize("workers", ["at work", "without a turn"])
+def test_a_run_without_final_reads_never_passes(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends_early(_: Run) -> None:
+        """Neither flush nor read anything in the end."""
+
+    monkeypatch.setattr(Run, "_settle", ends_early)
+    pause = "0.1" if workers == "at work" else "9"
+    status, results = run(tmp_path, "sqlite", "--pods", "1", "--minutes", "0.05", "--pause", pause)
+    assert status == 1
+    assert "the run did not reach its final reads" in results["violations"][0]
+    assert any(one.startswith("unread in c") for one in results["violations"]) == (workers == "at work")
 
 
 @pytest.mark.parametrize("after", ["", " faults "], ids=["while it starts", "while it runs"])

@@ -10,6 +10,8 @@ import pytest
 
 from tests.chaos import table
 
+CONVERSATIONS = {"conversations": 40, "conversations not judged": 2}
+
 
 def result(**more: Any) -> dict[str, Any]:
     return {
@@ -21,7 +23,7 @@ def result(**more: Any) -> dict[str, Any]:
         "minutes": 60.4,
         "faults": {"pod-kill": 1_100, "network-cut": 40, "server-kill": 2},
         "violations": [],
-        "figures": {"turns acknowledged": 5_000, "turns unknown": 9, "erasures ok": 3},
+        "figures": {"turns acknowledged": 5_000, "turns unknown": 9, "erasures ok": 3, **CONVERSATIONS},
         "pods": {
             "p0.1": {
                 "seconds": 3_600,
@@ -53,12 +55,29 @@ def test_the_page_is_written_from_the_published_runs() -> None:
 def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
     other = result(seed=3, minutes=10, violations=["lost in c0-1: ..."], pods={})
     written = table.tables(table.load(files(tmp_path, result(), other, result(stand="sqlite"))))
-    assert "| redis | 70 | 2,284 | 1 | 10,000 | 0 | 18 | 0 | 6 |" in written
-    assert "| **all** | 131 | 3,426 | 1 | 15,000 | 0 | 27 | 0 | 9 |" in written
+    assert "| redis | 70 | 2,284 | 1 | 10,000 | 0 | 18 | 0 | 6 | 80 | 4 |" in written
+    assert "| **all** | 131 | 3,426 | 1 | 15,000 | 0 | 27 | 0 | 9 | 120 | 6 |" in written
     assert "| redis | python 3.13.1, redis-server 8.2.3 | 0.2.0 (abc1234) | 3, 7 |" in written
     assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 |" in written
     assert "| pod | 3,300 | kill 3,300 |" in written
     assert "| servers | 6 | server-kill 6 |" in written
+
+
+def test_administration_is_told_from_faults(tmp_path: Path) -> None:
+    done = {"people-copy": 3, "people-erase": 4, "command-copy": 5, "command-purge": 6, "command-reseal": 7}
+    written = table.tables(table.load(files(tmp_path, result(faults={"pod-kill": 1_000, **done}))))
+    kinds = "command-copy 5, command-purge 6, command-reseal 7, copy 3, erase 4"
+    assert f"| administration | 25 | {kinds} |" in written
+    assert "\n1,025 disturbances, of which 1,000 are faults and 25 administrative operations" in written
+
+
+def test_settings_are_shown_of_runs_that_stored_them(tmp_path: Path) -> None:
+    older, limited = result(), result(seed=8, pods_count=6, pause=0.05, faults_limit=2_000)
+    newer = result(seed=9, stand="sqlite", pods_count=4, pause=0.1, faults_limit=0)
+    written = table.tables(table.load(files(tmp_path, older, limited, newer)))
+    assert "| 7, 8 | not stored, 6 pods, a pause of 0.05 s, at most 2,000 disturbances |" in written
+    assert "| 9 | 4 pods, a pause of 0.1 s |" in written
+    assert "settings" not in table.tables([older])
 
 
 def test_sealed_pods_and_those_of_two_versions_have_rows_of_their_own(tmp_path: Path) -> None:
@@ -77,6 +96,12 @@ def test_a_run_that_shows_nothing_is_refused(
     assert str(file) in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.main([str(tmp_path / "results.json")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"{tmp_path / 'results.json'} cannot be read: No such file or directory\n"
+
+
 def test_the_same_run_is_not_counted_twice(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="twice"):
         table.load(files(tmp_path, result(), result()))
@@ -90,6 +115,7 @@ def test_runs_are_added_to_those_that_are_published(tmp_path: Path, monkeypatch:
     assert table.main([str(first)]) == 0
     assert table.main(["--add", str(second)]) == 0
     assert table.main(["--add", str(second)]) == 2
+    assert table.main([]) == 0
     assert [run["seed"] for run in table.published()] == [7, 8]
     page = table.PAGE.read_text(encoding="utf-8")
     assert page.startswith("before\n")

@@ -170,6 +170,9 @@ class _Pod:
                 await self._calling(partial(memory.recall, f"{self.settings.process}/"))
             if count % 12 == 11:
                 await self._end_session(memory)
+            if self.settings.lasts and count % 60 == 59:
+                # Users are erased by others, which only a pass over all memories shows.
+                await self._calling(memory.gc.on_idle)
 
     async def _end_session(self, memory: MemoryManager) -> Phase:
         return await self._noted("people", "", memory.gc.on_session_end, kind="session-end")
@@ -211,12 +214,13 @@ class _Pod:
             turn = dataclasses.replace(turn, trajectory_digest=results, ts=time.time())
         add = partial(memory.add_turn, turn, turn_id=identity)
         done = await self._noted("add", conversation, add, turn=identity)
-        self.adds += done == "ok"
         # What was refused must never appear, so only what may be stored is repeated.
         if done != "fail":
             sent.append(identity)
         while done == "unknown" and self.chance.random() < 0.6:
             done = await self._add_again(memory, conversation, identity)
+        # Of each turn once, however often it is added later.
+        self.adds += done == "ok"
 
     async def _add_again(self, memory: DistributedShortTermMemory, conversation: str, identity: str) -> Phase:
         """Add a turn that may be stored, or may be in a summary, or may be erased."""

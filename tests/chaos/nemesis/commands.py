@@ -31,6 +31,11 @@ ATTEMPTS: Final = 6
 TIME_TO_LIVE_S: Final = 1.0
 
 
+def names(*, sealed: bool) -> Sequence[str]:
+    """Return the names of what people do at a command line."""
+    return ("command-purge", "command-copy", *["command-reseal"] * sealed)
+
+
 class Commands:
     """People at a command line, who run one command at a time, and again until it has succeeded."""
 
@@ -63,8 +68,8 @@ class Commands:
 
     def faults(self) -> Mapping[str, Fault]:
         """Return what people do, by name. Each is over when it is done, however long it may take."""
-        found = {"command-purge": self._purge, "command-copy": self._copy}
-        return {**found, "command-reseal": self._reseal} if self._sealed else found
+        done = self._purge, self._copy, self._reseal
+        return dict(zip(names(sealed=self._sealed), done, strict=False))
 
     async def finish(self) -> None:
         """With no fault in force, let each command do what is left; then only the newest key is needed."""

@@ -6,16 +6,19 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tests.chaos.history import Writer
 from tests.chaos.stands import Fault
 from tests.chaos.turns import HOWS, Model
 
+NAMES: Final = {f"model-{how}": how for how in HOWS if how != "well"}
+"""What the model becomes by a fault of this name."""
+
 
 def faults(model: Model, writer: Writer) -> Mapping[str, Fault]:
     """Return what may happen to the model, by name."""
-    return {f"model-{how}": partial(_changed, model, writer, how) for how in HOWS if how != "well"}
+    return {name: partial(_changed, model, writer, how) for name, how in NAMES.items()}
 
 
 @asynccontextmanager

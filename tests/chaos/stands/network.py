@@ -20,8 +20,6 @@ def network_faults(proxies: Sequence[Proxy]) -> Mapping[str, Fault]:
 
     Each befalls one of the servers, or all of them at once.
     """
-    if not proxies:
-        return {}
     return {
         "network-cut": _on_some(proxies, lambda proxy, *_: proxy.cut()),
         "network-stalled": _on_some(proxies, lambda proxy, *_: proxy.stalled()),
