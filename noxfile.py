@@ -197,7 +197,7 @@ def demo(session: nox.Session) -> None:
         budget = ("--full-zone-turns", "2", "--summary-max-tokens", "200")
         options = ("--pods", "4", "--strategy", "rolling_summary", *budget)
         session.run(*command, "replay", "examples/conversations.jsonl", "--url", url, *options)
-        session.run(*command, "show", "demo:replay:trip-to-lisbon", "--url", url)
+        session.run(*command, "show", "demo:replay:trip-to-lisbon", "--url", url, "--full-zone-turns", "2")
 
 
 @nox.session(default=False)

@@ -112,6 +112,20 @@ async def test_two_memories_on_one_graph_see_the_same_entries(graph: GraphBacken
     assert [found.content for found in await other.recall("")] == ["again"]
 
 
+@pytest.mark.parametrize("how", ["listed", "with_vectors", "consolidate"])
+async def test_a_process_no_longer_knows_of_what_others_removed(
+    graph: GraphBackend, clock: Any, how: str
+) -> None:
+    one, other = LongTermMemory(graph, clock=clock), LongTermMemory(graph, clock=clock)
+    for key in ("kept", "gone"):
+        await one.remember(entry(key, f"content of {key}", clock))
+    assert len(await other.recall("content")) == 2
+    await one.forget("gone")
+    await other.recall("kept")
+    await getattr(other, how)()
+    assert other.size == 1
+
+
 async def test_results_are_sorted_by_relevance_and_can_be_limited(graph: GraphBackend, clock: Any) -> None:
     ltm = LongTermMemory(graph, clock=clock)
     for key, importance in [("a", 0.2), ("b", 0.9), ("c", 0.5)]:
