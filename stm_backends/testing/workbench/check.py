@@ -14,7 +14,7 @@ import pytest
 
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
-from stm_backends.testing.workbench.failures import Met, first_of, origin, shorten
+from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
 from stm_backends.testing.workbench.processes import end_workers
 
@@ -53,6 +53,9 @@ class Check:
         """
         history = bench.history
         parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
+        if isinstance(error, Untidy):
+            # It is about neither.
+            parts, error = [], error.error
         if where := origin(error):
             parts.append(f"Raised at: {where}")
         if self.usual_cause and _is_finding(error):

@@ -56,9 +56,9 @@ class History:
         """Note how an operation ended."""
         event.ended, event.outcome = next(self._instants), outcome
 
-    def say(self, text: str) -> None:
-        """Note something that is no operation, such as time that passed."""
-        event = self.begin("", text, None)
+    def say(self, text: str, place: object = None) -> None:
+        """Note something that is no operation, such as time that passed; `place` if it is about one."""
+        event = self.begin("", text, place)
         self.end(event, "")
 
     def lines(self) -> list[str]:
