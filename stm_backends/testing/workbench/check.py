@@ -17,6 +17,7 @@ from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
 from stm_backends.testing.workbench.processes import end_workers
+from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 LONGEST_CHECK_S: Final = 120.0
 
@@ -137,7 +138,9 @@ def check(
             try:
                 answer = body(self, bench, **given)
                 if inspect.iscoroutine(answer):
-                    asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
+                    what = f"the check {type(self).__name__}.{known.name}"
+                    with WATCHDOG.watching(what, LONGEST_CHECK_S):
+                        asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
             except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
                 raise
             except BaseException as error:  # a driver may raise SystemExit or CancelledError
