@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
 
 import pytest
 
-from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
@@ -50,17 +50,20 @@ class Check:
     def explain(self, error: BaseException, bench: Workplace) -> str:
         """Return the explanation of a failure: the clause, the expectation, where, and the history.
 
-        The usual cause is one of wrong answers. Whoever got an error that nothing expected is not told of it.
+        The usual cause is one of wrong answers and of the errors of the contract. Whoever got an error that
+        nothing expected is not told of it.
         """
-        history = bench.history
-        parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
+        history, parts, usual_cause = bench.history, list[str](), ""
         if isinstance(error, Untidy):
-            # It is about neither.
-            parts, error = [], error.error
+            error = error.error
+        else:
+            parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
+            if _is_finding(error) or isinstance(first_of(error), StorageError):
+                usual_cause = self.usual_cause
         if where := origin(error):
             parts.append(f"Raised at: {where}")
-        if self.usual_cause and _is_finding(error):
-            parts.append(f"Usual cause: {self.usual_cause}")
+        if usual_cause:
+            parts.append(f"Usual cause: {usual_cause}")
         parts += _of_a_busy_machine(self, first_of(error), bench)
         if lines := history.lines():
             parts += ["History:", *(f"  {line}" for line in lines)]
@@ -89,6 +92,9 @@ def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> 
     """Return which limit of time it may have been that was too short."""
     datastore, traits = getattr(bench, "datastore", None), getattr(bench, "traits", None)
     if isinstance(error, Unavailable | OutcomeUnknown) and traits is not None:
+        # A driver may give up early, for example after half of the time; an error at once has another reason.
+        if bench.history.longest_until(error) < traits.deadline / 2:
+            return []
         return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
     if check.clause.id in _ABOUT_TIME and _is_finding(error) and getattr(datastore, "waits", False):
         longer = "`--stm-tick=SECONDS` or `Datastore.tick` makes it longer"

@@ -60,9 +60,9 @@ class Watchdog:
             if over.wait((limit + late) / _STEPS):
                 return
         message = (
-            f"\nstm-backends: {what} has not ended within {limit:g} s, and {late:g} s later nothing could end "
-            "it: the driver blocks the event loop, or a thread of the driver does not end. What is stuck "
-            "would keep this process alive, so the run ends here. This is what its threads do:\n"
+            f"\nstm-backends: {what} has not ended within {limit:g} s, and nothing could end it in the "
+            f"{late:g} s since: the driver blocks the event loop, or a thread of the driver does not end. "
+            "What is stuck would keep this process alive, so the run ends here. Its threads:\n"
         )
         os.write(self._stderr, message.encode())
         faulthandler.dump_traceback(self._stderr)
