@@ -111,8 +111,17 @@ async def _use_once(backend: str, url: str | None, *, create: bool) -> None:
     if not isinstance(cast("object", driver), Driver):
         # The suite reports what it lacks.
         return
+    from stm_backends.testing.workbench.watchdog import WATCHDOG  # noqa: PLC0415 -- of an extra
+
+    limit = driver.traits.deadline + _SLACK_S
+    # Nothing else ends a driver that blocks the event loop.
+    with WATCHDOG.watching("the first use of the driver", 2 * limit):
+        await _open_and_load(driver, limit, create=create)
+
+
+async def _open_and_load(driver: Driver, limit: float, *, create: bool) -> None:
     try:
-        async with asyncio.timeout(driver.traits.deadline + _SLACK_S):
+        async with asyncio.timeout(limit):
             await driver.open()
             await driver.load(Key("check:conformance:memory", "record"))
     except Unavailable as error:
@@ -127,7 +136,7 @@ async def _use_once(backend: str, url: str | None, *, create: bool) -> None:
         pass
     finally:
         with contextlib.suppress(Exception, SystemExit):
-            async with asyncio.timeout(driver.traits.deadline + _SLACK_S):
+            async with asyncio.timeout(limit):
                 await driver.close()
 
 

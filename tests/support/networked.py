@@ -30,9 +30,9 @@ _LENGTH = struct.Struct(">I")
 class DictionaryServer:
     """Serves the in-memory driver's operations on a port of the loopback, from a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[FaultyStore], FaultyDriver] = FaultyDriver) -> None:
         self._store = FaultyStore()
-        self._driver = FaultyDriver(self._store)
+        self._driver = kind(self._store)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="dictionary", daemon=True).start()
         server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
@@ -187,9 +187,12 @@ def the_server() -> DictionaryServer:
     return DictionaryServer()
 
 
-def networked_datastore(kind: Callable[[str], NetworkedDriver] = NetworkedDriver) -> Datastore:
+def networked_datastore(
+    kind: Callable[[str], NetworkedDriver] = NetworkedDriver, server: DictionaryServer | None = None
+) -> Datastore:
     """Return a datastore of drivers of a class, with its address."""
-    address = the_server().address
+    server = server or the_server()
+    address = server.address
 
     async def through(address: str) -> Driver:
         driver = kind(address)
@@ -201,6 +204,6 @@ def networked_datastore(kind: Callable[[str], NetworkedDriver] = NetworkedDriver
         tick=0.1,
         address=address,
         through=through,
-        damage=the_server().damage,
+        damage=server.damage,
         server="a server",
     )

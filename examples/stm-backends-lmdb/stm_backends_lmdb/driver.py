@@ -108,6 +108,8 @@ class LmdbDriver:
     async def close(self) -> None:
         environment, self._environment = self._environment, None
         if environment is not None:
+            # Once this has run, so has all before it, and `shutdown` does not block the event loop.
+            await asyncio.get_running_loop().run_in_executor(environment.thread, lambda: None)
             environment.users -= 1
             if not environment.users:
                 del Environment.shared[self._path]

@@ -51,7 +51,7 @@ class Faults(Contract):
         for each in (key, sound):
             await append_all(driver, each, b"a", b"b", b"c")
             await driver.replace(each, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
-        await bench.datastore.damage(key)
+        await bench.damage(key)
         for _ in range(2):
             with must_raise(
                 Corrupt, "the record's bytes are damaged, and a load does not change them"
@@ -85,7 +85,7 @@ class Faults(Contract):
             key = Key(scope, what)
             await append_all(driver, key, b"a", b"b", b"c", b"d")
             await driver.replace(key, b"a", version="v2", expect="initial", drop=1, ttl=KEEP)
-            await bench.datastore.damage(key)
+            await bench.damage(key)
             with contextlib.suppress(Corrupt):
                 await write(key)
             with must_raise(Corrupt, f"the record is damaged, and {what} does not repair it"):

@@ -18,6 +18,7 @@ from stm_backends.testing.workbench.check import NotReached, Unfit
 from stm_backends.testing.workbench.drivers import Datastore
 from stm_backends.testing.workbench.failures import cut, origin, told
 from stm_backends.testing.workbench.processes import UNREACHABLE
+from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 _LOOKED: Final = pytest.StashKey[str]()
 
@@ -74,7 +75,7 @@ def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
 
 async def _unfit(datastore: Datastore) -> str:
     """Return why a datastore cannot be tested, or `""`."""
-    opened = await _tried(datastore.open, _LONGEST_S)
+    opened = await _tried("`Datastore.open`", datastore.open, _LONGEST_S)
     if not isinstance(opened, _Answer):
         return f"`Datastore.open` failed: {_told(opened)}"
     driver: Driver = opened.value
@@ -84,9 +85,9 @@ async def _unfit(datastore: Datastore) -> str:
         await driver.close()
 
     if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
-        await _tried(close, _LONGEST_S)
+        await _tried("`close`", close, _LONGEST_S)
         return problem
-    closed = await _tried(close, _LONGEST_S)
+    closed = await _tried("`close`", close, _LONGEST_S)
     if not isinstance(closed, _Answer):
         return f"closing the driver failed: {_told(closed)}"
     if driver.traits.reach != "process" and not _pickles(datastore.open):
@@ -110,7 +111,7 @@ async def _unusable(driver: Driver) -> str:
     limit = driver.traits.deadline + _SLACK_S
     failed: dict[str, str] = {}
     for name, call in calls.items():
-        answer = await _tried(call, limit)
+        answer = await _tried(f"`{name}`", call, limit)
         if isinstance(answer, Unavailable) and name == "load":
             return f"the datastore cannot be used: {_told(answer)}"
         if isinstance(answer, _Endless):
@@ -132,12 +133,13 @@ class _Endless(Exception):
     """A call that did not end."""
 
 
-async def _tried(call: Callable[[], Awaitable[object]], limit: float) -> _Answer | BaseException:
+async def _tried(name: str, call: Callable[[], Awaitable[object]], limit: float) -> _Answer | BaseException:
     """Return what a call of the author's code answers or raises, whatever that is."""
     timeout = asyncio.timeout(limit)
     try:
-        async with timeout:
-            return _Answer(await call())
+        with WATCHDOG.watching(f"the first {name}", limit):
+            async with timeout:
+                return _Answer(await call())
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 -- every check would meet it
         return _Endless(f"does not end within {limit:g} s") if timeout.expired() else error
 
@@ -154,6 +156,14 @@ async def _alone(driver: Driver, datastore: Datastore) -> str:
 
     The checks report other errors.
     """
+    limit = 2 * _LONGEST_S + 4 * (driver.traits.deadline + _SLACK_S)
+    answer = await _tried("use of two instances", lambda: _compared(driver, datastore), limit)
+    if isinstance(answer, _Endless):
+        return f"the use of two instances {answer}"
+    return answer.value if isinstance(answer, _Answer) else ""
+
+
+async def _compared(driver: Driver, datastore: Datastore) -> str:
     key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
     with contextlib.suppress(Exception):
         await driver.append(key, b"a", initial_version="initial", ttl=None)

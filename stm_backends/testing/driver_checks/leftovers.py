@@ -68,7 +68,7 @@ class Leftovers(Contract):
                 ),
             }
         if bench.datastore.damage is not None:
-            await bench.datastore.damage(damaged)
+            await bench.damage(damaged)
             operations |= {
                 "a load of a damaged record": lambda: one.load(damaged),
                 "an append to a damaged record": lambda: one.append(

@@ -101,7 +101,7 @@ class Messages(Contract):
                 bench.clean(damaged.scope)
                 await append_all(driver, damaged, entry, entry, entry)
                 await driver.replace(damaged, body, version="v2", expect="initial", drop=1, ttl=KEEP)
-                await bench.datastore.damage(damaged)
+                await bench.damage(damaged)
                 operations[:0] = [
                     lambda: driver.load(damaged),
                     lambda: driver.append(damaged, entry, initial_version="initial", ttl=60),

@@ -173,10 +173,10 @@ class Network(Contract):
             return proxy.connections
 
         usual = max([await spread() for _ in range(3)])
-        if (damage := bench.datastore.damage) is not None:
+        if bench.datastore.damage is not None:
             damaged = bench.key()
             await append_all(await bench.driver(), damaged, b"a", b"b", b"c")
-            await damage(damaged)
+            await bench.damage(damaged)
             # More than most pools have: a connection that is lost to the pool is missed in the end. No more
             # at a time than before, because a pool that grows on demand would open more for them.
             for _ in range(2):

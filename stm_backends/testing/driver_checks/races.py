@@ -166,7 +166,7 @@ class Races(Contract):
             ),
         }
         if bench.datastore.damage is not None:
-            await bench.datastore.damage(damaged)
+            await bench.damage(damaged)
             # A driver may append without a look at what is there.
             others["an append to a damaged record"] = (
                 (Corrupt, int),

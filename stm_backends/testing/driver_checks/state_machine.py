@@ -29,8 +29,10 @@ from stm_backends.drivers.contract import (
     Key,
     Record,
 )
+from stm_backends.testing.workbench.check import LONGEST_CHECK_S
 from stm_backends.testing.workbench.drivers import Datastore, names_in
 from stm_backends.testing.workbench.expectations import must_be
+from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 T = TypeVar("T")
 
@@ -87,7 +89,8 @@ class DriverMachine(RuleBasedStateMachine):
 
     def run(self, work: Awaitable[T]) -> T:
         """Run one operation to its end."""
-        return self.loop.run_until_complete(work)
+        with WATCHDOG.watching("an operation of a random history (clause driver.model)", LONGEST_CHECK_S):
+            return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
         """Remove what the machine stored, and close what it opened."""

@@ -136,6 +136,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note which checks will run, and list those that will not in a JUnit report."""
     if _SELECTION in session.config.stash:
+        from stm_backends.testing.workbench.watchdog import WATCHDOG  # noqa: PLC0415 -- as above
+
+        # Now, because pytest captures the standard error while tests run.
+        session.config.add_cleanup(WATCHDOG.keep_stderr())
         _keep_finalizers_out_of_parsing(session.config)
         _selection(session.config).begin(session.items)
         for item in session.items:
@@ -161,6 +165,13 @@ def pytest_runtest_makereport(
     if call.when == "call" or report.outcome != "passed":
         report.user_properties += _found(item, check, call, report)
     return report
+
+
+def pytest_enter_pdb() -> None:
+    """Let a check take its time in a debugger."""
+    from stm_backends.testing.workbench.watchdog import WATCHDOG  # noqa: PLC0415 -- as above
+
+    WATCHDOG.call_off()
 
 
 def _keep_finalizers_out_of_parsing(config: pytest.Config) -> None:
@@ -268,6 +279,12 @@ class Reporter:
             self.run.traits = facts.pop("traits") or self.run.traits
             self.run.server = facts.pop("server") or self.run.server
             self.run.results.append(Result(**facts))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str) -> None:
+        """Note a check whose process of pytest-xdist ended in the middle of it, and so sent no result."""
+        if self._asked or crashitem in self.run.planned:
+            self.run.broken.append(f"{crashitem} ended its process; the standard error may say why")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a class that could not be defined, for example because it overrides a check."""

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
 
 import pytest
 
-from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
-from stm_backends.testing.workbench.failures import Met, first_of, origin, shorten
+from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
 from stm_backends.testing.workbench.processes import end_workers
+from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 LONGEST_CHECK_S: Final = 120.0
 
@@ -49,14 +50,20 @@ class Check:
     def explain(self, error: BaseException, bench: Workplace) -> str:
         """Return the explanation of a failure: the clause, the expectation, where, and the history.
 
-        The usual cause is one of wrong answers. Whoever got an error that nothing expected is not told of it.
+        The usual cause is one of wrong answers and of the errors of the contract. Whoever got an error that
+        nothing expected is not told of it.
         """
-        history = bench.history
-        parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
+        history, parts, usual_cause = bench.history, list[str](), ""
+        if isinstance(error, Untidy):
+            error = error.error
+        else:
+            parts = [f"Clause {self.clause.id}: {self.clause.promise}", f"Expected: {self.sentence}"]
+            if _is_finding(error) or isinstance(first_of(error), StorageError):
+                usual_cause = self.usual_cause
         if where := origin(error):
             parts.append(f"Raised at: {where}")
-        if self.usual_cause and _is_finding(error):
-            parts.append(f"Usual cause: {self.usual_cause}")
+        if usual_cause:
+            parts.append(f"Usual cause: {usual_cause}")
         parts += _of_a_busy_machine(self, first_of(error), bench)
         if lines := history.lines():
             parts += ["History:", *(f"  {line}" for line in lines)]
@@ -85,6 +92,9 @@ def _of_a_busy_machine(check: Check, error: BaseException, bench: Workplace) -> 
     """Return which limit of time it may have been that was too short."""
     datastore, traits = getattr(bench, "datastore", None), getattr(bench, "traits", None)
     if isinstance(error, Unavailable | OutcomeUnknown) and traits is not None:
+        # A driver may give up early, for example after half of the time; an error at once has another reason.
+        if bench.history.longest_until(error) < traits.deadline / 2:
+            return []
         return [f"On a busy machine it may be the driver's deadline of {traits.deadline:g} s."]
     if check.clause.id in _ABOUT_TIME and _is_finding(error) and getattr(datastore, "waits", False):
         longer = "`--stm-tick=SECONDS` or `Datastore.tick` makes it longer"
@@ -134,7 +144,9 @@ def check(
             try:
                 answer = body(self, bench, **given)
                 if inspect.iscoroutine(answer):
-                    asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
+                    what = f"the check {type(self).__name__}.{known.name}"
+                    with WATCHDOG.watching(what, LONGEST_CHECK_S):
+                        asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
             except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
                 raise
             except BaseException as error:  # a driver may raise SystemExit or CancelledError

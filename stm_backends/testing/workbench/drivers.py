@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from stm_backends.drivers.contract import Driver, Key, Page, Record, Traits
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import ConfigurationError
-from stm_backends.testing.workbench.failures import told
+from stm_backends.testing.workbench.failures import Untidy, told
 from stm_backends.testing.workbench.history import History, Recorded
 from stm_backends.testing.workbench.proxy import Proxy
 
@@ -147,6 +147,7 @@ class Bench:
         self._drivers: list[Driver] = []
         self._proxy: Proxy | None = None
         self._scopes: list[str] = []
+        self._damaged: list[Key] = []
 
     async def driver(self) -> Driver:
         """Return a new open driver on the datastore."""
@@ -187,6 +188,13 @@ class Bench:
         self.history.say(f"{seconds:g} s pass")
         await self.datastore.pass_time(seconds)
 
+    async def damage(self, key: Key) -> None:
+        """Make a record's stored bytes unreadable; the check has seen that `Datastore.damage` is there."""
+        assert self.datastore.damage is not None
+        self.history.say(f"{self.history.shown(key)} is damaged", key)
+        self._damaged.append(key)
+        await self.datastore.damage(key)
+
     async def __aenter__(self) -> Bench:
         return self
 
@@ -206,12 +214,15 @@ class Bench:
         if self._proxy is not None:
             self._proxy.stop()
         if error is None and failures:
-            raise failures[0]
+            raise Untidy(failures[0]) from failures[0]
 
     async def _remove_all(self) -> None:
         # One of the check's own drivers may be closed by now, so this one is new.
         driver = await self.datastore.open()
         try:
+            for key in self._damaged:
+                # First, because the name of a damaged record may be what a scan cannot read.
+                await driver.delete(key)
             for scope in self._scopes:
                 for name in await names_in(driver, scope):
                     await driver.delete(Key(scope, name))

@@ -27,6 +27,16 @@ class Met(AssertionError):
         self.cause = cause
 
 
+class Untidy(Met):
+    """What tidying up after a check met that had passed; a driver may meet it after any check."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            f"the check itself has passed, and tidying up after it failed: {told(error)}", cause(error)
+        )
+        self.error = error
+
+
 def origin(error: BaseException) -> str:
     """Return the innermost line of the author's code that an error went through, or `""`.
 

@@ -6,13 +6,14 @@ import asyncio
 import functools
 import inspect
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, cast
 
 from stm_backends.drivers.contract import Expect, Key, Record, Ttl
-from stm_backends.testing.workbench.failures import Met, cut
+from stm_backends.testing.workbench.failures import Met, cut, told
 
 SHOWN: Final = 16
 """How many operations a failing check shows; races make hundreds."""
@@ -28,7 +29,10 @@ _LONGEST_ERROR: Final = 120
 
 @dataclass(slots=True)
 class Event:
-    """One operation. `place` is what it was about; `ended` orders ends among begins."""
+    """One operation. `place` is what it was about; `ended` orders ends among begins.
+
+    `seconds` is how long it took, and `raised` what it raised, as `told` tells it; both once it ended.
+    """
 
     who: str
     call: str
@@ -36,6 +40,8 @@ class Event:
     began: int
     ended: int | None = None
     outcome: str = "(no result yet)"
+    seconds: float = 0.0
+    raised: str = ""
 
 
 class History:
@@ -56,9 +62,14 @@ class History:
         """Note how an operation ended."""
         event.ended, event.outcome = next(self._instants), outcome
 
-    def say(self, text: str) -> None:
-        """Note something that is no operation, such as time that passed."""
-        event = self.begin("", text, None)
+    def longest_until(self, error: BaseException) -> float:
+        """Return how many seconds the longest operation took that raised this error, or one like it."""
+        like = told(error)
+        return max((event.seconds for event in self.events if event.raised == like), default=0.0)
+
+    def say(self, text: str, place: object = None) -> None:
+        """Note something that is no operation, such as time that passed; `place` if it is about one."""
+        event = self.begin("", text, place)
         self.end(event, "")
 
     def lines(self) -> list[str]:
@@ -170,6 +181,7 @@ class Recorded:
             given += [f"{key}={history.shown(value)}" for key, value in named.items()]
             place: object = arguments[0] if arguments and isinstance(arguments[0], (str, Key)) else self._who
             event = history.begin(self._who, f"{name}({', '.join(given)})", place)
+            began = time.monotonic()
             try:
                 answer = await method(*arguments, **named)
             except asyncio.CancelledError:
@@ -177,6 +189,7 @@ class Recorded:
                 raise
             except BaseException as error:
                 history.end(event, cut(f"raised {type(error).__name__}: {error}", _LONGEST_ERROR))
+                event.seconds, event.raised = time.monotonic() - began, told(error)
                 raise
             history.end(event, history.shown(answer))
             if name in self._answers:

@@ -169,11 +169,15 @@ class Worker:
             self._cause,
         )
 
-    async def end(self) -> None:
-        """End the process if it still runs."""
+    def kill_now(self) -> None:
+        """Kill the process if it still runs, and do not wait for its end."""
         with contextlib.suppress(ProcessLookupError):
             if self._process.returncode is None:
                 self._process.kill()
+
+    async def end(self) -> None:
+        """End the process if it still runs."""
+        self.kill_now()
         await self._process.wait()
         await self._complaints
 
@@ -188,6 +192,13 @@ async def end_workers() -> None:
     """
     for worker in _WORKERS.pop(asyncio.get_running_loop(), []):
         await worker.end()
+
+
+def kill_workers() -> None:
+    """Kill the processes that checks have started, from a thread beside an event loop that is blocked."""
+    for workers in list(_WORKERS.values()):
+        for worker in workers:
+            worker.kill_now()
 
 
 async def _end_of(stream: asyncio.StreamReader) -> bytes:

@@ -1,0 +1,74 @@
+"""Ends a run that its event loop cannot end: a driver blocks the loop, or has a thread that never ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Final
+
+from stm_backends.testing.workbench.processes import kill_workers
+
+STUCK_S: Final = 60.0
+"""How many seconds after a limit the event loop has not kept it. Tidying up takes some of them."""
+
+_STEPS: Final = 60
+
+_STATUS: Final = 1
+
+
+class Watchdog:
+    """Ends the process, and says why, if what it watches does not end; it watches one thing at a time."""
+
+    def __init__(self) -> None:
+        self._stderr = 2
+        self._over = threading.Event()
+
+    def keep_stderr(self) -> Callable[[], None]:
+        """Keep the standard error as it is now, because pytest captures it; returns how to forget it."""
+        before, kept = self._stderr, os.dup(2)
+        self._stderr = kept
+
+        def forget() -> None:
+            self._stderr = before
+            os.close(kept)
+
+        return forget
+
+    @contextmanager
+    def watching(self, what: str, limit: float) -> Generator[None]:
+        """End the process if the body goes on long after a limit in seconds that it keeps by itself."""
+        self._over = over = threading.Event()
+        threading.Thread(
+            target=self._watch, args=(over, what, limit), name="stm-watchdog", daemon=True
+        ).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def call_off(self) -> None:
+        """Let what is watched now take its time, for example in a debugger."""
+        self._over.set()
+
+    def _watch(self, over: threading.Event, what: str, limit: float) -> None:
+        late = STUCK_S
+        # In steps, because a process that was stopped for long (Ctrl-Z) may have its limit end first.
+        for _ in range(_STEPS):
+            if over.wait((limit + late) / _STEPS):
+                return
+        message = (
+            f"\nstm-backends: {what} has not ended within {limit:g} s, and nothing could end it in the "
+            f"{late:g} s since: the driver blocks the event loop, or a thread of the driver does not end. "
+            "What is stuck would keep this process alive, so the run ends here. Its threads:\n"
+        )
+        os.write(self._stderr, message.encode())
+        faulthandler.dump_traceback(self._stderr)
+        kill_workers()
+        # Not by an exception: threads that are stuck are waited for when Python ends.
+        os._exit(_STATUS)
+
+
+WATCHDOG: Final = Watchdog()
