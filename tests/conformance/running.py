@@ -159,7 +159,7 @@ def pytest_in(folder: Path, *options: object, path: Path | None = None) -> tuple
 
     `path` is a directory to import from.
     """
-    with _within(folder, path) as printed:
+    with _within(folder, path, *(one for one in options if isinstance(one, Path))) as printed:
         ours = ["-p", "no:langsmith_plugin", "-p", "no:faulthandler", "-p", "no:xdist"]
         if "no:asyncio" not in options:
             ours += ["-o", "asyncio_default_fixture_loop_scope=function"]
@@ -177,8 +177,11 @@ def command(folder: Path, *options: object, path: Path | None = None) -> tuple[i
 
 
 @contextlib.contextmanager
-def _within(folder: Path, path: Path | None) -> Iterator[io.StringIO]:
-    """Work in a folder as a new process would; yields what is printed. Imports from there are forgotten."""
+def _within(folder: Path, path: Path | None, *tests: Path) -> Iterator[io.StringIO]:
+    """Work in a folder as a new process would; yields what is printed.
+
+    Imports from there, from `path` and from `tests` are forgotten.
+    """
     printed, modules, environment = io.StringIO(), set(sys.modules), dict(os.environ)
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -198,7 +201,7 @@ def _within(folder: Path, path: Path | None) -> Iterator[io.StringIO]:
             os.environ.update(environment)
             for name in sys.modules.keys() - modules:
                 origin = getattr(sys.modules[name], "__file__", None) or ""
-                if origin.startswith((str(folder), str(path or folder))):
+                if origin.startswith(tuple(str(one) for one in (folder, path, *tests) if one is not None)):
                     del sys.modules[name]
 
 

@@ -140,7 +140,11 @@ async def _tried(name: str, call: Callable[[], Awaitable[object]], limit: float)
         with WATCHDOG.watching(f"the first {name}", limit):
             async with timeout:
                 return _Answer(await call())
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 -- every check would meet it
+    # Whatever it is, every check would meet it.
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # by Ctrl-C, and not by the driver
         return _Endless(f"does not end within {limit:g} s") if timeout.expired() else error
 
 
