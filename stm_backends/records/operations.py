@@ -161,7 +161,7 @@ async def retried(
             return await write()
         except OutcomeUnknown as error:
             unknown = error
-            if attempt == attempts:
+            if attempt >= attempts:
                 raise
         except StorageError as error:
             if unknown is None:

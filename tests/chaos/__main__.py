@@ -160,7 +160,7 @@ def show(results: Sequence[Result], out: Path) -> None:
         print("\nno violations")
     for one in results:
         events = out / one.stand / "events"
-        print(f"seed {one.seed}; judge again: python -m tests.chaos.checker {events}")
+        print(f"seed {one.seed}; judge again: {sys.executable} -m tests.chaos.checker {events}")
 
 
 if __name__ == "__main__":

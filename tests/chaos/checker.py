@@ -81,7 +81,7 @@ def check(
     conversation that a process uses is healthy: the delay between two attempts, and what an attempt takes.
     `full_zone` is how many turns are recent where others are pending; 0 if that is not known. `pooled` is
     how many connections a pod may keep in its pools when they are full, in addition to what is allowed. Of an
-    `interrupted` run it is no violation that nobody has read at its end, so no live run may say so.
+    `interrupted` run it is no violation that its end was not read, so no live run may say so.
     """
     allowed = {name: by + pooled * (name in {"connections", "descriptors"}) for name, by in ALLOWED.items()}
     return _Check(list(events), lease_s, recovery_s, full_zone, allowed, interrupted).report

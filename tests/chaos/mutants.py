@@ -72,7 +72,7 @@ class LosesOneWriteIn10000(Mutant):
     def _new(self, key: Key, entry: bytes) -> bytes:
         """Return the id of a turn that comes for the first time, else nothing.
 
-        Nobody misses a repeat that is lost, nor a turn of a copy, which is of another conversation.
+        The loss of a repeat changes nothing, nor does that of a turn of a copy, which is erased.
         """
         found = re.search(rb'"turn_id":"([^"]+)"', entry)
         if not found or not key.scope.startswith(f"{TENANT}:"):

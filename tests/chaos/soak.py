@@ -398,7 +398,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m tests.chaos.soak",
         description="Pods use datastores steadily, while the figures of both are sampled. Exits with 1 if "
-        "one climbs without end, or if a turn is lost or doubled, and with 2 if that took more samples.",
+        "one climbs without end, or if a turn is lost or doubled, and with 2 if there were too few samples "
+        "to judge.",
     )
     names = ", ".join(DATASTORES)
     found.add_argument("stand", nargs="*", default=DATASTORES, help=f"any of {names}; by default all of them")

@@ -154,7 +154,7 @@ def test_a_run_leaves_results_and_nothing_that_runs(
     said = capsys.readouterr().out
     assert "  the faults are over; pods flush, and everything is read\n" in said
     events = tmp_path / "sqlite" / "events"
-    assert said.endswith(f"seed 15; judge again: python -m tests.chaos.checker {events}\n")
+    assert said.endswith(f"seed 15; judge again: {sys.executable} -m tests.chaos.checker {events}\n")
     assert f"{results['figures']['turns acknowledged']:>10,}{0:>12}\n" in said
 
 

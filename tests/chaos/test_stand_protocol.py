@@ -1,4 +1,4 @@
-"""Every stand has what a run uses, which nobody else would notice before a run."""
+"""Every stand has the attributes that a run reads; no type checker looks at tests."""
 
 from __future__ import annotations
 

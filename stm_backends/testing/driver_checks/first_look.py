@@ -140,7 +140,7 @@ async def _tried(name: str, call: Callable[[], Awaitable[object]], limit: float)
         with WATCHDOG.watching(f"the first {name}", limit):
             async with timeout:
                 return _Answer(await call())
-    # Whatever it is, every check would meet it.
+    # Any error is told, because every check would meet it.
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -50,8 +50,8 @@ class Check:
     def explain(self, error: BaseException, bench: Workplace) -> str:
         """Return the explanation of a failure: the clause, the expectation, where, and the history.
 
-        The usual cause is one of wrong answers and of the errors of the contract. Whoever got an error that
-        nothing expected is not told of it.
+        The usual cause is one of wrong answers and of the errors of the contract. An error that is neither
+        has another cause.
         """
         history, parts, usual_cause = bench.history, list[str](), ""
         if isinstance(error, Untidy):

@@ -126,6 +126,25 @@ async def test_a_process_no_longer_knows_of_what_others_removed(
     assert other.size == 1
 
 
+async def test_what_changes_during_a_listing_is_known_afterwards(clock: Any) -> None:
+    class Paged(InProcessGraph):
+        """Lets others work after its last page."""
+
+        async def list_vertices(self, label: str) -> AsyncIterator[list[dict[str, Any]]]:
+            async for page in super().list_vertices(label):
+                yield page
+            await ltm.remember(entry("new", "content", clock))
+            await ltm.forget("gone")
+
+    ltm = LongTermMemory(Paged(), clock=clock)
+    for key in ("kept", "gone"):
+        await ltm.remember(entry(key, "content", clock))
+    await ltm.listed()
+    assert ltm.size == 2
+    await ltm.forget("new")
+    assert ltm.size == 1
+
+
 async def test_results_are_sorted_by_relevance_and_can_be_limited(graph: GraphBackend, clock: Any) -> None:
     ltm = LongTermMemory(graph, clock=clock)
     for key, importance in [("a", 0.2), ("b", 0.9), ("c", 0.5)]:
