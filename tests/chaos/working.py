@@ -408,9 +408,10 @@ def _figures() -> dict[str, int]:
     for one in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that listed them, for example
             links.append(str(one.readlink()))
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    resident, shared = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3])
     return {
-        "memory": pages * resource.getpagesize(),
+        # Without the pages of files: the kernel drops those of libraries, and reads them again, as it likes.
+        "memory": (resident - shared) * resource.getpagesize(),
         "descriptors": len(links),
         "connections": sum(link.startswith("socket:") for link in links),
         "blocks": sys.getallocatedblocks(),

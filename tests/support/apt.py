@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import uuid
@@ -21,43 +22,90 @@ class Program(NamedTuple):
     environment: dict[str, str]
 
 
-def find(
-    name: str, package: str, *libraries: str, copy_to: Path | None = None, path: str | None = None
-) -> Program:
+def find(name: str, package: str, *libraries: str, path: str | None = None) -> Program:
     """Return an installed program, or the one of a package, fetched once together with its libraries'.
 
-    `path` is where to look for an installed one, instead of `PATH`. `copy_to` receives a copy of what was
-    fetched, for programs that run as a user who cannot read the cache. Raises `NotAtHand`.
+    `path` is where to look for an installed one, instead of `PATH`. Raises `NotAtHand`.
     """
     installed = shutil.which(name, path=path) or shutil.which(name, path="/usr/sbin")
     if installed:
         return Program(Path(installed), {})
+    kept = _unpacked(f"apt-{package}", [package, *libraries])
+    folders = [str(path.parent) for path in kept.glob("usr/lib/**/*.so*")]
+    return Program(_program(kept, name), {"LD_LIBRARY_PATH": os.pathsep.join(sorted(set(folders)))})
+
+
+def find_in_debian(release: str, name: str, package: str, *libraries: str, copy_to: Path) -> Program:
+    """Return a program of another release of Debian, which runs on that release's C library.
+
+    `libraries` are all packages that it needs beside libc6. `copy_to` receives a copy, for programs that run as
+    a user who cannot read the cache. Raises `NotAtHand`.
+    """
+    cached = _unpacked(f"apt-{release}-{package}", ["libc6", package, *libraries], release)
+    kept = shutil.copytree(cached, copy_to / cached.name, symlinks=True)
+    loader = next(kept.glob("usr/lib/*/ld-linux-*.so.*"))
+    # A program starts on the loader that it names, which is this machine's, so the other one is asked to.
+    command = [loader, "--library-path", loader.parent, _program(kept, name)]
+    launcher = kept / name
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, command))} "$@"\n')
+    launcher.chmod(0o755)
+    return Program(launcher, {})
+
+
+def _program(kept: Path, name: str) -> Path:
+    found = next((path for path in kept.glob(f"usr/*bin/{name}") if path.exists()), None)
+    if found is None:
+        raise NotAtHand(f"the packages in {kept.name} do not bring {name}")
+    return found
+
+
+def _unpacked(name: str, packages: list[str], release: str | None = None) -> Path:
+    """Return a folder of the user's cache with these packages, of this system's release or of another."""
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")
     if apt is None or dpkg is None:
-        raise NotAtHand(f"no {name} here, and no apt to fetch it with: apt-get install {package}")
+        raise NotAtHand(f"no apt to fetch {packages[0]} with")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stm-backends-tests"
-    kept = cache / f"apt-{package}"
+    kept = cache / name
     if not kept.exists():
         # Unpacked beside and then renamed: other processes may do the same at once.
-        beside = cache / f"apt-{package}-{uuid.uuid4().hex}"
+        beside = cache / f"{name}-{uuid.uuid4().hex}"
         beside.mkdir(parents=True)
         try:
-            _run([apt, "download", "-qq", package, *libraries], beside, f"apt cannot fetch {package}")
+            options = _lists_of(release, apt, beside / "lists") if release else []
+            _run([apt, *options, "download", "-qq", *packages], beside, f"apt cannot fetch {packages[0]}")
             for archive in beside.glob("*.deb"):
                 _run([dpkg, "-x", archive, beside], beside, f"{archive.name} cannot be unpacked")
                 archive.unlink()
+            shutil.rmtree(beside / "lists", ignore_errors=True)
             beside.rename(kept)
         except OSError:
             assert kept.exists()
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-    if copy_to is not None:
-        kept = Path(shutil.copytree(kept, copy_to / kept.name, symlinks=True, dirs_exist_ok=True))
-    found = next((path for path in kept.glob(f"usr/*bin/{name}") if path.exists()), None)
-    if found is None:
-        raise NotAtHand(f"the package {package} does not bring {name}")
-    folders = [str(path.parent) for path in kept.glob("usr/lib/**/*.so*")]
-    return Program(found, {"LD_LIBRARY_PATH": os.pathsep.join(sorted(set(folders)))})
+    return kept
+
+
+def _lists_of(release: str, apt: str, folder: Path) -> list[str | Path]:
+    """Fetch what a release of Debian offers, beside this system's own lists; returns the options for apt."""
+    keys = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+    if not keys.exists():
+        raise NotAtHand(f"no {keys} to check {release} with")
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True)
+    (folder / "sources.list").write_text(
+        f"deb [signed-by={keys}] http://deb.debian.org/debian {release} main\n"
+    )
+    (folder / "status").touch()
+    places = {
+        "Dir::Etc::SourceList": "sources.list",
+        "Dir::Etc::SourceParts": "no-parts",
+        "Dir::State": "state",
+        "Dir::State::status": "status",
+        "Dir::Cache": "cache",
+    }
+    options = [f"-o{name}={folder / place}" for name, place in places.items()]
+    _run([apt, *options, "update", "-qq"], folder, f"apt cannot fetch the lists of {release}")
+    return [*options]
 
 
 def _run(command: list[str | Path], folder: Path, problem: str) -> None:

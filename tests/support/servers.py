@@ -70,9 +70,19 @@ class Server:
                 extra_groups=[] if self._user else None,
             )
         if problem := self._wait():
-            tail = self._log.read_text("utf-8", "replace")[-2000:]
+            tail = self._tail()
             self.stop()
             raise RuntimeError(f"{self._command[0]} did not start: {problem}\n{tail}")
+
+    def last_words(self) -> str | None:
+        """Return the end of the server's output if it has ended by itself."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            return None
+        return f"{self._command[0]} ended with {self._process.returncode}:\n{self._tail()}"
+
+    def _tail(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-2000:]
 
     def recover(self) -> None:
         """Wait until a server that was in trouble answers again, and start it if it gave up."""

@@ -22,13 +22,17 @@ from tests.support.servers import Server, free_port
 pytestmark = pytest.mark.full
 
 KEY = Key("scope", "name")
+LIBRARIES = (
+    *("libaudit1", "libcap-ng0", "libcap2", "libcares2", "libevent-2.1-7t64", "libpam0g", "libssl3t64"),
+    *("libsystemd0", "libzstd1", "zlib1g"),
+)
 
 
 @pytest.fixture(scope="module")
 def pooled(url, postgres_folder):
     """The URL of the shared server by way of a PgBouncer in transaction pooling."""
     try:
-        program = apt.find("pgbouncer", "pgbouncer", "libc-ares2", "libevent-2.1-7", copy_to=postgres_folder)
+        program = apt.find_in_debian("trixie", "pgbouncer", "pgbouncer", *LIBRARIES, copy_to=postgres_folder)
     except apt.NotAtHand as error:
         # It is not in the package index, so its absence is never a failure.
         pytest.skip(str(error))
@@ -59,7 +63,9 @@ max_client_conn = 200
     server = Server(command, place, answers, environment=program.environment, user=user)
     server.start()
     yield through
+    ended = server.last_words()
     server.stop()
+    assert ended is None, ended
 
 
 def _connection_string(url):
