@@ -38,8 +38,8 @@ def find(name: str, package: str, *libraries: str, path: str | None = None) -> P
 def find_in_debian(release: str, name: str, package: str, *libraries: str, copy_to: Path) -> Program:
     """Return a program of another release of Debian, which runs on that release's C library.
 
-    `libraries` are all packages that it needs beside libc6. `copy_to` receives a copy, for programs that run as
-    a user who cannot read the cache. Raises `NotAtHand`.
+    `libraries` are the packages that it needs beside libc6. `copy_to` receives a copy, for programs that run
+    as a user who cannot read the cache. Raises `NotAtHand`.
     """
     cached = _unpacked(f"apt-{release}-{package}", ["libc6", package, *libraries], release)
     kept = shutil.copytree(cached, copy_to / cached.name, symlinks=True)
