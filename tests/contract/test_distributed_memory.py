@@ -6,6 +6,7 @@ import pytest
 
 from stm_backends.testing import Datastore, PodsContract, memories_on, open_at
 from stm_backends.testing.workbench.faulty import faulty_datastore
+from tests.support.contract import deadline_of
 
 QUICK_S = 0.5
 """A short deadline, so that the lease of a killed pod does not stand long."""
@@ -19,6 +20,7 @@ class TestDistributedMemoryInProcess(PodsContract):
 
 class TestDistributedMemoryOnAFile(PodsContract):
     @pytest.fixture
-    def memories(self, tmp_path):
-        url = f"sqlite:///{tmp_path}/stm.db?deadline_s={QUICK_S}"
-        return memories_on(Datastore(open=functools.partial(open_at, url)), deadline_s=QUICK_S)
+    def memories(self, request, tmp_path):
+        deadline_s = deadline_of(request)
+        url = f"sqlite:///{tmp_path}/stm.db?deadline_s={deadline_s}"
+        return memories_on(Datastore(open=functools.partial(open_at, url)), deadline_s=deadline_s)
