@@ -47,7 +47,7 @@ def test_conversations_come_and_go_and_nothing_is_lost(
     assert f"| {stand} | pod p0 | memory |" in capsys.readouterr().out
 
 
-FOUND_IN = {"keeps-answers": "memory of p", "keeps-descriptors": "descriptors of p"}
+FOUND_IN = {"keeps-answers": "allocated of p", "keeps-descriptors": "descriptors of p"}
 
 
 @pytest.mark.parametrize("mutant", sorted(LEAKS))

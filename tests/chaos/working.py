@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
-import gc
 import itertools
 import json
 import logging
@@ -40,6 +39,7 @@ from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import MemoryManager
 from stm_backends.types import MemoryHealth
 from tests.chaos import remembering, turns
+from tests.chaos.figures import of_this_process, without_garbage
 from tests.chaos.history import Phase, Writer
 from tests.chaos.mutants import LEAKS, MUTANTS
 from tests.chaos.pod import Clock, Settings
@@ -90,6 +90,10 @@ class _Pod:
 
         backgrounds.Recent = partial(recent.Recent, most=KEPT)
         large.REMEMBERED = KEPT
+        if self.settings.url.startswith("postgres"):
+            from stm_backends_postgres import driver as postgres  # noqa: PLC0415
+
+            postgres._MAX_KNOWN = 10 * KEPT
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
 
@@ -288,10 +292,9 @@ class _Pod:
         while True:
             await asyncio.sleep(self.settings.figures_every)
             self.tell(adds=self.adds)
-            if self.settings.lasts:
-                gc.collect()
+            figures = without_garbage if self.settings.lasts else of_this_process
             with contextlib.suppress(OSError):  # no descriptor is left
-                self.writer.info("figures", **_figures(), tasks=len(asyncio.all_tasks()), adds=self.adds)
+                self.writer.info("figures", **figures(), tasks=len(asyncio.all_tasks()), adds=self.adds)
 
     # What it is told to do
 
@@ -401,21 +404,6 @@ class _Pod:
     async def do_end(self, backend: Backend) -> None:
         """Close the backend and end."""
         self.ended.set()
-
-
-def _figures() -> dict[str, int]:
-    links = list[str]()
-    for one in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that listed them, for example
-            links.append(str(one.readlink()))
-    resident, shared = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3])
-    return {
-        # Without the pages of files: the kernel drops those of libraries, and reads them again, as it likes.
-        "memory": (resident - shared) * resource.getpagesize(),
-        "descriptors": len(links),
-        "connections": sum(link.startswith("socket:") for link in links),
-        "blocks": sys.getallocatedblocks(),
-    }
 
 
 LOADED: Final = 256
