@@ -54,7 +54,7 @@ _REMAINS: Final = Remains(
 
 _LEFT: Final = "Rows of expired or large records may remain until a later write"
 
-_MAX_KNOWN: Final = 10_000
+REMEMBERED: Final = 10_000
 """How many records a driver remembers to exist. Each takes some 130 bytes."""
 
 _DURABILITY: Final = {
@@ -336,7 +336,7 @@ class PostgresDriver:
         if known is not None:
             known.pop(mark := hash(key), None)
             known[mark] = None
-            if len(known) > _MAX_KNOWN:
+            if len(known) > REMEMBERED:
                 del known[next(iter(known))]
 
     async def _find(self, keys: Sequence[Key]) -> dict[Key, _Found]:

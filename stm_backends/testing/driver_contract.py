@@ -16,6 +16,7 @@ from stm_backends.testing.driver_checks.leftovers import Leftovers
 from stm_backends.testing.driver_checks.limits import Limits
 from stm_backends.testing.driver_checks.messages import Messages
 from stm_backends.testing.driver_checks.network import Network
+from stm_backends.testing.driver_checks.optional import Optional
 from stm_backends.testing.driver_checks.processes import Processes
 from stm_backends.testing.driver_checks.races import Races
 from stm_backends.testing.driver_checks.records import Records
@@ -46,6 +47,7 @@ class DriverContract(
     Processes,
     Faults,
     Network,
+    Optional,
     Histories,
 ):
     """Every clause of the contract of `stm_backends.drivers.contract.Driver`, as checks.

@@ -93,7 +93,7 @@ class _Pod:
         if self.settings.url.startswith("postgres"):
             from stm_backends_postgres import driver as postgres  # noqa: PLC0415
 
-            postgres._MAX_KNOWN = 10 * KEPT
+            postgres.REMEMBERED = 10 * KEPT
         for number in range(digest.cache_parameters()["maxsize"]):
             digest(f"c0-0/{self.settings.process}/{number}")
 

@@ -137,6 +137,20 @@ from tests.mutants.network import (
     RetriesDeletes,
     UnavailableAfterUnknown,
 )
+from tests.mutants.optional import (
+    ErasesTooMuch,
+    FindsNothingToDelete,
+    FindsScopesInUtf16Order,
+    FindsScopesWithoutRecords,
+    FindsTheScopeItWasGiven,
+    ListsAScopesNeighbours,
+    ListsWhatWillExpire,
+    PurgesAStepTooMuch,
+    PurgesByListedNames,
+    PurgesWhatWillExpire,
+    PurgesWithoutRemoving,
+    SaysNothingOfWhatRemains,
+)
 from tests.mutants.pods import (
     ClearsWhatIsPending,
     EveryPodSummarizes,
@@ -345,6 +359,18 @@ DRIVERS: Final[dict[type[MemoryDriver], Caught]] = {
     LogsEntries: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
     ErrorsNameKeys: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
     WarnsOfEachWrite: Caught("test_no_message_names_a_key_or_stored_text_and_none_comes_with_each_write"),
+    ListsWhatWillExpire: Caught("test_scan_expired_lists_names_of_expired_records_alone"),
+    ListsAScopesNeighbours: Caught("test_scan_expired_lists_names_of_expired_records_alone"),
+    FindsNothingToDelete: Caught("test_a_delete_removes_an_expired_record_that_scan_expired_lists"),
+    SaysNothingOfWhatRemains: Caught("test_finish_erasure_says_what_remains_and_keeps_other_records"),
+    ErasesTooMuch: Caught("test_finish_erasure_says_what_remains_and_keeps_other_records"),
+    PurgesAStepTooMuch: Caught("test_a_purge_removes_what_has_expired_and_no_more_than_its_limit"),
+    PurgesWhatWillExpire: Caught("test_a_purge_removes_what_has_expired_and_no_more_than_its_limit"),
+    PurgesWithoutRemoving: Caught("test_a_purge_removes_what_has_expired_and_no_more_than_its_limit"),
+    PurgesByListedNames: Caught("test_a_purge_keeps_a_record_that_is_created_anew_meanwhile"),
+    FindsScopesInUtf16Order: Caught("test_next_scope_finds_each_scope_in_the_order_of_their_utf8_bytes"),
+    FindsTheScopeItWasGiven: Caught("test_next_scope_finds_each_scope_in_the_order_of_their_utf8_bytes"),
+    FindsScopesWithoutRecords: Caught("test_next_scope_finds_each_scope_in_the_order_of_their_utf8_bytes"),
 }
 """Drivers that break one clause of the driver contract."""
 

@@ -68,6 +68,7 @@ _PROMISES: Final = {
     "driver.logs": "No message names a key or shows stored bytes, and none comes with each write.",
     "driver.round-trips": "One operation is one round trip.",
     "driver.traits": "The traits are valid.",
+    "driver.optional": "A method that a driver has beside the five operations does what its protocol says.",
     "driver.model": "Any history of operations returns what a small model of the contract returns.",
     "store.load": (
         "A load returns the state saved last, through every instance, and None only if there is none."

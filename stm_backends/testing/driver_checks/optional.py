@@ -1,0 +1,169 @@
+"""Checks of the methods that a driver may have beside the five operations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+from stm_backends.drivers.contract import Driver, Key
+from stm_backends.drivers.erasing import Erasing, Remains
+from stm_backends.drivers.purges import purges_of
+from stm_backends.drivers.scopes import next_scope_of
+from stm_backends.drivers.wrapper import layer_with
+from stm_backends.testing.driver_checks.samples import NAMES
+from stm_backends.testing.driver_checks.steps import append_all, loaded, longest
+from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.drivers import Bench
+from stm_backends.testing.workbench.expectations import must_be, must_end
+
+LONG_S: Final = 86_400.0
+"""A time to live that does not end during a check."""
+
+PATIENCE: Final = 50
+"""How many tenths of a second another purge may take to remove what it has in hand."""
+
+SCOPES: Final = ("a", "a:b", "a;", "b%", "é", "\uffff", "\U0001f680")
+"""Ends of scopes, in the order of their UTF-8 bytes, which is not that of UTF-16."""
+
+
+class Optional(Contract):
+    """Checks of the methods that a driver may have beside the five operations."""
+
+    @check("driver.optional")
+    async def test_scan_expired_lists_names_of_expired_records_alone(self, bench: Bench) -> None:
+        """The time is compared the wrong way or not at all, or the name that a page begins after is on it."""
+        driver, scope, other = await bench.driver(), bench.scope(), bench.scope()
+        listing = _erasing(driver, "scan_expired")
+        await _append_to_each(driver, scope, NAMES[::3], ttl=None)
+        await _append_to_each(driver, scope, NAMES[1::3], ttl=LONG_S)
+        await _append_to_each(driver, scope, NAMES[2::3], ttl=bench.tick)
+        await _append_to_each(driver, other, NAMES, ttl=bench.tick)
+        await bench.pass_time(bench.tick * 1.1)
+        expired = sorted(NAMES[2::3], key=str.encode)
+        listed = expired
+        for limit in (1, 3, 1000):
+            # The datastore may remove some of them at any moment, and brings none back.
+            found = await _names(listing, scope, limit=limit)
+            remaining = [name for name in listed if name in set(found)]
+            must_be(found, remaining, "these have expired, and are listed in their order, each once")
+            listed = found
+
+    @check("driver.optional")
+    async def test_a_delete_removes_an_expired_record_that_scan_expired_lists(self, bench: Bench) -> None:
+        """A delete looks for records as a load does, and so finds nothing to remove."""
+        driver, scope = await bench.driver(), bench.scope()
+        listing = _erasing(driver, "scan_expired")
+        await _append_to_each(driver, scope, "abc", ttl=bench.tick)
+        await bench.pass_time(bench.tick * 1.1)
+        for name in await _names(listing, scope):
+            assert await driver.delete(Key(scope, name)) is False, "an expired record is absent"
+        must_be(await _names(listing, scope), [], "each of them was deleted")
+
+    @check("driver.optional")
+    async def test_finish_erasure_says_what_remains_and_keeps_other_records(self, bench: Bench) -> None:
+        """It waits for other connections without a limit, or raises what concerns only its own work."""
+        driver, key, gone = await bench.driver(), bench.key(), bench.key()
+        erasing = _erasing(driver, "finish_erasure")
+        await append_all(driver, key, b"a", b"b")
+        await append_all(driver, gone, b"secret")
+        await driver.delete(gone)
+        async with must_end(longest(driver.traits), "it takes about one deadline"):
+            remains = await erasing.finish_erasure()
+        assert isinstance(remains, Remains), f"it must return `Remains`, not {type(remains).__name__}"
+        assert remains.text.strip(), "the text must say what remains of deleted records, and where"
+        assert remains.finished in (True, False, None), "`finished` must be True, False or None"
+        must_be((await loaded(driver, key)).tail, (b"a", b"b"), "another record was deleted")
+
+    @check("driver.optional")
+    async def test_a_purge_removes_what_has_expired_and_no_more_than_its_limit(self, bench: Bench) -> None:
+        """What expires some time is taken for what has expired, or a step counts more than it may remove."""
+        driver, scope = await bench.driver(), bench.scope()
+        purges = purges_of(driver) or not_asked("the driver has no `purge` and `expired`")
+        gone = [f"gone {number}" for number in range(7)]
+        await _append_to_each(driver, scope, ("lasting",), ttl=None)
+        await _append_to_each(driver, scope, ("mortal",), ttl=LONG_S)
+        await _append_to_each(driver, scope, gone, ttl=bench.tick)
+        await bench.pass_time(bench.tick * 1.1)
+        assert await purges.expired() >= 0, "it counts records"
+        removed = 3
+        while removed == 3:
+            removed = await purges.purge(3)
+            assert 0 <= removed <= 3, f"a purge with limit=3 must not remove {removed} records"
+        if layer_with(driver, "scan_expired") is not None:
+            listing = _erasing(driver, "scan_expired")
+            for _ in range(PATIENCE):
+                if not await _names(listing, scope):
+                    break
+                # Another purge may have had them in hand, so that this one passed over them.
+                await asyncio.sleep(0.1)
+            must_be(await _names(listing, scope), [], "a purge that removes less than its limit leaves none")
+        for name in ("lasting", "mortal"):
+            must_be((await loaded(driver, Key(scope, name))).tail, (b"a",), "it has not expired")
+
+    @check("driver.optional")
+    async def test_a_purge_keeps_a_record_that_is_created_anew_meanwhile(self, bench: Bench) -> None:
+        """A purge reads which records have expired, and then removes them by their names."""
+        one, two, scope = await bench.driver(), await bench.driver(), bench.scope()
+        purges = purges_of(one) or not_asked("the driver has no `purge` and `expired`")
+        names = [f"{number:03}" for number in range(60)]
+        await _append_to_each(one, scope, names, ttl=bench.tick)
+        await bench.pass_time(bench.tick * 1.1)
+
+        async def purge() -> None:
+            while await purges.purge(5) == 5:
+                pass
+
+        again = (two.append(Key(scope, name), b"new", initial_version="new", ttl=None) for name in names)
+        await asyncio.gather(purge(), *again)
+        for name in names:
+            must_be((await loaded(one, Key(scope, name))).tail, (b"new",), "it was created during the purge")
+
+    @check("driver.optional")
+    async def test_next_scope_finds_each_scope_in_the_order_of_their_utf8_bytes(self, bench: Bench) -> None:
+        """Scopes are compared by a collation, or the scope that is given is found again."""
+        driver, first = await bench.driver(), bench.scope()
+        next_scope = next_scope_of(driver) or not_asked("the driver has no `next_scope`")
+        scopes = [f"{first}:{end}" for end in SCOPES]
+        for scope in reversed(scopes):
+            bench.clean(scope)
+            await _append_to_each(driver, scope, ("x", "y"), ttl=None)
+
+        async def found() -> list[str]:
+            listed, after = list[str](), f"{first}:"
+            while (scope := await next_scope(after)) is not None and scope.startswith(f"{first}:"):
+                assert scope.encode() > after.encode(), f"{scope!r} must be greater than {after!r}"
+                listed.append(scope)
+                after = scope
+            return listed
+
+        must_be(await found(), scopes, "these scopes have records")
+        must_be(
+            await next_scope(f"{scopes[0]}:a"), scopes[1], "it is the first one after that, which has none"
+        )
+        for name in ("x", "y"):
+            await driver.delete(Key(scopes[1], name))
+        must_be(await found(), [scopes[0], *scopes[2:]], "the records of the other one were deleted")
+
+
+def _erasing(driver: Driver, method: str) -> Erasing:
+    """Return the driver, or the one within it, that has an optional method of an erasure."""
+    layer: Any = layer_with(driver, method)
+    return not_asked(f"the driver has no `{method}`") if layer is None else layer
+
+
+async def _append_to_each(driver: Driver, scope: str, names: Iterable[str], *, ttl: float | None) -> None:
+    for name in names:
+        await driver.append(Key(scope, name), b"a", initial_version="initial", ttl=ttl)
+
+
+async def _names(erasing: Erasing, scope: str, *, limit: int = 100) -> list[str]:
+    """Return the names of expired records that are still stored, as pages list them."""
+    listed: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = await erasing.scan_expired(scope, after=after, limit=limit)
+        assert len(page.names) <= limit, f"a page with limit={limit} must hold no more names"
+        listed += page.names
+        after = page.after
+    return listed
