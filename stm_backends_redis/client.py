@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -17,27 +16,42 @@ from stm_backends.drivers.edge import ConcurrencyLimit
 from stm_backends.errors import ConfigurationError
 from stm_backends_redis.cluster import Cluster
 from stm_backends_redis.errors import NotConnected
-from stm_backends_redis.servers import Connected, Node, NodeOfClient, Server
+from stm_backends_redis.servers import Closes, Connected, Node, NodeOfClient, Server
 from stm_backends_redis.settings import Address, RedisSettings
 
 Client: TypeAlias = "Redis | RedisCluster"
 
 
 class Sentinels(Sentinel):
-    """redis-py's sentinels, of which none is forgotten.
+    """redis-py's sentinels of one service, which are asked once for all callers that wait for the answer.
 
-    redis-py moves the sentinel that answered to the front of the list. Concurrent calls do so in one list and
-    overwrite each other's entries, until a dead sentinel may be the only one left. Here each call has a list
-    of its own.
+    redis-py asks for each connection that it makes, which after a failover are as many as the pool has. It
+    would open so many connections to each sentinel, and keep them. It also moves the sentinel that answered
+    to the front of the list, where concurrent calls overwrite each other's entries, until a dead sentinel
+    may be the only one left.
     """
 
+    _asking: asyncio.Future[Any] | None = None
+
     async def discover_master(self, service_name: str) -> Any:
-        """Return the address of a master."""
-        mine: Any = copy.copy(self)
-        mine.sentinels = [*cast("Any", self).sentinels]
-        found: Any = await cast("Any", Sentinel).discover_master(mine, service_name)
-        self.sentinels = mine.sentinels
-        return found
+        """Return the address of the master."""
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(super().discover_master(service_name))
+            self._asking.add_done_callback(self._answered)
+        # Others may wait for the same answer.
+        return await asyncio.shield(self._asking)
+
+    def _answered(self, asking: asyncio.Future[Any]) -> None:
+        self._asking = None
+        if not asking.cancelled():
+            asking.exception()  # all who asked may have been cancelled
+
+    async def aclose(self) -> None:
+        """Stop asking, and close the connections."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+        await asyncio.gather(*(sentinel.aclose() for sentinel in cast("Any", self).sentinels))
 
 
 def require_client(client: object, *, silence_s: float) -> Connected:
@@ -76,12 +90,12 @@ def make_client(settings: RedisSettings) -> Connected:
     common |= {"max_connections": settings.pool_size + 1, "redis_connect_func": _greeting(settings)}
     count = max(1, settings.pool_size - 1)
 
-    def server(client: Redis, *, also: list[Redis] | None = None) -> Server:
+    def server(client: Redis, *, also: Sequence[Closes] = ()) -> Server:
         return Server(
             client,
             silence_s=settings.deadline_s,
             limit=ConcurrencyLimit(count, patience_s=settings.deadline_s / 2),
-            also=also or (),
+            also=also,
         )
 
     if settings.mode == "cluster":
@@ -98,8 +112,7 @@ def make_client(settings: RedisSettings) -> Connected:
         patience = {"socket_timeout": share, "socket_connect_timeout": share}
         options = {**client_options(settings), **login, **patience}
         sentinel = Sentinels(settings.hosts, sentinel_kwargs=options)
-        asked: list[Redis] = cast("Any", sentinel).sentinels
-        return server(cast("Any", sentinel).master_for(settings.service, **common), also=asked)
+        return server(cast("Any", sentinel).master_for(settings.service, **common), also=[sentinel])
     host, port = settings.hosts[0]
     return server(Redis(host=host, port=port, **common))
 

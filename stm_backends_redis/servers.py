@@ -45,6 +45,12 @@ _CONNECTIONS: Final = (
 )
 
 
+class Closes(Protocol):
+    """What is closed together with a client that was made here."""
+
+    async def aclose(self) -> None: ...
+
+
 class Connected(Protocol):
     """Where commands are sent: one server, or the nodes of a cluster."""
 
@@ -139,7 +145,7 @@ class Server(_Sending):
         *,
         silence_s: float,
         limit: ConcurrencyLimit | None = None,
-        also: Sequence[Redis] = (),
+        also: Sequence[Closes] = (),
     ) -> None:
         pool: Any = client.connection_pool
         # Of the connections of a small pool, none is kept.

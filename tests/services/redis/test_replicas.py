@@ -155,8 +155,30 @@ async def test_no_sentinel_is_forgotten_when_several_operations_ask(sentinel, un
     for _ in range(3):
         await asyncio.gather(*(sentinels.discover_master("main") for _ in range(5)))
     assert set(sentinels.sentinels) == known
-    for client in known:
-        await client.aclose()
+    await sentinels.aclose()
+
+
+async def test_operations_that_look_for_the_master_at_once_ask_once(sentinel):
+    sentinels = Sentinels([("127.0.0.1", sentinel.port)])
+    before = sentinel.ask("INFO", "clients")["connected_clients"]
+    first, *others = (asyncio.create_task(sentinels.discover_master("main")) for _ in range(20))
+    await asyncio.sleep(0)
+    first.cancel()
+    found = await asyncio.gather(*others)
+    assert len(set(found)) == 1, "the one that was cancelled takes no answer from the others"
+    assert sentinel.ask("INFO", "clients")["connected_clients"] == before + 1
+    await sentinels.aclose()
+
+
+async def test_closing_ends_a_question_that_no_sentinel_answers():
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        sentinels = Sentinels([hanging.getsockname()])
+        asking = asyncio.create_task(sentinels.discover_master("main"))
+        await asyncio.sleep(0.1)
+        await sentinels.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_write_is_unknown_until_a_replica_has_confirmed_it(replicated, short_waits):
