@@ -119,6 +119,8 @@ async def run(order: Order, stand: Stand) -> Result:
 class Run:
     """One run on a stand that has started; what it starts is stopped by the stack."""
 
+    over = "the faults are over"
+
     def __init__(self, order: Order, stand: Stand, stack: contextlib.AsyncExitStack) -> None:
         self._order = order
         self._stand = stand
@@ -162,7 +164,7 @@ class Run:
         }
         await self._torment(faults, pods.faults())
         minutes = (time.monotonic() - self._start) / 60
-        self._say("the faults are over; pods flush, and everything is read")
+        self._say(f"{self.over}; pods flush, and everything is read")
         await self._settle()
         return self._judged(minutes)
 

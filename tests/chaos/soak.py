@@ -160,6 +160,8 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {"sqlite": of_sqlite, "redis": of_redis
 class Soak(Run):
     """A run without chance: conversations come and go, and now and then a pod is killed."""
 
+    over = "the time is over"
+
     def __init__(self, order: Order, stand: Stand, stack: contextlib.AsyncExitStack, pace: Pace) -> None:
         super().__init__(order, stand, stack)
         self._pace = pace
@@ -361,6 +363,8 @@ def _readable(name: str, value: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
+    if options.table and not options.out:
+        parser().error("--table needs --out, the folder that has the results")
     options.stand = [*dict.fromkeys(options.stand)]
     said = no_such_stand(options.stand, DATASTORES)
     if said := said or ("" if options.table else there_already(options.out, options.stand)):
@@ -368,9 +372,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     out: Path = options.out or Path(tempfile.mkdtemp(prefix="stm-soak-"))
     if options.table:
-        print(table([json.loads(file.read_text(encoding="utf-8")) for file in _results(out)]))
+        results = [json.loads(file.read_text(encoding="utf-8")) for file in _results(out)]
+        if not any(one["figures"]["series"] for one in results):
+            print(f"there are no figures that were judged in {out}", file=sys.stderr)
+            return 2
+        print(table(results))
         return 0
     print(f"histories and results in {out}", flush=True)
+    if 60 * options.minutes < flat.ENOUGH * options.every:
+        print(f"no figure will be judged: {least(options.every)}", flush=True)
     began = time.monotonic()
     try:
         results = asyncio.run(_side_by_side(options, out))
@@ -378,6 +388,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; what was started is stopped", file=sys.stderr)
         return 130
     status = show(results, options.every)
+    for one in results:
+        print(f"judge again: {sys.executable} -m tests.chaos.checker {out / one.stand / 'events'}")
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     return 1 if len(results) < len(options.stand) else status
 
@@ -393,11 +405,15 @@ def show(results: Sequence[Result], every: float) -> int:
         for violation in one.violations[:20]:
             print(violation)
         if not one.figures["series"]:
-            least = f"{flat.ENOUGH} samples, {flat.ENOUGH * every / 60:g} minutes at --every {every:g}"
-            print(f"no figure was judged: that takes {least}")
+            print(f"no figure was judged: {least(every)}")
     if any(one.violations for one in results):
         return 1
     return 0 if all(one.figures["series"] for one in results) else 2
+
+
+def least(every: float) -> str:
+    """Return how long it takes to have enough samples."""
+    return f"that takes {flat.ENOUGH} samples, {flat.ENOUGH * every / 60:g} minutes at --every {every:g}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -428,7 +444,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=15, help="repeats what the pods draw (15)")
     found.add_argument("--mutant", choices=sorted(LEAKS), default="", help="a leak that the run must find")
     found.add_argument("--out", type=Path, help="a folder for histories and results; by default a new one")
-    found.add_argument("--table", action="store_true", help="only show the results that are in this folder")
+    found.add_argument("--table", action="store_true", help="only show the results that are in --out")
     return found
 
 

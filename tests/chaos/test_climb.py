@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +104,11 @@ def test_a_soak_too_short_to_be_judged_says_so(
     assert f"sqlite: 1 turn, 0 kills, {len(violations)} violation" in said
     too_short = "no figure was judged: that takes 48 samples, 12 minutes at --every 15\n"
     assert (too_short in said, "| memory |" in said) == (samples < 48, samples == 48)
+
+
+def test_a_table_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        soak.main(["--table"])
+    assert "--table needs --out" in capsys.readouterr().err
+    assert soak.main(["--table", "--out", str(tmp_path)]) == 2
+    assert "there are no figures that were judged in" in capsys.readouterr().err
