@@ -7,7 +7,6 @@ whatever drops entries stores the body under a new version before, and loads aga
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -67,6 +66,7 @@ class Writes(PlannedWork):
         self._summarizer = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: tuple[Attempt, Exception] | None = None
+        self._unnoted: Lease | None = None
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
@@ -127,9 +127,11 @@ class Writes(PlannedWork):
         lease = snapshot.body.lease
         if lease is not None:
             body = replace(snapshot.body, overdue=Overdue(lease.at, self.shared.clock()))
-            # A full record may have no room for the note.
-            with contextlib.suppress(TooLarge):
+            try:
                 await self.shared.replace(snapshot, body, drop=0)
+            except TooLarge:
+                # A full record stays full until the lease has ended, so the note is not sent again.
+                self._unnoted = lease
 
     async def recover(self, snapshot: Snapshot) -> Plan | None:
         """Become healthy without a summarizer call."""

@@ -121,7 +121,8 @@ class Maintenance(Writes):
         left = policy.lease_left(
             lease, now=time, known_for=known_for, clocks_apart=apart, overdue=body.overdue
         )
-        return due.unless_held(step, left, overdue=policy.is_overdue(lease, body.overdue, now=time))
+        overdue = lease != self._unnoted and policy.is_overdue(lease, body.overdue, now=time)
+        return due.unless_held(step, left, overdue=overdue)
 
     # When it is done
 
