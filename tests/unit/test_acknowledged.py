@@ -16,7 +16,9 @@ from stm_backends.sealing.data_keys import EnvelopeKeys
 from stm_backends.sealing.keys import Owner
 from stm_backends.sealing.wrapping import LocalWrapping
 from stm_backends.testing.memory_contract import config, shown, turn, until
+from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryKey
+from tests.support.default_memory import added
 from tests.support.replicated import ReplicatedDriver
 
 KEY = MemoryKey("acme", "ada", "chat")
@@ -80,6 +82,22 @@ async def test_a_turn_that_was_acknowledged_is_not_written_again() -> None:
         record = await driver.load(keys.memory_key(KEY))
         assert record is not None
         assert len(record.tail) == 1
+
+
+async def test_a_repeat_of_a_turn_that_was_folded_is_not_estimated_again() -> None:
+    driver = ReplicatedDriver()
+    async with Backend(driver, close_timeout_s=0) as backend:
+        memory = backend.memory(KEY, config(zone=1), summarizer=LedgerSummarizer())
+        driver.lags = {keys.memory_key(KEY).scope}
+        await unknown(lambda: memory.add_turn(turn(0, "x" * 400), turn_id="zero"))
+        driver.lags = False
+        await added(memory, 1, 2)
+        await memory.flush()
+        await memory.get_llm_context()
+        before = memory.estimate_tokens()
+        await memory.add_turn(turn(0, "x" * 400), turn_id="zero")
+        assert memory.estimate_tokens() == before
+        assert (await shown(memory))["recent"] == ["u2"]
 
 
 @pytest.mark.parametrize("what", [("acme",), ("acme", "ada"), ("acme", "ada", "chat")])

@@ -96,7 +96,7 @@ class SharedConversation:
 
     def known(self) -> Snapshot:
         """Return what this process knows without a load: the last snapshot and its own turns since."""
-        return self.seen.plus(*(stored for i, stored in self.added.items() if i not in self.seen.ids))
+        return self.seen.plus(*(stored for i, stored in self.added.items() if not self.seen.holds(i)))
 
     def remembers(self, turn_id: str) -> bool:
         """Say whether this process knows that a turn is in the record, or was recently."""
