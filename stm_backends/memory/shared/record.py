@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -215,15 +216,20 @@ class SharedConversation:
         if leased is not None:
             try:
                 found = leased
-                # Another process may have noted under a new version that the lease is overdue.
-                while found.body.lease == leased.body.lease:
-                    if await self.replace(found, found.body.unleased(), drop=0):
-                        break
+                for race in range(1, operations.RACES + 1):
+                    # Another process may have noted under a new version that the lease is overdue.
+                    if found.body.lease != leased.body.lease or await self.replace(
+                        found, found.body.unleased(), drop=0
+                    ):
+                        return
+                    await asyncio.sleep(operations.pause_after(race))
                     found = await self.load("background")
+                problem: object = "each race was lost"
             except StorageError as error:
-                logger.warning(
-                    "could not release a lease, it will expire: %s (conversation %s)", error, self.log_name
-                )
+                problem = error
+            logger.warning(
+                "could not release a lease, it will expire: %s (conversation %s)", problem, self.log_name
+            )
 
 
 def _note(ids: dict[str, None], one: str, most: int) -> None:
