@@ -22,8 +22,9 @@ from stm_backends.errors import (
 )
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.records import keys
-from stm_backends.records.body import Overdue
+from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
@@ -354,6 +355,26 @@ async def test_a_lease_that_was_perhaps_taken_is_released(pods: Pods) -> None:
     await asyncio.sleep(0)
     assert (await leases.stored_body(driver, RECORD)).lease is None
     assert summarizer.requests == []
+
+
+async def test_a_late_answer_does_not_forget_a_lease_that_was_taken_since(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+    await memory.add_turn(turn(0))
+    shared = SharedConversation(driver, RECORD, Codec(), lambda: pods.now, lambda _: None)
+    stored, answered = asyncio.Event(), asyncio.Event()
+
+    async def late(_: Key | str) -> None:
+        stored.set()
+        await answered.wait()
+
+    driver.after["replace"] = [late]
+    confirming = asyncio.create_task(shared.replace(await shared.load("test"), Body(), drop=0))
+    await stored.wait()
+    assert await shared.replace(await shared.load("test"), Body(lease=Lease(pods.now, 60.0)), drop=0)
+    answered.set()
+    assert await confirming
+    await shared.release()
+    assert (await leases.stored_body(driver, RECORD)).lease is None
 
 
 async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> None:

@@ -186,6 +186,7 @@ class SharedConversation:
         if body.lease is not None and body.lease is not snapshot.body.lease:
             # Set before the first await: a write that is cancelled may have taken the lease.
             self.leased = snapshot.after(version, body, 0)
+        leased = self.leased
         if drop:
             self._positions = None
         try:
@@ -199,7 +200,9 @@ class SharedConversation:
         finally:
             if drop:
                 self._positions = object()
-        if self.leased is not None and (body.lease is None if stored else self.leased.version == version):
+        ended = body.lease is None if stored else leased is not None and leased.version == version
+        # Not a lease that was taken since this was sent, whose write came after it.
+        if ended and leased is self.leased:
             self.leased = None
         if not stored:
             self.current = False
