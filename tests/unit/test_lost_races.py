@@ -224,6 +224,23 @@ async def test_a_turn_for_a_full_record_is_answered_though_races_are_lost(*, mak
 
 
 @clock.virtually
+async def test_a_repeat_that_only_the_former_master_has_is_not_acknowledged() -> None:
+    """Nor dropped by it: the new master is full, and has other entries under the same version."""
+    size = sum(len(entry(number)) for number in (*range(41), 99)) + len(Codec().seal_body(Body()))
+    driver = await two_masters(max_record_bytes=size + 20)
+    driver.writes_to = [driver.new]
+    for server, number in (driver.old, 99), (driver.new, 98):
+        await server.append(RECORD, entry(number), initial_version="v", ttl=None)
+    one = pod(driver, config("truncation", zone=50))
+    with pytest.raises(TooLarge):
+        await one.memory.add_turn(turn(99), turn_id="id99")
+    record = await driver.new.load(RECORD)
+    assert record is not None
+    assert record.tail == tuple(map(entry, (*range(41), 98)))
+    await one.memory.close()
+
+
+@clock.virtually
 async def test_a_race_that_is_lost_twice_costs_no_pause() -> None:
     driver = await two_masters()
     one = pod(driver, config("truncation", zone=20))

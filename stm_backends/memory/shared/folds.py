@@ -101,7 +101,7 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
-        confirmed = await self._confirmed(snapshot, drop)
+        confirmed = await self.confirmed(snapshot, drop)
         if confirmed is None or not await self.shared.replace(confirmed, body, drop=drop):
             return LOST
         self.room.made()
@@ -114,7 +114,7 @@ class Writes(PlannedWork):
 
     async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
         """Drop the oldest entries, which are repeats."""
-        confirmed = await self._confirmed(snapshot, compact.entries)
+        confirmed = await self.confirmed(snapshot, compact.entries)
         if confirmed is None or not await self.shared.replace(
             confirmed, confirmed.body, drop=compact.entries
         ):
@@ -170,13 +170,15 @@ class Writes(PlannedWork):
             await shared.replace(snapshot, body, drop=0, attempts=self._attempts)
         except TooLarge:
             shared.leased = None
-            return await self._confirmed(snapshot, drop)
+            return await self.confirmed(snapshot, drop)
         if shared.leased is None:
             return None
         return await self._still_there(replace(snapshot, version=shared.leased.version), drop)
 
-    async def _confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
-        """Return the snapshot with its oldest `drop` entries confirmed, or `None` if the record has changed.
+    async def confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
+        """Return the snapshot once its body and its oldest `drop` entries are confirmed.
+
+        `None` if the record has changed.
 
         Takes no request where a load shows only what is confirmed.
         """
