@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stm_backends.backend import Backend
 from stm_backends.drivers.contract import ANY, Driver, Key, new_version
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
 from stm_backends.drivers.wrapper import Operation
 from stm_backends.errors import TooLarge, Unavailable
+from stm_backends.history.log import ItemLog
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from stm_backends.records import keys
@@ -31,6 +33,7 @@ from stm_backends.testing.workbench.spy import SpyDriver
 from stm_backends.testing.workbench.summarizers import LedgerSummarizer
 from stm_backends.types import MemoryKey, StoredTurn
 from tests.support import clock, leases
+from tests.support.default_memory import added
 from tests.support.replicated import FailingOver, StillAnswersLoads
 
 T = TypeVar("T")
@@ -254,6 +257,35 @@ async def test_a_race_that_is_lost_twice_costs_no_pause() -> None:
     assert not one.memory.busy
     assert len((await shown(one.memory))["recent"]) == 20
     await one.memory.close()
+
+
+@clock.virtually
+async def test_an_import_into_a_conversation_that_keeps_changing_raises() -> None:
+    async with Backend(MemoryDriver(clock=clock.now), close_timeout_s=0) as source:
+        memory = source.memory(KEY, config(zone=1), summarizer=LedgerSummarizer())
+        await added(memory, *range(3))
+        await memory.flush()
+        document = await source.sessions.export(KEY)
+    driver = await two_masters()
+    await fail_over(driver)
+    async with Backend(spy := Patient(driver), close_timeout_s=0) as backend:
+        with pytest.raises(Unavailable, match="changed each time"):
+            await backend.sessions.import_(document, on_conflict="merge")
+    assert len(spy.calls) < MOST
+
+
+@clock.virtually
+async def test_a_fold_of_a_log_that_keeps_changing_gives_up() -> None:
+    driver = FailingOver(*(MemoryDriver(MemoryStore(), clock=clock.now) for _ in range(2)))
+    async with Backend(spy := Patient(driver), close_timeout_s=0) as backend:
+        await driver.new.open()
+        log = ItemLog(backend.driver, KEY, "langchain")
+        await log.add([{"text": "hello"}])
+        where = keys.log_key(KEY, "langchain")
+        assert await driver.new.replace(where, b"", version="other", expect=ANY, ttl=None)
+        driver.writes_to = [driver.new]
+        assert not await log.fold()
+        assert len(spy.calls) < MOST
 
 
 @pytest.mark.parametrize("how", ["rotate", "rewrap"])
