@@ -31,7 +31,7 @@ AGAIN: Final = Plan(0.0, look=False)
 """The plan to see at once what is due next."""
 
 LOST: Final = Plan(0.0)
-"""The plan to look again after a lost race: at once, and later each time that races are lost in a row."""
+"""The plan to look again after a lost race, with a pause after several in a row."""
 
 
 @dataclass(slots=True)
