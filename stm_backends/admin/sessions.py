@@ -16,6 +16,7 @@ Fields of a newer version of this library, in the body and in turns, are preserv
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from stm_backends.errors import (
     InvalidState,
     SessionExists,
     SessionNotFound,
+    Unavailable,
     located,
 )
 from stm_backends.history.log import ItemLog
@@ -212,13 +214,14 @@ class Sessions:
             # Replacing a record that this process has loaded removes its parts, too.
             with suppress(Corrupt):
                 await self._driver.load(where)
-        while True:
+        for race in range(1, operations.RACES + 1):
             if await operations.retried(
                 lambda: self._driver.replace(where, body, version=version, expect=condition, ttl=ttl)
             ):
                 return Snapshot(version, session.body)
             if on_conflict == "refuse":
                 raise SessionExists("there is already a conversation under this key; merge or replace it")
+            await asyncio.sleep(operations.pause_after(race))
             record = await self._driver.load(where)
             with located(self._driver.name, "import"):
                 found = Snapshot.of(record, self._codec)
@@ -233,6 +236,7 @@ class Sessions:
                 )
             ):
                 return replace(found, version=version, body=session.body)
+        raise Unavailable("the conversation changed each time that it was read", backend=self._driver.name)
 
     async def copy(
         self,

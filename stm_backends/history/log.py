@@ -134,13 +134,15 @@ class ItemLog:
     async def fold(self) -> bool:
         """Move the oldest entries into the body, which changes no item; returns whether any were moved.
 
-        One call moves as many as one `replace` drops. `False` if the items do not fit into a body.
+        One call moves as many as one `replace` drops. `False` if the items do not fit into a body, or every
+        race was lost.
         """
-        log = await self._load("fold")
-        while log.length and (done := await self._fold(log)) is not None:
-            if done:
-                return True
+        for race in range(1, operations.RACES + 1):
             log = await self._load("fold")
+            done = await self._fold(log) if log.length else None
+            if done is not False:
+                return done is True
+            await asyncio.sleep(operations.pause_after(race))
         return False
 
     def _lost(self, message: str) -> OutcomeUnknown:

@@ -21,6 +21,9 @@ AT_ONCE: Final = 8
 ATTEMPTS: Final = 3
 """How often a write is attempted while its outcome is unknown. Both kinds of write may be repeated."""
 
+RACES: Final = 10
+"""How many lost races end an attempt to store something that is to be loaded again before it is stored."""
+
 SEALED: Final = (b"stm/2 sealed ", b"stm/2 absent ")
 """The prefixes of values that `sealing` has encrypted. Only a backend without it meets them."""
 
@@ -111,6 +114,15 @@ async def confirm(driver: Driver, scopes: Iterable[str]) -> None:
     """
     if driver.traits.shows_unconfirmed:
         await together([*scopes], lambda scope: driver.delete(Key(scope, keys.NO_NAME)))
+
+
+def pause_after(races: int) -> float:
+    """Return how many seconds to wait after so many lost races in a row, before the next one.
+
+    None after one or two, as every contention loses them. Where a former master still answers loads and the
+    new one does the writes, all are lost: each load shows a version that the writes no longer find.
+    """
+    return 0.0 if races <= 2 else random.uniform(0.5, 1.0) * min(0.01 * 2.0**races, 1.0)
 
 
 class Appended(NamedTuple):

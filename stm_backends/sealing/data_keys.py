@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import secrets
@@ -107,11 +108,13 @@ class EnvelopeKeys:
     async def rotate(self, owner: Owner) -> str:
         """Add a key and make it primary; returns its id. Older values stay readable."""
         owner = self._holder(owner)
-        while True:
+        for race in range(1, operations.RACES + 1):
             added = await self._add(owner, await self._load(owner))
             if added is not None:
                 self._known.pop(owner, None)
                 return added
+            await asyncio.sleep(operations.pause_after(race))
+        raise Unavailable("the data keys changed each time that one was to be added")
 
     async def rewrap(self, owner: Owner) -> int:
         """Wrap the stored keys of an owner again that an older wrapping key wraps; returns how many.
@@ -119,7 +122,7 @@ class EnvelopeKeys:
         Also forgets what this process remembers, so that it uses keys that others have added.
         """
         owner = self._holder(owner)
-        while True:
+        for race in range(1, operations.RACES + 1):
             keys = await self._load(owner)
             if keys is None:
                 return 0
@@ -133,6 +136,8 @@ class EnvelopeKeys:
             if await self._replace(owner, keys, keys.primary, {**keys.wrapped, **again}):
                 self._known.pop(owner, None)
                 return len(old)
+            await asyncio.sleep(operations.pause_after(race))
+        raise Unavailable("the data keys changed each time that they were wrapped again")
 
     async def erase(self, owner: Owner) -> int:
         """Delete the keys of a user or, with `Owner(tenant, "")`, of a tenant and all its users.

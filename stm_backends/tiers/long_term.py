@@ -329,7 +329,7 @@ class LongTermMemory:
         """
         await self._held.reconcile()
         keys: set[str] = set()
-        before = self._known.copy() if search is None else self._known
+        before = self._known.copy()
         pages = self._graph.list_vertices(LABEL) if search is None else _page(await search())
         async for page in pages:
             for vertex in page:
@@ -339,7 +339,7 @@ class LongTermMemory:
                     keys.add(entry.key)
                 if superseded or entry.superseded_by is None:
                     yield entry, properties
-        # Between two pages, other tasks may have stored entries and removed some.
+        # During the search and between two pages, other tasks may have stored entries and removed some.
         stored, removed = self._known - before, before - self._known
         self._known = (keys | stored if search is None else self._known | keys) - removed
 

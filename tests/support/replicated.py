@@ -40,6 +40,28 @@ class ReplicatedDriver(WrapperDriver):
         return answer
 
 
+class FailingOver(WrapperDriver):
+    """A former master that was not demoted: it still answers loads, while writes go to its former replica."""
+
+    def __init__(self, old: Driver, new: Driver) -> None:
+        super().__init__(old)
+        self.old, self.new = old, new
+        self.writes_to: list[Driver] = [old, new]
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.old.traits, shows_unconfirmed=True)
+
+    async def append(self, key: Key, entry: bytes, **options: Any) -> int:
+        lengths = [await one.append(key, entry, **options) for one in self.writes_to]
+        if self.writes_to == [self.old]:
+            raise OutcomeUnknown("done, but not confirmed", backend="memory", operation="append")
+        return lengths[-1]
+
+    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
+        return all([await one.replace(key, body, **options) for one in self.writes_to])
+
+
 class FailsOver(WrapperDriver):
     """A server that is lost when the first `replace` is sent, which reaches its former replica `new`.
 

@@ -917,7 +917,7 @@ async def test_a_lease_that_is_noted_as_overdue_at_once_is_not_left_behind() -> 
 
 
 @clock.virtually
-async def test_a_full_record_without_room_for_a_note_waits_for_the_lease() -> None:
+async def test_a_full_record_is_sent_one_note_and_waits_for_the_lease() -> None:
     async with opened(1, max_record_bytes=8_000) as (backend,):
         model = Model(down=-1, works_in=0.0)
         writer = backend.memory(KEY, config("truncation", zone=50), summarizer=model)
@@ -932,13 +932,18 @@ async def test_a_full_record_without_room_for_a_note_waits_for_the_lease() -> No
             fills = "x" * (room - entry - 20) if room < 3 * entry else ""
             await writer.add_turn(turn(50, fills))
         start = clock.now()
-        await backend.memory(KEY, config(zone=1), summarizer=model).get_llm_context()
-        await asyncio.sleep(1)
+        spy = SpyDriver(backend.driver)
+        memory = DistributedShortTermMemory(spy, KEY, config(zone=1), summarizer=model, clock=clock.now)
+        await memory.get_llm_context()
+        await asyncio.sleep(60)
         body = await leases.stored_body(backend.driver, RECORD)
         assert body.lease is not None
         assert body.overdue is None
-        await asyncio.sleep(80)
+        assert spy.count("replace") == 1
+        assert spy.count("load") > 10
+        await asyncio.sleep(20)
         assert 75 <= model.calls[0] - start < 82
+        await memory.close()
 
 
 @clock.virtually

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from stm_backends.drivers.contract import ABSENT, ANY, Key, Traits
+from stm_backends.drivers.contract import ABSENT, ANY, Key
 from stm_backends.drivers.in_memory import MemoryDriver, MemoryStore
-from stm_backends.drivers.wrapper import WrapperDriver
 from stm_backends.errors import (
     Corrupt,
     InvalidKey,
@@ -23,8 +22,9 @@ from stm_backends.errors import (
 )
 from stm_backends.memory.shared.backgrounds import Backgrounds
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
+from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.records import keys
-from stm_backends.records.body import Overdue
+from stm_backends.records.body import Body, Lease, Overdue
 from stm_backends.records.codec import Codec
 from stm_backends.testing.memory_contract import config, shown, turn, until
 from stm_backends.testing.workbench.spy import SpyDriver
@@ -38,7 +38,7 @@ from stm_backends.types import (
 )
 from tests.support import leases
 from tests.support.default_memory import added
-from tests.support.replicated import FailsOver, StillAnswersLoads
+from tests.support.replicated import FailingOver, FailsOver, StillAnswersLoads
 
 KEY = MemoryKey("acme", "u1", "chat")
 RECORD = keys.memory_key(KEY)
@@ -357,6 +357,26 @@ async def test_a_lease_that_was_perhaps_taken_is_released(pods: Pods) -> None:
     assert summarizer.requests == []
 
 
+async def test_a_late_answer_does_not_forget_a_lease_that_was_taken_since(pods: Pods) -> None:
+    memory, driver = await pods.pod(config("truncation"))
+    await memory.add_turn(turn(0))
+    shared = SharedConversation(driver, RECORD, Codec(), lambda: pods.now, lambda _: None)
+    stored, answered = asyncio.Event(), asyncio.Event()
+
+    async def late(_: Key | str) -> None:
+        stored.set()
+        await answered.wait()
+
+    driver.after["replace"] = [late]
+    confirming = asyncio.create_task(shared.replace(await shared.load("test"), Body(), drop=0))
+    await stored.wait()
+    assert await shared.replace(await shared.load("test"), Body(lease=Lease(pods.now, 60.0)), drop=0)
+    answered.set()
+    assert await confirming
+    await shared.release()
+    assert (await leases.stored_body(driver, RECORD)).lease is None
+
+
 async def test_a_lost_answer_to_an_append_never_doubles_the_turn(pods: Pods) -> None:
     memory, driver = await pods.pod()
 
@@ -388,28 +408,6 @@ async def test_an_unknown_outcome_stays_unknown_when_a_retry_is_refused(pods: Po
         await memory.add_turn(turn(1), turn_id="one")
     await memory.add_turn(turn(1), turn_id="one")
     assert (await shown(memory))["recent"] == ["u1"]
-
-
-class FailingOver(WrapperDriver):
-    """A former master that was not demoted: it still answers loads, while writes go to its former replica."""
-
-    def __init__(self, old: MemoryDriver, new: MemoryDriver) -> None:
-        super().__init__(old)
-        self.old, self.new = old, new
-        self.writes_to = [old, new]
-
-    @property
-    def traits(self) -> Traits:
-        return replace(self.old.traits, shows_unconfirmed=True)
-
-    async def append(self, key: Key, entry: bytes, **options: Any) -> int:
-        lengths = [await one.append(key, entry, **options) for one in self.writes_to]
-        if self.writes_to == [self.old]:
-            raise OutcomeUnknown("done, but not confirmed", backend="memory", operation="append")
-        return lengths[-1]
-
-    async def replace(self, key: Key, body: bytes, **options: Any) -> bool:
-        return all([await one.replace(key, body, **options) for one in self.writes_to])
 
 
 async def test_a_repeat_is_stored_where_writes_go_now() -> None:

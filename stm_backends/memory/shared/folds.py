@@ -7,7 +7,7 @@ whatever drops entries stores the body under a new version before, and loads aga
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -23,14 +23,15 @@ from stm_backends.memory.shared.snapshot import Snapshot
 from stm_backends.memory.view import cut_summary
 from stm_backends.records import operations
 from stm_backends.records.body import Body, Lease, Overdue
+from stm_backends.records.operations import RACES, pause_after
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth, ShortTermMemoryConfig
 
-RACES: Final = 10
-"""How many lost races end the attempt to store a failure; the next attempt stores it then."""
-
 AGAIN: Final = Plan(0.0, look=False)
 """The plan to see at once what is due next."""
+
+LOST: Final = Plan(0.0)
+"""The plan to look again after a lost race, with a pause after several in a row."""
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Writes(PlannedWork):
         self._summarizer = policy.summarizer_for(self.config, None)
         self._keep_ids_for = 10 * shared.driver.traits.deadline
         self._unstored: tuple[Attempt, Exception] | None = None
+        self._unnoted: Lease | None = None
 
     def use(self, config: ShortTermMemoryConfig, summarizer: Callable[..., object]) -> None:
         """Use these settings from now on, unless they store nothing; the newest memory object wins."""
@@ -99,9 +101,9 @@ class Writes(PlannedWork):
             keep_for=self._keep_ids_for,
             copies=snapshot.copies(drop),
         )
-        confirmed = await self._confirmed(snapshot, drop)
+        confirmed = await self.confirmed(snapshot, drop)
         if confirmed is None or not await self.shared.replace(confirmed, body, drop=drop):
-            return AGAIN
+            return LOST
         self.room.made()
         self.stats.trimmed += len(gone)
         if trim.lost:
@@ -112,11 +114,12 @@ class Writes(PlannedWork):
 
     async def compact(self, snapshot: Snapshot, compact: Compact) -> Plan:
         """Drop the oldest entries, which are repeats."""
-        confirmed = await self._confirmed(snapshot, compact.entries)
-        if confirmed is not None and await self.shared.replace(
+        confirmed = await self.confirmed(snapshot, compact.entries)
+        if confirmed is None or not await self.shared.replace(
             confirmed, confirmed.body, drop=compact.entries
         ):
-            self.room.made()
+            return LOST
+        self.room.made()
         return AGAIN
 
     async def note_overdue(self, snapshot: Snapshot) -> None:
@@ -127,15 +130,17 @@ class Writes(PlannedWork):
         lease = snapshot.body.lease
         if lease is not None:
             body = replace(snapshot.body, overdue=Overdue(lease.at, self.shared.clock()))
-            # A full record may have no room for the note.
-            with contextlib.suppress(TooLarge):
+            try:
                 await self.shared.replace(snapshot, body, drop=0)
+            except TooLarge:
+                # A full record stays full until the lease has ended, so the note is not sent again.
+                self._unnoted = lease
 
     async def recover(self, snapshot: Snapshot) -> Plan | None:
         """Become healthy without a summarizer call."""
         body = policy.after_recovery(snapshot.body)
         if not await self.shared.replace(snapshot, body, drop=0):
-            return AGAIN
+            return LOST
         log.recovered(self.shared.log_name)
         self._health_changed(snapshot.body.health, body.health)
         return None
@@ -146,7 +151,7 @@ class Writes(PlannedWork):
             return await self._store_failure(snapshot, self._unstored[1])
         try:
             leased = await self._take_lease(snapshot, drop=snapshot.entries_of(len(fold.turns)))
-            return AGAIN if leased is None else await self._fold_leased(leased, fold)
+            return LOST if leased is None else await self._fold_leased(leased, fold)
         finally:
             await self.shared.release()
             if self.shared.recovering:
@@ -165,13 +170,15 @@ class Writes(PlannedWork):
             await shared.replace(snapshot, body, drop=0, attempts=self._attempts)
         except TooLarge:
             shared.leased = None
-            return await self._confirmed(snapshot, drop)
+            return await self.confirmed(snapshot, drop)
         if shared.leased is None:
             return None
         return await self._still_there(replace(snapshot, version=shared.leased.version), drop)
 
-    async def _confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
-        """Return the snapshot with its oldest `drop` entries confirmed, or `None` if the record has changed.
+    async def confirmed(self, snapshot: Snapshot, drop: int) -> Snapshot | None:
+        """Return the snapshot once its body and its oldest `drop` entries are confirmed.
+
+        `None` if the record has changed.
 
         Takes no request where a load shows only what is confirmed.
         """
@@ -213,15 +220,18 @@ class Writes(PlannedWork):
             self.stats.summarizer_failures += 1
             self._observer.summarizer_failed(error)
             return await self._store_failure(snapshot, error)
-        while not await self._replace(snapshot, body, drop=drop, data=data):
+        for race in range(1, RACES + 1):
+            if await self._replace(snapshot, body, drop=drop, data=data):
+                self._stored(snapshot.body, body, fold)
+                return AGAIN
+            await asyncio.sleep(pause_after(race))
             # The summary is stored under the new version while it applies. Only the entries that were there
             # under the lease go: repeats that came since may not be confirmed, see `_still_there`.
             snapshot = await self.shared.load("background")
             if snapshot.tail[:drop] != head or not fold.still_applies(snapshot.body, snapshot.turns):
                 return AGAIN
             body, data = self._body_after(snapshot, fold, summary, drop)
-        self._stored(snapshot.body, body, fold)
-        return AGAIN
+        return LOST
 
     async def _summarize(self, fold: Fold) -> str:
         self.stats.summarizer_calls += 1
@@ -269,10 +279,11 @@ class Writes(PlannedWork):
         """
         attempt = attempt_of(snapshot.body)
         self._unstored = attempt, error
-        for _ in range(RACES):
+        for race in range(1, RACES + 1):
             body = policy.after_failure(self.config, snapshot.body, now=self.shared.clock())
             if await self._replace(snapshot, body, drop=0):
                 break
+            await asyncio.sleep(pause_after(race))
             snapshot = await self.shared.load("background")
             if snapshot.version is None or attempt_of(snapshot.body) != attempt:
                 self._unstored = None

@@ -20,11 +20,12 @@ from stm_backends.memory.policy import Fold, Recover, Trim, Wait
 from stm_backends.memory.shared import due
 from stm_backends.memory.shared.concurrency import FairConcurrencyLimit
 from stm_backends.memory.shared.due import Compact, Due, Held
-from stm_backends.memory.shared.folds import AGAIN, Writes, attempt_of
+from stm_backends.memory.shared.folds import AGAIN, LOST, Writes, attempt_of
 from stm_backends.memory.shared.record import SharedConversation
 from stm_backends.memory.shared.room import RoomRequest
 from stm_backends.memory.shared.schedule import TICK_S, Plan, Timers, now
 from stm_backends.memory.shared.snapshot import Snapshot
+from stm_backends.records.operations import pause_after
 from stm_backends.telemetry.observer import Observer
 from stm_backends.types import MemoryHealth
 
@@ -82,7 +83,7 @@ class Maintenance(Writes):
         self._slots = slots
         self._queued = self._held = False
         self._attempt, self._lease = _FirstSeen(), _FirstSeen()
-        self._polls = self._faults = 0
+        self._polls = self._faults = self._lost = 0
         self.flush_waiters = 0
         self.failures = 0
 
@@ -121,7 +122,8 @@ class Maintenance(Writes):
         left = policy.lease_left(
             lease, now=time, known_for=known_for, clocks_apart=apart, overdue=body.overdue
         )
-        return due.unless_held(step, left, overdue=policy.is_overdue(lease, body.overdue, now=time))
+        overdue = lease != self._unnoted and policy.is_overdue(lease, body.overdue, now=time)
+        return due.unless_held(step, left, overdue=overdue)
 
     # When it is done
 
@@ -200,6 +202,9 @@ class Maintenance(Writes):
         step, following = await self._advance(plan)
         self._faults, self._held = 0, isinstance(step, Held)
         self._polls = min(self._polls + 1, 10) if self._held else 0
+        self._lost = self._lost + 1 if following is LOST else 0
+        if following is LOST:
+            return Plan(now() + pause_after(self._lost), firm=True)
         if following is AGAIN and self.shared.current:
             # What was planned during the step is seen by now.
             self._plan = self._plan if self._plan is not None and self._plan.look else None

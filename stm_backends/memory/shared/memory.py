@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stm_backends.drivers.contract import Driver
-from stm_backends.errors import OutcomeUnknown, TooLarge
+from stm_backends.errors import LimitReached, OutcomeUnknown, TooLarge
 from stm_backends.memory import log, policy
 from stm_backends.memory.policy import Fold, Recover
 from stm_backends.memory.shared.backgrounds import Backgrounds
@@ -24,7 +24,7 @@ from stm_backends.protocols import Summarizer
 from stm_backends.records.codec import Codec
 from stm_backends.records.directory import Directory
 from stm_backends.records.limits import UNLIMITED, Guard, Whose, characters_of
-from stm_backends.records.operations import Appended
+from stm_backends.records.operations import RACES, Appended, pause_after
 from stm_backends.telemetry.guarded import guarded
 from stm_backends.telemetry.observer import SILENT, Observer, observed
 from stm_backends.types import (
@@ -148,8 +148,8 @@ class DistributedShortTermMemory:
                 await self._directory.note(*self._owner, ttl=self._config.session_ttl_s)
             try:
                 length, created = await self._shared.append(stored, entry, ttl=self._config.session_ttl_s)
-            except TooLarge as error:
-                length, created = await self._append_to_full(stored, entry, error)
+            except (TooLarge, LimitReached) as refused:
+                length, created = await self._append_refused(stored, entry, turn_id, refused)
         except (OutcomeUnknown, asyncio.CancelledError):
             self._directory.doubt(self._owner)
             if turn_id is not None and not known:
@@ -261,6 +261,23 @@ class DistributedShortTermMemory:
     def busy(self) -> bool:
         """Whether work for this conversation is running or planned in this process."""
         return self._maintenance.busy
+
+    async def _append_refused(
+        self, stored: StoredTurn, entry: bytes, turn_id: str | None, refused: TooLarge | LimitReached
+    ) -> Appended:
+        """Append to a record that has no room, unless the turn is stored, as durably as by an append.
+
+        A repeat costs no other turn, and is not refused; see decision 0037.
+        """
+        for race in range(1, RACES + 1):
+            if turn_id is None or not (snapshot := await self._shared.load("add_turn")).holds(turn_id):
+                break
+            if await self._maintenance.confirmed(snapshot, len(snapshot.tail)) is not None:
+                return Appended(len(snapshot.tail), created=False)
+            await asyncio.sleep(pause_after(race))
+        if isinstance(refused, LimitReached):
+            raise refused
+        return await self._append_to_full(stored, entry, refused)
 
     async def _append_to_full(self, stored: StoredTurn, entry: bytes, full: TooLarge) -> Appended:
         """Append to a record that was `full`, as the background makes room in it."""

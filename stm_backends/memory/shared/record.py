@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -96,7 +97,7 @@ class SharedConversation:
 
     def known(self) -> Snapshot:
         """Return what this process knows without a load: the last snapshot and its own turns since."""
-        return self.seen.plus(*(stored for i, stored in self.added.items() if i not in self.seen.ids))
+        return self.seen.plus(*(stored for i, stored in self.added.items() if not self.seen.holds(i)))
 
     def remembers(self, turn_id: str) -> bool:
         """Say whether this process knows that a turn is in the record, or was recently."""
@@ -185,6 +186,7 @@ class SharedConversation:
         if body.lease is not None and body.lease is not snapshot.body.lease:
             # Set before the first await: a write that is cancelled may have taken the lease.
             self.leased = snapshot.after(version, body, 0)
+        leased = self.leased
         if drop:
             self._positions = None
         try:
@@ -198,7 +200,9 @@ class SharedConversation:
         finally:
             if drop:
                 self._positions = object()
-        if self.leased is not None and (body.lease is None if stored else self.leased.version == version):
+        ended = body.lease is None if stored else leased is not None and leased.version == version
+        # Not a lease that was taken since this was sent, whose write came after it.
+        if ended and leased is self.leased:
             self.leased = None
         if not stored:
             self.current = False
@@ -215,15 +219,20 @@ class SharedConversation:
         if leased is not None:
             try:
                 found = leased
-                # Another process may have noted under a new version that the lease is overdue.
-                while found.body.lease == leased.body.lease:
-                    if await self.replace(found, found.body.unleased(), drop=0):
-                        break
+                for race in range(1, operations.RACES + 1):
+                    # Another process may have noted under a new version that the lease is overdue.
+                    if found.body.lease != leased.body.lease or await self.replace(
+                        found, found.body.unleased(), drop=0
+                    ):
+                        return
+                    await asyncio.sleep(operations.pause_after(race))
                     found = await self.load("background")
+                problem: object = "each race was lost"
             except StorageError as error:
-                logger.warning(
-                    "could not release a lease, it will expire: %s (conversation %s)", error, self.log_name
-                )
+                problem = error
+            logger.warning(
+                "could not release a lease, it will expire: %s (conversation %s)", problem, self.log_name
+            )
 
 
 def _note(ids: dict[str, None], one: str, most: int) -> None:

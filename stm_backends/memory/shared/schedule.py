@@ -25,7 +25,7 @@ class Plan:
 
     `at` is on the event loop's clock. With `look`, the record is loaded first, because other processes may
     have changed it since; otherwise what this process has seen decides. A `firm` plan is not brought forward:
-    another process holds the lease, or the datastore has failed.
+    another process holds the lease, races were lost, or the datastore has failed.
     """
 
     at: float

@@ -247,3 +247,20 @@ async def test_recall_asks_a_graph_with_an_index(clock: Any) -> None:
     assert [one.key for one in await ltm.recall_by_agent("x")] == ["a", "c"]
     assert len(await ltm.recall_by_run("run")) == 3
     assert ltm.size == 3
+
+
+async def test_what_was_removed_during_a_recall_is_known_no_longer(clock: Any) -> None:
+    class Late(Indexed):
+        """Lets others work before it answers a search."""
+
+        async def search_vertices(self, label: str, text: str, *, limit: int = 100) -> list[dict[str, Any]]:
+            found = await super().search_vertices(label, text, limit=limit)
+            await ltm.remember(entry("new", "content", clock))
+            await ltm.forget("gone")
+            return found
+
+    ltm = LongTermMemory(Late(), clock=clock)
+    for key in ("kept", "gone"):
+        await ltm.remember(entry(key, "content", clock, source_run_id="run"))
+    await ltm.recall("content")
+    assert ltm.size == 2
