@@ -32,6 +32,7 @@ _SUITE_PROPERTIES: Final = "stm_suite_properties"
 _RESULT: Final = "stm_check"
 _PLANNED: Final = "stm_planned"
 _UNFIT: Final = "stm_unfit"
+_FINDING: Final = "stm_finding"
 
 _SELECTION: Final = pytest.StashKey["Selection"]()
 _TOLD: Final = pytest.StashKey[bool]()
@@ -264,7 +265,7 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the result of a check."""
         for name, value in report.user_properties:
-            if name in (_RESULT, _PLANNED, _UNFIT):
+            if name in (_RESULT, _PLANNED, _UNFIT, _FINDING):
                 self._note(name, cast("dict[str, Any]", value))
 
     def _note(self, name: str, facts: dict[str, Any]) -> None:
@@ -274,6 +275,9 @@ class Reporter:
             self.run.planned |= {key: Result(**fields) for key, fields in facts.items()}
         elif name == _UNFIT:
             self.run.broken.append(facts["message"])
+        elif name == _FINDING:
+            # The processes of pytest-xdist may each have one.
+            self.run.findings.setdefault(facts["cause"], facts["message"])
         else:
             facts = dict(facts)
             self.run.traits = facts.pop("traits") or self.run.traits
@@ -376,15 +380,17 @@ def _found(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return what a report needs: the result of a check, or why its class cannot run."""
     from stm_backends.testing.runner.selection import facts_of, profile_of  # noqa: PLC0415 -- as above
-    from stm_backends.testing.workbench.check import NotReached, Unfit  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.check import Finding, NotReached, Unfit  # noqa: PLC0415 -- as above
 
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, NotReached):
         return []
+    # A backend named by options is named in the report already.
+    whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
     if isinstance(error, Unfit):
-        # A backend named by options is named in the report already.
-        whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
         return [(_UNFIT, {"message": f"{whose}{error}"})]
+    if isinstance(error, Finding):
+        return [(_FINDING, {"message": f"{whose}{error}", "cause": f"{whose}{error.cause}"})]
     return [(_RESULT, _facts(item, check, call, report))]
 
 

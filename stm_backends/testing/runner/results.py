@@ -47,7 +47,8 @@ class Run:
     """One run of the suite, and on what.
 
     `planned` are all checks of the contracts that it is about, as they are reported if they were not
-    carried out; `broken` says why whole classes could not be tested.
+    carried out; `broken` says why whole classes could not be tested, and `findings` what is wrong beside the
+    checks, by its cause.
     """
 
     backend: str = ""
@@ -59,11 +60,12 @@ class Run:
     planned: dict[str, Result] = field(default_factory=dict[str, Result])
     seconds: float = 0.0
     broken: list[str] = field(default_factory=list[str])
+    findings: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def ok(self) -> bool:
         """Whether at least one check passed and none failed."""
-        return bool(self.of("passed")) and not self.broken and not self.of("failed")
+        return bool(self.of("passed")) and not (self.broken or self.findings or self.of("failed"))
 
     @property
     def left_out(self) -> list[Result]:
@@ -114,6 +116,7 @@ class Run:
                 planned={key: result for key, result in self.planned.items() if _class_of(result) == name},
                 seconds=sum(result.seconds for result in results),
                 broken=[],
+                findings={why: text for why, text in self.findings.items() if why.startswith(f"{subject}: ")},
             )
 
     def versions(self) -> dict[str, str]:
@@ -145,7 +148,7 @@ class Run:
         took = f"{self.seconds:.1f} s"
         if not self.results:
             return f"No check ran on {who}."
-        if self.of("failed") or self.broken:
+        if self.of("failed") or self.broken or self.findings:
             return f"{who} does not keep the contract: {counts} ({self.extent()}, {took})."
         if not self.ok:
             return f"{who} was not tested: {counts} ({self.extent()}, {took})."
@@ -171,6 +174,7 @@ class Run:
             "left_out": [result.id for result in self.left_out],
             "seconds": round(self.seconds, 3),
             "broken": self.broken,
+            "findings": list(self.findings.values()),
             "clauses": [
                 {
                     "id": clause.id,

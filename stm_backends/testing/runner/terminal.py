@@ -29,6 +29,10 @@ def lines(run: Run) -> Iterator[Line]:
     """Yield the whole report."""
     said: set[str] = set()
     alike = run.alike()
+    for text in run.findings.values():
+        first, *more = text.splitlines()
+        yield f"x {first}", "red"
+        yield from ((f"    {line}", "") for line in more)
     for clause, results in run.by_clause():
         stands = standing(results)
         if stands == "left out":
@@ -56,6 +60,8 @@ def lines(run: Run) -> Iterator[Line]:
 
 def summary(run: Run) -> Iterator[Line]:
     """Yield a few lines for each class, for a run in which pytest has shown what failed."""
+    for text in run.findings.values():
+        yield f"x {text.splitlines()[0]}", "red"
     for each in run.by_subject():
         yield each.verdict(), _colour(each)
         for same in each.alike().values():

@@ -114,6 +114,15 @@ class Unfit(pytest.fail.Exception):
     """The implementation cannot be tested at all; reported once for a class of checks."""
 
 
+class Finding(pytest.fail.Exception):
+    """Something wrong that is no failure of a check, such as what tidying up after all of them meets.
+
+    It is raised once for a class, after a check. Findings of the same `cause` are one.
+    """
+
+    cause = ""
+
+
 class NotReached(pytest.skip.Exception):
     """A check of a class that cannot be tested, which was reported before."""
 
@@ -151,7 +160,13 @@ def check(
                 raise
             except BaseException as error:  # a driver may raise SystemExit or CancelledError
                 shorten(error)
-                error.add_note(known.explain(error, bench))
+                explanation = known.explain(error, bench)
+                tell = getattr(bench, "tell_untidy", None)
+                if isinstance(error, Untidy) and tell is not None:
+                    # The check has passed, and the next ones may well meet the same.
+                    tell(error, f"First after: {known.sentence}\n{explanation}")
+                    return
+                error.add_note(explanation)
                 raise
 
         setattr(run, _ATTRIBUTE, known)

@@ -32,7 +32,8 @@ class Untidy(Met):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            f"the check itself has passed, and tidying up after it failed: {told(error)}", cause(error)
+            f"the check itself has passed, and tidying up after it failed: {told(error)}",
+            cause(error) or told(error),
         )
         self.error = error
 
