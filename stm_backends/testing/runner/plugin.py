@@ -35,10 +35,13 @@ _UNFIT: Final = "stm_unfit"
 _FINDING: Final = "stm_finding"
 
 _SELECTION: Final = pytest.StashKey["Selection"]()
+_SHORTEST_TTL: Final = pytest.StashKey[float]()
 _TOLD: Final = pytest.StashKey[bool]()
 
 _HOW_TO_SEE_MORE: Final = re.compile(r"^\s*(\.\.\.Full output truncated|Use -v+ to get more diff)")
 _LONGEST_LINE: Final = 300
+
+_NAME_IT: Final = "name the backend to test: --stm-backend=NAME --stm-url=URL"
 
 QUICK_TICK_S: Final = 0.15
 TICK_S: Final = 0.5
@@ -86,7 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare to collect results, and reject unknown clauses."""
+    """Prepare to collect results, and reject unknown clauses and backends and URLs that cannot be used."""
     if names := config.getoption("stm_clause"):
         from stm_backends.errors import ConfigurationError  # noqa: PLC0415 -- imported only where it is used
         from stm_backends.testing.workbench.clauses import require_clauses  # noqa: PLC0415 -- as above
@@ -95,10 +98,44 @@ def pytest_configure(config: pytest.Config) -> None:
             require_clauses(names)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
+    if config.getoption("stm_backend"):
+        config.stash[_SHORTEST_TTL] = _shortest_ttl(config)
     if not hasattr(config, "workerinput"):
         shown_once = ShownOnce()
         config.pluginmanager.register(shown_once)
         config.pluginmanager.register(Reporter(config, shown_once), Reporter.NAME)
+
+
+def _shortest_ttl(config: pytest.Config) -> float:
+    """Return the `min_ttl` of the backend that the options name; reject those that make no driver.
+
+    Here and not in the fixture, where the same error would be that of every check.
+    """
+    from stm_backends.drivers.plugins import open_driver  # noqa: PLC0415 -- as above
+    from stm_backends.errors import StmError  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.failures import origin, told  # noqa: PLC0415 -- as above
+
+    try:
+        driver = open_driver(**_options(config))
+    except StmError as error:
+        raise pytest.UsageError(str(error)) from None
+    # A plugin by others may raise anything, and what it returns may not be a driver yet.
+    except Exception as error:
+        where = origin(error)
+        raise pytest.UsageError(
+            f"the backend {config.getoption('stm_backend')!r} makes no driver: {told(error)}"
+            + (f" (raised at {where})" if where else "")
+        ) from None
+    return getattr(getattr(driver, "traits", None), "min_ttl", 0.0)
+
+
+def _options(config: pytest.Config) -> dict[str, Any]:
+    """Return the arguments of `open_driver` and `open_at` that the options give."""
+    return {
+        "name_or_url": config.getoption("stm_backend"),
+        "url": config.getoption("stm_url"),
+        "create": bool(config.getoption("stm_create")),
+    }
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,7 +164,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from stm_backends.testing.runner.selection import profile_of  # noqa: PLC0415 -- as above
 
         if profile_of(item) and not config.getoption("stm_backend"):
-            raise pytest.UsageError("name the backend to test: --stm-backend=NAME --stm-url=URL")
+            raise pytest.UsageError(_NAME_IT)
         (kept if _selection(config).keeps(item, check) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -220,21 +257,16 @@ def stm_suite_properties(
 @pytest.fixture
 def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     """The datastore that the options name."""
-    from stm_backends.drivers.plugins import open_driver  # noqa: PLC0415 -- as above
     from stm_backends.testing.workbench.drivers import Datastore, open_at  # noqa: PLC0415 -- as above
 
     config = request.config
-    quick = bool(config.getoption("stm_quick"))
-    backend: Any = config.getoption("stm_backend")
-    options: dict[str, Any] = {
-        "url": config.getoption("stm_url"),
-        "create": bool(config.getoption("stm_create")),
-    }
-    # A driver may round up shorter times to live.
-    shortest = open_driver(backend, **options).traits.min_ttl
+    if _SHORTEST_TTL not in config.stash:
+        raise pytest.UsageError(_NAME_IT)
+    tick = QUICK_TICK_S if config.getoption("stm_quick") else TICK_S
     return Datastore(
-        open=functools.partial(open_at, backend, **options),
-        tick=config.getoption("stm_tick") or max(QUICK_TICK_S if quick else TICK_S, shortest),
+        open=functools.partial(open_at, **_options(config)),
+        # A driver may round up shorter times to live.
+        tick=config.getoption("stm_tick") or max(tick, config.stash[_SHORTEST_TTL]),
         server=config.getoption("stm_server") or "",
     )
 
