@@ -36,12 +36,17 @@ _FINDING: Final = "stm_finding"
 
 _SELECTION: Final = pytest.StashKey["Selection"]()
 _SHORTEST_TTL: Final = pytest.StashKey[float]()
+_IS_USED: Final = pytest.StashKey[bool]()
 _TOLD: Final = pytest.StashKey[bool]()
 
 _HOW_TO_SEE_MORE: Final = re.compile(r"^\s*(\.\.\.Full output truncated|Use -v+ to get more diff)")
 _LONGEST_LINE: Final = 300
 
 _NAME_IT: Final = "name the backend to test: --stm-backend=NAME --stm-url=URL"
+_NOTHING_TESTS_IT: Final = (
+    "nothing here tests the backend of --stm-backend: add `--pyargs stm_backends.testing`; or leave out "
+    "--stm-backend and --stm-url, if classes of your own name the datastore"
+)
 
 QUICK_TICK_S: Final = 0.15
 TICK_S: Final = 0.5
@@ -120,7 +125,7 @@ def _shortest_ttl(config: pytest.Config) -> float:
     except StmError as error:
         raise pytest.UsageError(str(error)) from None
     # A plugin by others may raise anything, and what it returns may not be a driver yet.
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- as said above
         where = origin(error)
         raise pytest.UsageError(
             f"the backend {config.getoption('stm_backend')!r} makes no driver: {told(error)}"
@@ -151,8 +156,19 @@ def pytest_make_collect_report(
     return report
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note whether anything uses the datastore that the options name."""
+    if "stm_datastore" in getattr(item, "fixturenames", ()):
+        item.config.stash[_IS_USED] = True
+
+
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Leave out the checks that our options do not select."""
+    if config.getoption("stm_backend") and not config.stash.get(_IS_USED, False) and not session.testsfailed:
+        # A report would name a datastore that was never opened.
+        raise pytest.UsageError(_NOTHING_TESTS_IT)
     only_checks = bool(config.getoption("stm_clause"))
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -342,10 +358,10 @@ class Reporter:
 
             Path(path).write_text(page(self.run), "utf-8")
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         """Print the report per clause; for classes in a test suite, a short one."""
         self._shown_once.restore(terminalreporter)
-        if "run" not in vars(self):
+        if "run" not in vars(self) or exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
         from stm_backends.testing.runner.terminal import summary  # noqa: PLC0415 -- as above
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import stm_backends
-from stm_backends.testing.runner.selection import SLOW, UNREACHED
+from stm_backends.testing.runner.selection import SLOW, UNREACHED, is_installed
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 
 Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
@@ -144,7 +144,7 @@ class Run:
     def verdict(self) -> str:
         """Return the outcome as a sentence, which claims no more than was checked."""
         counts = ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in OUTCOMES)
-        who = self.backend or ", ".join(run.backend for run in self.by_subject()) or "what was tested"
+        who = ", ".join(self._tested()) or "what was tested"
         took = f"{self.seconds:.1f} s"
         if not self.results:
             return f"No check ran on {who}."
@@ -157,6 +157,14 @@ class Run:
         but = ", except for what it opts out of" if self.of("opted out") else ""
         asked = " in all checks that could run" if self.of("not asked") else ""
         return f"{who} keeps the contract{asked}{but}: {counts} ({self.extent()}, {took})."
+
+    def _tested(self) -> list[str]:
+        """Return the backend that was named, and the classes of the author's own that ran beside it."""
+        if not self.backend:
+            return [run.backend for run in self.by_subject()]
+        own = {_class_of(one): one.subject for one in self.results if not is_installed(one.id)}
+        beside = own.values() if any(is_installed(one.id) for one in self.results) else ()
+        return [self.backend, *beside]
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON objects."""
