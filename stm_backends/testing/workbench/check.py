@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol, cast
 
 import pytest
 
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
 from stm_backends.testing.workbench.processes import end_workers
 from stm_backends.testing.workbench.watchdog import WATCHDOG
+
+if TYPE_CHECKING:
+    from stm_backends.testing.workbench.drivers import Datastore
 
 LONGEST_CHECK_S: Final = 120.0
 
@@ -51,7 +56,7 @@ class Check:
         """Return the explanation of a failure: the clause, the expectation, where, and the history.
 
         The usual cause is one of wrong answers and of the errors of the contract. An error that is neither
-        has another cause.
+        has another cause, and so has what is wrong because an entry was stored again.
         """
         history, parts, usual_cause = bench.history, list[str](), ""
         if isinstance(error, Untidy):
@@ -62,7 +67,9 @@ class Check:
                 usual_cause = self.usual_cause
         if where := origin(error):
             parts.append(f"Raised at: {where}")
-        if usual_cause:
+        if _is_finding(error) and (again := history.stored_again()):
+            parts.append(f"Cause: {again}")
+        elif usual_cause:
             parts.append(f"Usual cause: {usual_cause}")
         parts += _of_a_busy_machine(self, first_of(error), bench)
         if lines := history.lines():
@@ -181,6 +188,10 @@ async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
         async with limit, bench:
             try:
                 await body
+            except Exception as error:
+                if _is_finding(error):
+                    await _look_again(bench)
+                raise
             finally:
                 await end_workers()
     except TimeoutError:
@@ -192,6 +203,23 @@ async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
         ) from None
     finally:
         body.close()
+
+
+async def _look_again(bench: Workplace) -> None:
+    """Load the record that a failed check was about: an answer may be wrong because of what is there."""
+    places = [event.place for event in bench.history.events if isinstance(event.place, Key)]
+    datastore: Datastore | None = getattr(bench, "datastore", None)
+    if not places or datastore is None:
+        return
+    # Whatever fails here, the check has found something already.
+    with contextlib.suppress(Exception):
+        driver = await datastore.open()
+        try:
+            record = await driver.load(places[-1])
+        finally:
+            await driver.close()
+        if record is not None:
+            bench.history.found(places[-1], record)
 
 
 def check_of(function: object) -> Check | None:
