@@ -13,6 +13,7 @@ from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.failures import Met
 
 T = TypeVar("T")
 
@@ -21,6 +22,11 @@ SLACK_S: Final = 5.0
 
 HELD_S: Final = 0.1
 """How long writes have to begin to wait for a lock that a check holds."""
+
+HOLDS_LOADS: Final = (
+    "a load waits for the lock of `Datastore.hold`, which also stops loads; leave `hold` out, or hold only "
+    "the lock of writers"
+)
 
 TRIES: Final = 3
 """How often a check holds a record up, if the writes that are to wait for it give up."""
@@ -104,8 +110,12 @@ async def waiting_for(
     assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
     assert bench.traits is not None, "the writes are those of a driver of the bench"
     waiting: list[asyncio.Future[T]] = []
+    reader = None if bench.loads_go_on else await bench.driver()
     try:
         async with bench.datastore.hold(key):
+            if reader is not None:
+                await _must_load(reader, key)
+                bench.loads_go_on = True
             waiting += [asyncio.ensure_future(write()) for write in writes]
             await asyncio.sleep(HELD_S)
             ended = [write.result() for write in waiting if write.done() and not gave_up(write)]
@@ -117,6 +127,15 @@ async def waiting_for(
             await asyncio.gather(*waiting, return_exceptions=True)
     finally:
         await end(*waiting)
+
+
+async def _must_load(reader: Driver, key: Key) -> None:
+    """Fail if a load waits for a record that the check holds: then the lock is not one of writers."""
+    try:
+        async with asyncio.timeout(longest(reader.traits)):
+            await reader.load(key)
+    except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+        raise Met(HOLDS_LOADS, HOLDS_LOADS) from error
 
 
 def gave_up(write: asyncio.Future[Any]) -> bool:

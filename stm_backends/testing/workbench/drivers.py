@@ -67,7 +67,8 @@ class Datastore:
       checks need it, also where there is an `address`.
     - `handed_in()` returns a driver on a client of the caller's.
     - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
-      lock on it. Loads go on. It may lock more than this record.
+      lock on it. Loads go on; where they wait for the same lock, leave it out. It may lock more than this
+      record.
     - `transactions()` returns how many transactions are open in the datastore.
     - `round_trips()` returns how many requests the datastore has been sent so far.
     - `server` is the datastore's version, for the report.
@@ -154,6 +155,7 @@ class Bench:
         self.tell_untidy = tell_untidy
         self.tick = datastore.tick
         self.history = History()
+        self.loads_go_on = False  # while `hold` holds a record: once a check has seen it
         self.traits: Traits | None = None
         self._drivers: list[Driver] = []
         self._proxy: Proxy | None = None
