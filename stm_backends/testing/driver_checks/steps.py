@@ -39,6 +39,7 @@ def full_of_largest(traits: Traits) -> int:
 
 async def loaded(driver: Driver, key: Key) -> Record:
     """Return a record that must be there."""
+    __tracebackhide__ = True
     record = await driver.load(key)
     assert record is not None, "a record must be there, and the load answered None"
     return record
@@ -54,6 +55,7 @@ async def shared(bench: Bench) -> tuple[Driver, Key]:
 
 async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version: str = "initial") -> None:
     """Append entries one after the other."""
+    __tracebackhide__ = True
     for entry in entries:
         await driver.append(key, entry, initial_version=initial_version, ttl=None)
 
@@ -69,6 +71,7 @@ def each_fails_in_time(driver: Driver, key: Key) -> list[Callable[[], Awaitable[
     ]
 
     async def fails(operation: str, call: Callable[[], Awaitable[object]]) -> None:
+        __tracebackhide__ = True
         with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
             async with must_end(longest(driver.traits), "the driver has a deadline"):
                 await call()
@@ -107,6 +110,7 @@ async def waiting_for(
     A write may give up while it waits, even at once: a driver may limit its queue, and the contract states no
     shortest wait.
     """
+    __tracebackhide__ = True
     assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
     assert bench.traits is not None, "the writes are those of a driver of the bench"
     waiting: list[asyncio.Future[T]] = []
@@ -131,6 +135,7 @@ async def waiting_for(
 
 async def _must_load(reader: Driver, key: Key) -> None:
     """Fail if a load waits for a record that the check holds: then the lock is not one of writers."""
+    __tracebackhide__ = True
     try:
         async with asyncio.timeout(longest(reader.traits)):
             await reader.load(key)
@@ -162,6 +167,7 @@ async def held_up(
 
     `None` if a write gave up: then the check has nothing to judge.
     """
+    __tracebackhide__ = True
     async with waiting_for(bench, key, *writes) as waiting:
         if meanwhile is not None:
             await meanwhile()
@@ -204,6 +210,7 @@ def assert_complete_and_in_order(entries: list[str], counts: dict[str, int]) -> 
 
 def assert_located(error: StorageError, driver: Driver, operation: str, key: Key) -> None:
     """Fail unless an error says of which driver and operation it is, and not of which conversation."""
+    __tracebackhide__ = True
     must_be(error.backend, driver.name, "an error names its backend")
     must_be(error.operation, operation, "an error names its operation")
     assert key.scope not in str(error), "the message of an error must not name a conversation"

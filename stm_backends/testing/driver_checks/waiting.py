@@ -244,6 +244,7 @@ async def _done(
 
     `None` if a write gave up while it waited: then this round is not judged.
     """
+    __tracebackhide__ = True
     if is_held:
         return await held_up(bench, key, *writes)
     return await asyncio.gather(*(write() for write in writes))

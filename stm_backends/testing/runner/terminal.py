@@ -66,11 +66,16 @@ def summary(run: Run) -> Iterator[Line]:
         yield each.verdict(), _colour(each)
         for same in each.alike().values():
             yield f"  {_checks(len(same))} failed in the same way: {same[0].message.splitlines()[0]}", "red"
+        ordered = [result for _, results in each.by_clause() for result in results]
         for outcome in ("failed", "opted out", "not asked", "left out"):
-            # A selection leaves out too many to list.
-            listed = [one for one in each.of(outcome) if outcome != "left out" or one.reason == SLOW]
-            if clauses := dict.fromkeys(result.clause for result in listed):
-                yield f"  {outcome}: {', '.join(clauses)}", "red" if outcome == "failed" else "yellow"
+            clauses: dict[str, dict[str, None]] = {}
+            for one in ordered:
+                # A selection leaves out too many to list.
+                if one.outcome == outcome and (outcome != "left out" or one.reason == SLOW):
+                    reason = f" ({one.reason})" if outcome in ("opted out", "not asked") else ""
+                    clauses.setdefault(reason, {})[one.clause] = None
+            for reason, names in clauses.items():
+                yield f"  {outcome}{reason}: {', '.join(names)}", "red" if outcome == "failed" else "yellow"
     for text in dict.fromkeys(run.broken):
         yield f"could not be run: {text}", "red"
     yield "--stm-json=FILE and --stm-html=FILE write the whole report", ""

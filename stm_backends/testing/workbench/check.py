@@ -16,7 +16,7 @@ import pytest
 from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
-from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
+from stm_backends.testing.workbench.failures import Met, Untidy, alone, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
 from stm_backends.testing.workbench.processes import end_workers
 from stm_backends.testing.workbench.watchdog import WATCHDOG
@@ -154,6 +154,7 @@ def check(
 
         @functools.wraps(body)
         def run(self: Contract, bench: Workplace, **given: Any) -> None:
+            __tracebackhide__ = True
             reason = self.opted_out.get(known.name)
             if reason is not None:
                 raise OptedOut(f"opted out: {reason}", _use_item_location=True)
@@ -165,7 +166,8 @@ def check(
                         asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
             except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
                 raise
-            except BaseException as error:  # a driver may raise SystemExit or CancelledError
+            except BaseException as raised:  # noqa: BLE001 -- a driver may raise SystemExit or CancelledError
+                error = alone(raised)
                 shorten(error)
                 explanation = known.explain(error, bench)
                 tell = getattr(bench, "tell_untidy", None)
@@ -174,7 +176,10 @@ def check(
                     tell(error, f"First after: {known.sentence}\n{explanation}")
                     return
                 error.add_note(explanation)
-                raise
+            else:
+                return
+            # Here, so that it does not get the group that it came in as its context.
+            raise error
 
         setattr(run, _ATTRIBUTE, known)
         return run
@@ -183,6 +188,7 @@ def check(
 
 
 async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
+    __tracebackhide__ = True
     limit = asyncio.timeout(LONGEST_CHECK_S)
     try:
         async with limit, bench:
