@@ -29,26 +29,27 @@ from stm_backends.testing.workbench.drivers import Bench, Datastore
 
 
 class DriverContract(
-    Records,
-    Replacing,
-    Rewriting,
-    Deleting,
-    Expiry,
-    Keys,
-    Limits,
-    Scanning,
+    # pytest begins with the last base: what fails there is simple, and often the cause of what follows.
+    Histories,
+    Network,
+    Processes,
     Races,
     Waiting,
-    Leftovers,
-    Messages,
     Clocks,
-    Snapshots,
-    Interruptions,
-    Processes,
-    Faults,
-    Network,
     Optional,
-    Histories,
+    Faults,
+    Messages,
+    Leftovers,
+    Interruptions,
+    Snapshots,
+    Rewriting,
+    Expiry,
+    Limits,
+    Keys,
+    Scanning,
+    Deleting,
+    Replacing,
+    Records,
 ):
     """Every clause of the contract of `stm_backends.drivers.contract.Driver`, as checks.
 

@@ -163,3 +163,12 @@ def test_a_summary_names_the_means_that_are_missing_in_the_order_of_the_contract
             "  not asked (needs `Datastore.peek`): driver.load",
             "  not asked (needs `Datastore.hold`): driver.expiry, driver.races",
         ]
+
+
+def test_the_checks_of_a_clause_are_in_the_order_of_their_collection() -> None:
+    run = Run(planned=planned(UNREACHED, UNREACHED, UNREACHED))
+    first, second, third = run.planned
+    # As the processes of pytest-xdist may send them.
+    run.results = [result("failed", id=third), result("failed", id=first), result("passed", id=second)]
+    ((_, results),) = run.by_clause()
+    assert [one.id for one in results] == [first, second, third]

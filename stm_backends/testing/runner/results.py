@@ -97,8 +97,13 @@ class Run:
         return {cause: results for cause, results in found.items() if len(results) > 1}
 
     def by_clause(self) -> Iterator[tuple[Clause, list[Result]]]:
-        """Yield each clause that has checks with its results, in the order of the contract."""
+        """Yield each clause that has checks with its results, in the order of the contract.
+
+        Those of a clause are in the order in which pytest has collected them, simple ones first.
+        """
+        place = {name: number for number, name in enumerate(self.planned)}
         everything = [*self.results, *self.left_out]
+        everything.sort(key=lambda result: place.get(result.id, len(place)))
         for clause in CLAUSES.values():
             found = [result for result in everything if result.clause == clause.id]
             if found:

@@ -84,12 +84,12 @@ def first_of(error: BaseException) -> BaseException:
 
 def alone(error: BaseException) -> BaseException:
     """Return the only error of a group, and any other error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        if len(inner) > 1:
-            break
-        error = inner[0]
-    return error
+    found: BaseException = error
+    if isinstance(error, BaseExceptionGroup):
+        inner = list(cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        if len(inner) == 1:
+            return alone(inner[0])
+    return found
 
 
 def cause(error: BaseException) -> str:
