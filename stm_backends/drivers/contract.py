@@ -137,7 +137,9 @@ class Driver(Protocol):
     An expired record is absent in every operation, at once; each operation decides expiry at one point in
     time. A time to live is seconds from now; `None` means that the record never expires. Every operation ends
     within the driver's deadline. An outage is an error (`Unavailable`, `OutcomeUnknown`), never an empty
-    answer. Cancelling a call leaves the record as it was before or as it is after; a write that was already
+    answer. A damaged record raises `Corrupt`, and two operations end that. `delete` with `expect=ANY` removes
+    it. `replace` with `expect=ANY` may overwrite it whole, or raise `Corrupt`. Nothing else may make it
+    readable. Cancelling a call leaves the record as it was before or as it is after; a write that was already
     sent may still be done a moment later.
     """
 

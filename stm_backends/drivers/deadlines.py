@@ -95,6 +95,7 @@ class Deadline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        __tracebackhide__ = True
         self._deadlines.leave(self)
         if (
             self.expired

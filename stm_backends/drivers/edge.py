@@ -119,6 +119,7 @@ class ConcurrencyLimit:
 
     async def __aenter__(self) -> None:
         """Wait for another operation to end if need be; raises `Unavailable` if none does in time."""
+        __tracebackhide__ = True
         if not self._free.locked():
             await self._free.acquire()  # does not wait, so it needs no timer
             return
@@ -162,6 +163,7 @@ class Edge:
         `scan` that failed with a transient error is retried within the deadline; a write never is.
         `deadline_s` replaces the driver's deadline.
         """
+        __tracebackhide__ = True  # pytest shows what `work` does, and not this
         deadline = (self._deadlines if deadline_s is None else Deadlines(deadline_s)).start()
         with located(self._backend, operation):
             try:

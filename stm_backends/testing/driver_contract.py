@@ -8,7 +8,7 @@ from stm_backends.testing.driver_checks.clocks import Clocks
 from stm_backends.testing.driver_checks.deleting import Deleting
 from stm_backends.testing.driver_checks.expiry import Expiry
 from stm_backends.testing.driver_checks.faults import Faults
-from stm_backends.testing.driver_checks.first_look import look
+from stm_backends.testing.driver_checks.first_look import look, teller
 from stm_backends.testing.driver_checks.histories import Histories
 from stm_backends.testing.driver_checks.interrupted import Interruptions
 from stm_backends.testing.driver_checks.keys import Keys
@@ -29,26 +29,27 @@ from stm_backends.testing.workbench.drivers import Bench, Datastore
 
 
 class DriverContract(
-    Records,
-    Replacing,
-    Rewriting,
-    Deleting,
-    Expiry,
-    Keys,
-    Limits,
-    Scanning,
+    # pytest begins with the last base: what fails there is simple, and often the cause of what follows.
+    Histories,
+    Network,
+    Processes,
     Races,
     Waiting,
-    Leftovers,
-    Messages,
     Clocks,
-    Snapshots,
-    Interruptions,
-    Processes,
-    Faults,
-    Network,
     Optional,
-    Histories,
+    Faults,
+    Messages,
+    Leftovers,
+    Interruptions,
+    Snapshots,
+    Rewriting,
+    Expiry,
+    Limits,
+    Keys,
+    Scanning,
+    Deleting,
+    Replacing,
+    Records,
 ):
     """Every clause of the contract of `stm_backends.drivers.contract.Driver`, as checks.
 
@@ -64,4 +65,4 @@ class DriverContract(
     def bench(self, request: pytest.FixtureRequest, datastore: Datastore) -> Bench:
         """The workplace of one check, which enters and leaves it."""
         look(request, datastore)
-        return Bench(datastore, quick=self.is_quick(request.config))
+        return Bench(datastore, quick=self.is_quick(request.config), tell_untidy=teller(request))

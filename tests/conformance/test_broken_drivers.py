@@ -205,7 +205,8 @@ def test_what_a_worker_process_ended_with_is_among_its_last_words(odd: str) -> N
 
 
 def test_an_answer_of_another_type_is_one_failure(odd: str) -> None:
-    assert odd.count("`delete` returned None, and not `bool`") == 1
+    assert odd.startswith("x `delete` returned None, and not `bool`\n")
+    assert odd.count("      `delete` returned None, and not `bool`") == 1
     assert re.search(r"and \d more checks in the same way", odd)
     assert "AttributeError" not in odd
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,15 @@ class ReadsNamesFromRecords(FaultyDriver):
         if scope in self.store.damaged:
             raise Corrupt("the name cannot be read", backend=self.name, operation="scan")
         return await super().scan(scope, after=after, limit=limit)
+
+
+class OverwritesDamage(FaultyDriver):
+    """Is correct, and overwrites a damaged record whole when it is told to replace any."""
+
+    async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
+        if how["expect"] is ANY:
+            await self.delete(key)
+        return await super().replace(key, body, **how)
 
 
 class KeepsDamage(ReadsNamesFromRecords):
@@ -80,6 +90,32 @@ def test_a_driver_whose_scan_raises_corrupt_passes_the_checks(name: str) -> None
     if name in Network.checks():
         bench = Bench(networked_datastore(server=DictionaryServer(ReadsNamesFromRecords)), quick=True)
     DriverContract.checks()[name](DriverContract(), bench)
+
+
+def test_a_replace_of_any_record_may_overwrite_damage_whole() -> None:
+    name = "test_no_write_makes_a_damaged_record_look_healthy"
+    DriverContract.checks()[name](DriverContract(), bench_of(OverwritesDamage))
+
+
+SENTENCES = (
+    "A damaged record raises `Corrupt`, and two operations end that.",
+    "`delete` with `expect=ANY` removes it.",
+    "`replace` with `expect=ANY` may overwrite it whole, or raise `Corrupt`.",
+    "Nothing else may make it readable.",
+)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "stm_backends/drivers/contract.py",
+        "docs/how-to/writing-a-backend.md",
+        "docs/explanation/conformance.md",
+    ],
+)
+def test_what_ends_damage_is_said_in_the_same_words_everywhere(file: str) -> None:
+    text = " ".join((Path(__file__).parents[2] / file).read_text("utf-8").split())
+    assert " ".join(SENTENCES) in text
 
 
 def test_damage_is_shown_in_the_history() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from stm_backends.testing.driver_checks import first_look
-from tests.conformance.running import pytest_in
+from tests.conformance.running import command, install, pytest_in
 
 MINE = """
 import asyncio
@@ -111,3 +112,69 @@ def test_what_cannot_be_tested_is_one_message_and_no_failure_of_a_check(
     assert "1 error" in printed
     assert "failed" not in printed.replace("`Datastore.open` failed", "")
     assert "Clause " not in printed
+
+
+HALF = """
+class Made(SqliteDriver):
+    async def scan(self, scope, *, after="", limit):
+        {body}
+"""
+"""A backend of which one operation is not written yet."""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise NotImplementedError", "`scan` fails: NotImplementedError (raised at half.py:"),
+        ("return self.pool", "`scan` fails: AttributeError: 'Made' object has no attribute 'pool' (raised"),
+        ("pass", "`scan` returned None, and not `Page`"),
+    ],
+)
+def test_an_operation_that_is_not_written_yet_fails_only_its_own_checks(
+    tmp_path: Path, body: str, told: str
+) -> None:
+    found = tmp_path / "report.json"
+    status, printed = command(
+        tmp_path,
+        *("half", "--url", f"half:///{tmp_path}/x.db", "--quick", "--json", found),
+        *("--clause", "driver.append", "--clause", "driver.fold", "--clause", "driver.scan"),
+        path=install(tmp_path, "half", HALF.format(body=body)),
+    )
+    assert status == 1
+    assert printed.splitlines()[0].startswith(f"x {told}")
+    assert "half does not keep the contract" in printed
+    assert "idying up" not in printed
+    report = json.loads(found.read_text())
+    assert len(report["findings"]) == 1
+    outcomes = {clause["id"]: clause["outcome"] for clause in report["clauses"] if clause["id"] in SELECTED}
+    assert outcomes == {"driver.append": "passed", "driver.fold": "passed", "driver.scan": "failed"}
+
+
+SELECTED = ("driver.append", "driver.fold", "driver.scan")
+
+LITTERS = """
+from stm_backends.drivers.sqlite.driver import SqliteDriver
+
+class Litters(SqliteDriver):
+    async def delete(self, key, **how):
+        if (record := await self.load(key)) and record.tail:
+            raise RuntimeError("a bug")
+        return await super().delete(key, **how)
+"""
+
+
+def test_what_tidying_up_meets_after_many_checks_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "test_mine.py"
+    source = MINE.format(open="functools.partial(make, path, Litters)")
+    path.write_text(f"import functools\n{LITTERS}\n{source}", "utf-8")
+    status, printed = pytest_in(
+        tmp_path, "-q", "--stm-clause=driver.append", "--stm-clause=driver.fold", path
+    )
+    assert status == 1
+    assert "8 passed, " in printed
+    assert "1 error" in printed
+    summed_up = printed.partition("= conformance =")[2]
+    assert "x TestMine: tidying up after a check fails: RuntimeError: a bug" in summed_up
+    assert "TestMine does not keep the contract" in summed_up
+    assert "First after: " in printed
+    assert "driver1.append(" in printed

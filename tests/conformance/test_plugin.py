@@ -116,3 +116,47 @@ def test_without_a_backend_the_run_says_what_is_missing(tmp_path: Path) -> None:
     status, printed = pytest_in(tmp_path, *NAMED)
     assert status != 0
     assert "--stm-backend=NAME --stm-url=URL" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--stm-backend=sqlit", "--stm-url=sqlite:///x.db"), "Did you mean 'sqlite'?"),
+        (
+            ("--stm-backend=sqlite", "--stm-url=memory://x"),
+            "the backend 'sqlite' takes only URLs of sqlite://",
+        ),
+        (("--stm-backend=sqlite", "--stm-url=sqlite:///x.db?foo=1"), "has no such setting in a URL"),
+        (("--stm-backend=sqlite", "--stm-url=sqlite://x.db"), "sqlite"),
+        (
+            ("--stm-backend=half",),
+            "the backend 'half' makes no driver: AttributeError: 'NoneType' object has",
+        ),
+    ],
+)
+def test_a_mistyped_backend_or_url_ends_the_run_with_one_line(
+    tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    path = install(tmp_path, "half", "class Made(SqliteDriver): pass")
+    status, printed = pytest_in(tmp_path, *options, "--stm-quick", *NAMED, path=path)
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert told in printed
+    assert printed.startswith("ERROR: ")
+    assert len(printed.strip().splitlines()) == 1
+    assert "contract" not in printed
+
+
+def test_a_backend_that_nothing_tests_is_refused_and_not_reported(tmp_path: Path) -> None:
+    named = ("--stm-backend=memory", "--stm-url=memory://unused")
+    status, printed = pytest_in(tmp_path, *named, "--stm-clause=driver.traits", mine(tmp_path))
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "nothing here tests the backend of --stm-backend: add `--pyargs stm_backends.testing`" in printed
+    assert "conformance of memory" not in printed
+    assert "passed" not in printed
+
+
+def test_a_named_backend_and_a_class_beside_it_are_both_named_in_the_verdict(tmp_path: Path) -> None:
+    named = ("--stm-backend=memory", "--stm-url=memory://beside", *NAMED)
+    status, printed = pytest_in(tmp_path, *named, "--stm-clause=driver.traits", mine(tmp_path))
+    assert status == 0, printed
+    assert "memory, TestMine passes a selection of 2 of " in printed

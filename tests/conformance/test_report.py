@@ -148,3 +148,27 @@ def test_a_summary_has_a_verdict_for_each_class() -> None:
     assert shown[0].startswith("TestMine keeps the contract")
     assert shown[1].startswith("TestOther does not keep the contract")
     assert shown[2] == "  failed: driver.fold"
+
+
+def test_a_summary_names_the_means_that_are_missing_in_the_order_of_the_contract() -> None:
+    results = [
+        result("not asked", "driver.races", id="a", reason="needs `Datastore.hold`"),
+        result("passed", "driver.model", id="b"),
+        result("not asked", "driver.load", id="c", reason="needs `Datastore.peek`"),
+        result("not asked", "driver.expiry", id="d", reason="needs `Datastore.hold`"),
+    ]
+    for order in (results, results[::-1]):
+        shown = [line for line, _ in summary(Run(results=order))]
+        assert shown[1:3] == [
+            "  not asked (needs `Datastore.peek`): driver.load",
+            "  not asked (needs `Datastore.hold`): driver.expiry, driver.races",
+        ]
+
+
+def test_the_checks_of_a_clause_are_in_the_order_of_their_collection() -> None:
+    run = Run(planned=planned(UNREACHED, UNREACHED, UNREACHED))
+    first, second, third = run.planned
+    # As the processes of pytest-xdist may send them.
+    run.results = [result("failed", id=third), result("failed", id=first), result("passed", id=second)]
+    ((_, results),) = run.by_clause()
+    assert [one.id for one in results] == [first, second, third]

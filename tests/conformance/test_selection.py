@@ -87,7 +87,7 @@ def test_a_clause_selects_its_checks_and_nothing_else(tmp_path: Path) -> None:
     )
     assert status == 0, printed
     assert "test_other" not in printed
-    assert f"9/{CHECKS + 1} tests collected ({CHECKS - 8} deselected)" in printed
+    assert f"10/{CHECKS + 1} tests collected ({CHECKS - 9} deselected)" in printed
 
 
 def test_a_mistyped_clause_ends_the_run_with_what_was_meant(tmp_path: Path) -> None:
@@ -161,3 +161,20 @@ def test_every_value_that_a_quick_run_leaves_out_is_one_of_several() -> None:
                 (values,) = (mark.args[1] for mark in run.pytestmark if mark.args[0] == name)  # pyright: ignore[reportFunctionMemberAccess] -- pytest's
                 kept = [value for value in values if value not in left_out]
                 assert len(kept) == len(values) - len(left_out) > 0, (check.name, name)
+
+
+def test_simple_checks_run_before_races_and_races_before_random_histories(tmp_path: Path) -> None:
+    status, printed = pytest_in(tmp_path, "--collect-only", "-q", mine(tmp_path))
+    assert status == 0, printed
+    names = [line.rpartition("::")[2] for line in printed.splitlines() if "::" in line]
+    ordered = (
+        "test_a_record_that_is_not_there_is_none",
+        "test_a_fold_removes_exactly_the_oldest_entries",
+        "test_an_expired_record_is_absent_in_load",
+        "test_of_writers_that_wait_for_a_record_exactly_one_wins",
+        "test_concurrent_appends_are_all_stored_in_each_writers_order",
+        "test_any_history_without_expiry_matches_the_model",
+    )
+    places = [names.index(name) for name in ordered]
+    assert places == sorted(places)
+    assert places[0] == 0

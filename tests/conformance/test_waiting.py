@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import pytest
 
-from stm_backends.drivers.contract import ANY, AnyType, Key
+from stm_backends.drivers.contract import ANY, AnyType, Key, Record
 from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing import Bench, DriverContract, FakeClock
 from stm_backends.testing.driver_checks.steps import HELD_S
 from stm_backends.testing.workbench.check import NotAsked
+from stm_backends.testing.workbench.failures import Met
 from stm_backends.testing.workbench.faulty import SMALL, FaultyDriver, faulty_datastore
 from tests.support import clock
 
@@ -21,6 +22,7 @@ ONE_WINS = "test_of_writers_that_wait_for_a_record_exactly_one_wins"
 ORDER = "test_no_entry_appears_before_one_that_a_load_has_seen"
 DEADLINE = "test_a_write_that_waits_past_its_deadline_raises_and_is_not_done_later"
 CANCELLED = "test_cancelling_a_write_that_waits_leaves_the_others_waiting"
+LONG = "test_an_append_that_waits_long_for_a_lock_is_stored_once"
 CLOSING = "test_closing_ends_each_running_operation_with_a_result_or_an_error"
 
 
@@ -96,6 +98,14 @@ class DeletesLater(FaultyDriver):
         await held.wait()
         await asyncio.sleep(0.05)
         await super().delete(key)
+
+
+class LoadsWaitToo(FaultyDriver):
+    """Has one lock for readers and writers, as a transaction for each operation may."""
+
+    async def load(self, key: Key) -> Record | None:
+        await self.lock(key, "load")
+        return await super().load(key)
 
 
 class NeverEnds(FaultyDriver):
@@ -178,6 +188,15 @@ def test_a_wait_for_what_was_cancelled_may_outlast_the_others_deadline() -> None
 @pytest.mark.usefixtures("virtual")
 def test_a_delete_of_unknown_outcome_may_be_the_last_to_be_done() -> None:
     run(DEADLINE, DeletesLater)
+
+
+@pytest.mark.usefixtures("virtual")
+@pytest.mark.parametrize("check", [DEADLINE, CANCELLED, CLOSING, EXPIRY, LONG])
+def test_a_lock_that_stops_loads_too_is_told_as_a_mistake_of_the_means(check: str) -> None:
+    with pytest.raises(AssertionError, match=r"`Datastore\.hold`, which also stops loads; leave") as caught:
+        run(check, LoadsWaitToo)
+    assert isinstance(caught.value, Met)
+    assert not any("Usual cause: " in note for note in caught.value.__notes__)
 
 
 @pytest.mark.usefixtures("virtual")

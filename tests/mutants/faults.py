@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from stm_backends.drivers.contract import Key, Page, Record
+from stm_backends.drivers.contract import ANY, Key, Page, Record
 from stm_backends.errors import Corrupt, Unavailable
 from stm_backends.testing.workbench.faulty import FaultyDriver
 
@@ -119,6 +119,17 @@ class WritesOverDamage(FaultyDriver):
     async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
         self.store.damaged.discard(key.scope)
         return await super().append(key, entry, initial_version=initial_version, ttl=ttl)
+
+
+class SavesBesideDamage(FaultyDriver):
+    """Stores a new body over a damaged record of whatever version, and leaves the tail where it is."""
+
+    async def replace(self, key: Key, body: bytes, **how: Any) -> bool:
+        if how["expect"] is ANY and key.scope in self.store.damaged:
+            self.store.damaged.discard(key.scope)
+            if record := await self.load(key):
+                how["expect"] = record.version
+        return await super().replace(key, body, **how)
 
 
 class FoldsDamageAway(FaultyDriver):

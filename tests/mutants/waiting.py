@@ -148,6 +148,18 @@ class WritesWhatItGaveUp(FaultyDriver):
         return await write
 
 
+class SendsWhatWaitsAgain(FaultyDriver):
+    """Has a client that waits for an answer for 0.3 s, and then sends the append again."""
+
+    _first: asyncio.Future[int] | None = None
+
+    async def append(self, key: Key, entry: bytes, *, initial_version: str, ttl: float | None) -> int:
+        send = functools.partial(super().append, key, entry, initial_version=initial_version, ttl=ttl)
+        self._first = asyncio.ensure_future(send())
+        await asyncio.wait((self._first,), timeout=0.3)
+        return self._first.result() if self._first.done() else (await asyncio.gather(self._first, send()))[1]
+
+
 class SharesItsWait(FaultyDriver):
     """Has one task wait for a lock, which the first writer that is cancelled takes with it."""
 

@@ -220,11 +220,15 @@ class SqliteDriver:
                 return False
             if isinstance(expect, str) and (found.version != expect or going > found.next - found.first):
                 return False
-            first = found.next if expect is ANY else found.first + going
-            (replaced,) = connection.execute(statements.MEASURE_BEFORE, (found.id, first)).fetchone()
-            size = found.size - int(replaced) + len(body) + rewritten
+            if expect is ANY:
+                # Nothing is kept and nothing is counted on, so that a damaged record is overwritten whole.
+                first, size, until = found.next, len(body), NO_LIMIT
+            else:
+                first = until = found.first + going
+                (replaced,) = connection.execute(statements.MEASURE_BEFORE, (found.id, first)).fetchone()
+                size = found.size - int(replaced) + len(body) + rewritten
             self._require_fits("record", size, "replace")
-            connection.execute(statements.DELETE_BEFORE, (found.id, first))
+            connection.execute(statements.DELETE_BEFORE, (found.id, until))
             connection.execute(statements.ENTER, (found.id, 0, body))
             if rewrite:
                 first = found.first

@@ -92,6 +92,20 @@ class Faults(Contract):
                 await driver.load(key)
             must_be(await driver.delete(key), True, "a record that cannot be read can be deleted")
             must_be(await driver.load(key), None, "the record was deleted")
+        key = Key(scope, "a replace of any record")
+        await append_all(driver, key, b"a", b"b")
+        await bench.damage(key)
+        try:
+            done = await driver.replace(key, b"whole", version="v3", expect=ANY, ttl=None)
+        except Corrupt:
+            with must_raise(Corrupt, "the record is damaged, and the replace of ANY record was refused"):
+                await driver.load(key)
+        else:
+            must_be(done, True, "a replace of ANY record has no condition")
+            whole = Record("v3", b"whole", ())
+            must_be(
+                await driver.load(key), whole, "the record was overwritten whole, so nothing is left of it"
+            )
 
     @check("driver.load")
     async def test_acknowledged_writes_are_in_the_datastore_not_in_the_driver(self, bench: Bench) -> None:

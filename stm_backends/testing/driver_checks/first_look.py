@@ -1,9 +1,13 @@
-"""The first look at a driver: a problem that would fail every check is reported once, before the checks."""
+"""The first look at a driver: a problem that would fail every check is reported once, before the checks.
+
+So is an operation that fails in its simplest form, and what tidying up after the checks meets.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import pickle
 import uuid
@@ -14,13 +18,15 @@ import pytest
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Driver, Key, Traits
 from stm_backends.errors import Unavailable
-from stm_backends.testing.workbench.check import NotReached, Unfit
-from stm_backends.testing.workbench.drivers import Datastore
-from stm_backends.testing.workbench.failures import cut, origin, told
+from stm_backends.testing.workbench.check import Finding, NotReached, Unfit
+from stm_backends.testing.workbench.drivers import ANSWERS, Datastore
+from stm_backends.testing.workbench.failures import Met, Untidy, cause, cut, origin, told
+from stm_backends.testing.workbench.history import must_answer
 from stm_backends.testing.workbench.processes import UNREACHABLE
 from stm_backends.testing.workbench.watchdog import WATCHDOG
 
 _LOOKED: Final = pytest.StashKey[str]()
+_TOLD: Final = pytest.StashKey[set[str]]()
 
 _LONGEST_S: Final = 30.0
 """How long opening and closing may take; what has no deadline could hold up every check."""
@@ -68,13 +74,41 @@ def look(request: pytest.FixtureRequest, datastore: Datastore) -> None:
         if stash[_LOOKED]:
             raise NotReached(f"not reached: {stash[_LOOKED]}", _use_item_location=True)
         return
-    stash[_LOOKED] = asyncio.run(_unfit(datastore))
+    failed: dict[str, BaseException] = {}
+    stash[_LOOKED] = asyncio.run(_unfit(datastore, failed))
     if stash[_LOOKED]:
         raise Unfit(stash[_LOOKED], pytrace=False)
+    for name, error in failed.items():
+        what = str(error) if isinstance(error, Met) else f"`{name}` fails: {_told(error)}"
+        _tell(request, cause(error) or told(error), what)
 
 
-async def _unfit(datastore: Datastore) -> str:
-    """Return why a datastore cannot be tested, or `""`."""
+def teller(request: pytest.FixtureRequest) -> Callable[[Untidy, str], None]:
+    """Return what tells once for a class what tidying up after its checks meets."""
+
+    def tell(error: Untidy, explanation: str) -> None:
+        _tell(request, error.cause, f"tidying up after a check fails: {told(error.error)}\n{explanation}")
+
+    return tell
+
+
+def _tell(request: pytest.FixtureRequest, why: str, text: str) -> None:
+    """Raise a finding after the check that is being carried out, unless one of this cause was told before."""
+    known = request.node.parent.stash.setdefault(_TOLD, set[str]())
+    if why in known:
+        return
+    known.add(why)
+    finding = Finding(text, pytrace=False)
+    finding.cause = why
+
+    def tell() -> None:
+        raise finding
+
+    request.addfinalizer(tell)
+
+
+async def _unfit(datastore: Datastore, failed: dict[str, BaseException]) -> str:
+    """Return why a datastore cannot be tested, or `""`; then `failed` gets what single operations raise."""
     opened = await _tried("`Datastore.open`", datastore.open, _LONGEST_S)
     if not isinstance(opened, _Answer):
         return f"`Datastore.open` failed: {_told(opened)}"
@@ -84,7 +118,8 @@ async def _unfit(datastore: Datastore) -> str:
         # A driver may lack this too.
         await driver.close()
 
-    if problem := _lacking(driver) or await _unusable(driver) or await _alone(driver, datastore):
+    problem = _lacking(driver) or await _unusable(driver, failed) or await _alone(driver, datastore)
+    if problem:
         await _tried("`close`", close, _LONGEST_S)
         return problem
     closed = await _tried("`close`", close, _LONGEST_S)
@@ -95,10 +130,10 @@ async def _unfit(datastore: Datastore) -> str:
     return ""
 
 
-async def _unusable(driver: Driver) -> str:
+async def _unusable(driver: Driver, failed: dict[str, BaseException]) -> str:
     """Return what to say if every check would fail in the same way, such as without the tables.
 
-    The checks say more of errors that only some operations raise.
+    `failed` gets the errors of operations, by name. If only some fail, the checks say more of the others.
     """
     key = Key(f"check:{uuid.uuid4().hex}:memory", "record")
     calls: Mapping[str, Callable[[], Awaitable[object]]] = {
@@ -109,20 +144,26 @@ async def _unusable(driver: Driver) -> str:
         "delete": lambda: driver.delete(key),
     }
     limit = driver.traits.deadline + _SLACK_S
-    failed: dict[str, str] = {}
     for name, call in calls.items():
-        answer = await _tried(f"`{name}`", call, limit)
+        answer = await _tried(f"`{name}`", functools.partial(_answered, name, call), limit)
         if isinstance(answer, Unavailable) and name == "load":
             return f"the datastore cannot be used: {_told(answer)}"
         if isinstance(answer, _Endless):
             return f"`{name}` {answer}; the deadline in the driver's traits is {driver.traits.deadline:g} s"
         if isinstance(answer, BaseException):
-            failed[name] = _told(answer)
+            failed[name] = answer
     if len(failed) < len(calls):
         return ""
-    if len(set(failed.values())) == 1:
-        return f"every operation fails: {failed['load']}"
-    return "every operation fails: " + "; ".join(f"`{name}`: {what}" for name, what in failed.items())
+    what = {name: _told(error) for name, error in failed.items()}
+    if len(set(what.values())) == 1:
+        return f"every operation fails: {what['load']}"
+    return "every operation fails: " + "; ".join(f"`{name}`: {each}" for name, each in what.items())
+
+
+async def _answered(name: str, call: Callable[[], Awaitable[object]]) -> object:
+    answer = await call()
+    must_answer(name, answer, ANSWERS[name])
+    return answer
 
 
 class _Answer(NamedTuple):

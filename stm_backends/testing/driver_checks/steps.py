@@ -13,6 +13,7 @@ from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.check import not_asked
 from stm_backends.testing.workbench.drivers import OPERATIONS, Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
+from stm_backends.testing.workbench.failures import Met
 
 T = TypeVar("T")
 
@@ -21,6 +22,11 @@ SLACK_S: Final = 5.0
 
 HELD_S: Final = 0.1
 """How long writes have to begin to wait for a lock that a check holds."""
+
+HOLDS_LOADS: Final = (
+    "a load waits for the lock of `Datastore.hold`, which also stops loads; leave `hold` out, or hold only "
+    "the lock of writers"
+)
 
 TRIES: Final = 3
 """How often a check holds a record up, if the writes that are to wait for it give up."""
@@ -33,6 +39,7 @@ def full_of_largest(traits: Traits) -> int:
 
 async def loaded(driver: Driver, key: Key) -> Record:
     """Return a record that must be there."""
+    __tracebackhide__ = True
     record = await driver.load(key)
     assert record is not None, "a record must be there, and the load answered None"
     return record
@@ -48,6 +55,7 @@ async def shared(bench: Bench) -> tuple[Driver, Key]:
 
 async def append_all(driver: Driver, key: Key, *entries: bytes, initial_version: str = "initial") -> None:
     """Append entries one after the other."""
+    __tracebackhide__ = True
     for entry in entries:
         await driver.append(key, entry, initial_version=initial_version, ttl=None)
 
@@ -63,6 +71,7 @@ def each_fails_in_time(driver: Driver, key: Key) -> list[Callable[[], Awaitable[
     ]
 
     async def fails(operation: str, call: Callable[[], Awaitable[object]]) -> None:
+        __tracebackhide__ = True
         with must_raise((Unavailable, OutcomeUnknown), f"no {operation} gets an answer") as caught:
             async with must_end(longest(driver.traits), "the driver has a deadline"):
                 await call()
@@ -101,11 +110,16 @@ async def waiting_for(
     A write may give up while it waits, even at once: a driver may limit its queue, and the contract states no
     shortest wait.
     """
+    __tracebackhide__ = True
     assert bench.datastore.hold is not None, "a check asks for `Datastore.hold` before it holds anything up"
     assert bench.traits is not None, "the writes are those of a driver of the bench"
     waiting: list[asyncio.Future[T]] = []
+    reader = None if bench.loads_go_on else await bench.driver()
     try:
         async with bench.datastore.hold(key):
+            if reader is not None:
+                await _must_load(reader, key)
+                bench.loads_go_on = True
             waiting += [asyncio.ensure_future(write()) for write in writes]
             await asyncio.sleep(HELD_S)
             ended = [write.result() for write in waiting if write.done() and not gave_up(write)]
@@ -117,6 +131,16 @@ async def waiting_for(
             await asyncio.gather(*waiting, return_exceptions=True)
     finally:
         await end(*waiting)
+
+
+async def _must_load(reader: Driver, key: Key) -> None:
+    """Fail if a load waits for a record that the check holds: then the lock is not one of writers."""
+    __tracebackhide__ = True
+    try:
+        async with asyncio.timeout(longest(reader.traits)):
+            await reader.load(key)
+    except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+        raise Met(HOLDS_LOADS, HOLDS_LOADS) from error
 
 
 def gave_up(write: asyncio.Future[Any]) -> bool:
@@ -143,6 +167,7 @@ async def held_up(
 
     `None` if a write gave up: then the check has nothing to judge.
     """
+    __tracebackhide__ = True
     async with waiting_for(bench, key, *writes) as waiting:
         if meanwhile is not None:
             await meanwhile()
@@ -185,6 +210,7 @@ def assert_complete_and_in_order(entries: list[str], counts: dict[str, int]) -> 
 
 def assert_located(error: StorageError, driver: Driver, operation: str, key: Key) -> None:
     """Fail unless an error says of which driver and operation it is, and not of which conversation."""
+    __tracebackhide__ = True
     must_be(error.backend, driver.name, "an error names its backend")
     must_be(error.operation, operation, "an error names its operation")
     assert key.scope not in str(error), "the message of an error must not name a conversation"

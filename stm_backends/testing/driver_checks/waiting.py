@@ -27,6 +27,9 @@ from stm_backends.testing.workbench.check import Contract, check, not_asked
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_end, must_raise
 
+LONG_WAIT_S, LONG_WAIT_QUICK_S = 12.0, 1.0
+"""How long an append waits at most that a client may send again: longer than the timeouts of most clients."""
+
 
 class Waiting(Contract):
     """Checks of writers that wait for each other, or for a lock that the check holds."""
@@ -142,6 +145,28 @@ class Waiting(Contract):
             assert_located(caught.value, one, operation, key)
             assert is_not_done or isinstance(error, OutcomeUnknown), "Unavailable says that nothing was done"
 
+    @check("driver.resent")
+    async def test_an_append_that_waits_long_for_a_lock_is_stored_once(self, bench: Bench) -> None:
+        """A client has a timeout of its own, after which it sends a request again that still waits."""
+        if bench.datastore.hold is None:
+            not_asked("needs `Datastore.hold`")
+        one, two, key = await bench.driver(), await bench.driver(), bench.key()
+        await append_all(two, key, b"first")
+        append = functools.partial(one.append, key, b"waits", initial_version="initial", ttl=None)
+        async with waiting_for(bench, key, append) as (waiting,):
+            longest_s = LONG_WAIT_QUICK_S if bench.quick else LONG_WAIT_S
+            await asyncio.sleep(min(longest_s, one.traits.deadline * 0.8))
+        for driver in (one, two):
+            await append_all(driver, key, b"next")
+        await asyncio.sleep(HELD_S)
+        count = (await loaded(two, key)).tail.count(b"waits")
+        if gave_up(waiting):
+            may_be = int(isinstance(waiting.exception(), OutcomeUnknown))
+            assert count <= may_be, "Unavailable says that nothing was done, and no append is done twice"
+        else:
+            must_be(count, 1, "the append was acknowledged")
+            must_be(waiting.result(), 2, "the record had one entry, and nobody else wrote meanwhile")
+
     @check("driver.cancellation")
     async def test_cancelling_a_write_that_waits_leaves_the_others_waiting(self, bench: Bench) -> None:
         """Writes that wait together share a request, and one of them ends it; or one is done all the same."""
@@ -219,6 +244,7 @@ async def _done(
 
     `None` if a write gave up while it waited: then this round is not judged.
     """
+    __tracebackhide__ = True
     if is_held:
         return await held_up(bench, key, *writes)
     return await asyncio.gather(*(write() for write in writes))

@@ -83,6 +83,7 @@ def page(run: Run) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="verdict {verdict}">{escape(run.verdict())}</p>',
         _tally(run),
+        *(f"<pre class='bad'>{escape(text)}</pre>" for text in run.findings.values()),
         _broken(run),
         *(_alike(results) for results in run.alike().values()),
         *(f"<p class='bad'>Could not be run: {escape(text)}</p>" for text in dict.fromkeys(run.broken)),

@@ -32,12 +32,21 @@ _SUITE_PROPERTIES: Final = "stm_suite_properties"
 _RESULT: Final = "stm_check"
 _PLANNED: Final = "stm_planned"
 _UNFIT: Final = "stm_unfit"
+_FINDING: Final = "stm_finding"
 
 _SELECTION: Final = pytest.StashKey["Selection"]()
+_SHORTEST_TTL: Final = pytest.StashKey[float]()
+_IS_USED: Final = pytest.StashKey[bool]()
 _TOLD: Final = pytest.StashKey[bool]()
 
 _HOW_TO_SEE_MORE: Final = re.compile(r"^\s*(\.\.\.Full output truncated|Use -v+ to get more diff)")
 _LONGEST_LINE: Final = 300
+
+_NAME_IT: Final = "name the backend to test: --stm-backend=NAME --stm-url=URL"
+_NOTHING_TESTS_IT: Final = (
+    "nothing here tests the backend of --stm-backend: add `--pyargs stm_backends.testing`; or leave out "
+    "--stm-backend and --stm-url, if classes of your own name the datastore"
+)
 
 QUICK_TICK_S: Final = 0.15
 TICK_S: Final = 0.5
@@ -85,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare to collect results, and reject unknown clauses."""
+    """Prepare to collect results, and reject unknown clauses and backends and URLs that cannot be used."""
     if names := config.getoption("stm_clause"):
         from stm_backends.errors import ConfigurationError  # noqa: PLC0415 -- imported only where it is used
         from stm_backends.testing.workbench.clauses import require_clauses  # noqa: PLC0415 -- as above
@@ -94,10 +103,44 @@ def pytest_configure(config: pytest.Config) -> None:
             require_clauses(names)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
+    if config.getoption("stm_backend"):
+        config.stash[_SHORTEST_TTL] = _shortest_ttl(config)
     if not hasattr(config, "workerinput"):
         shown_once = ShownOnce()
         config.pluginmanager.register(shown_once)
         config.pluginmanager.register(Reporter(config, shown_once), Reporter.NAME)
+
+
+def _shortest_ttl(config: pytest.Config) -> float:
+    """Return the `min_ttl` of the backend that the options name; reject those that make no driver.
+
+    Here and not in the fixture, where the same error would be that of every check.
+    """
+    from stm_backends.drivers.plugins import open_driver  # noqa: PLC0415 -- as above
+    from stm_backends.errors import StmError  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.failures import origin, told  # noqa: PLC0415 -- as above
+
+    try:
+        driver = open_driver(**_options(config))
+    except StmError as error:
+        raise pytest.UsageError(str(error)) from None
+    # A plugin by others may raise anything, and what it returns may not be a driver yet.
+    except Exception as error:  # noqa: BLE001 -- as said above
+        where = origin(error)
+        raise pytest.UsageError(
+            f"the backend {config.getoption('stm_backend')!r} makes no driver: {told(error)}"
+            + (f" (raised at {where})" if where else "")
+        ) from None
+    return getattr(getattr(driver, "traits", None), "min_ttl", 0.0)
+
+
+def _options(config: pytest.Config) -> dict[str, Any]:
+    """Return the arguments of `open_driver` and `open_at` that the options give."""
+    return {
+        "name_or_url": config.getoption("stm_backend"),
+        "url": config.getoption("stm_url"),
+        "create": bool(config.getoption("stm_create")),
+    }
 
 
 @pytest.hookimpl(wrapper=True)
@@ -113,8 +156,19 @@ def pytest_make_collect_report(
     return report
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note whether anything uses the datastore that the options name."""
+    if "stm_datastore" in getattr(item, "fixturenames", ()):
+        item.config.stash[_IS_USED] = True
+
+
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Leave out the checks that our options do not select."""
+    if config.getoption("stm_backend") and not config.stash.get(_IS_USED, False) and not session.testsfailed:
+        # A report would name a datastore that was never opened.
+        raise pytest.UsageError(_NOTHING_TESTS_IT)
     only_checks = bool(config.getoption("stm_clause"))
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -126,7 +180,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from stm_backends.testing.runner.selection import profile_of  # noqa: PLC0415 -- as above
 
         if profile_of(item) and not config.getoption("stm_backend"):
-            raise pytest.UsageError("name the backend to test: --stm-backend=NAME --stm-url=URL")
+            raise pytest.UsageError(_NAME_IT)
         (kept if _selection(config).keeps(item, check) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -219,21 +273,16 @@ def stm_suite_properties(
 @pytest.fixture
 def stm_datastore(request: pytest.FixtureRequest) -> Datastore:
     """The datastore that the options name."""
-    from stm_backends.drivers.plugins import open_driver  # noqa: PLC0415 -- as above
     from stm_backends.testing.workbench.drivers import Datastore, open_at  # noqa: PLC0415 -- as above
 
     config = request.config
-    quick = bool(config.getoption("stm_quick"))
-    backend: Any = config.getoption("stm_backend")
-    options: dict[str, Any] = {
-        "url": config.getoption("stm_url"),
-        "create": bool(config.getoption("stm_create")),
-    }
-    # A driver may round up shorter times to live.
-    shortest = open_driver(backend, **options).traits.min_ttl
+    if _SHORTEST_TTL not in config.stash:
+        raise pytest.UsageError(_NAME_IT)
+    tick = QUICK_TICK_S if config.getoption("stm_quick") else TICK_S
     return Datastore(
-        open=functools.partial(open_at, backend, **options),
-        tick=config.getoption("stm_tick") or max(QUICK_TICK_S if quick else TICK_S, shortest),
+        open=functools.partial(open_at, **_options(config)),
+        # A driver may round up shorter times to live.
+        tick=config.getoption("stm_tick") or max(tick, config.stash[_SHORTEST_TTL]),
         server=config.getoption("stm_server") or "",
     )
 
@@ -264,7 +313,7 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the result of a check."""
         for name, value in report.user_properties:
-            if name in (_RESULT, _PLANNED, _UNFIT):
+            if name in (_RESULT, _PLANNED, _UNFIT, _FINDING):
                 self._note(name, cast("dict[str, Any]", value))
 
     def _note(self, name: str, facts: dict[str, Any]) -> None:
@@ -274,6 +323,9 @@ class Reporter:
             self.run.planned |= {key: Result(**fields) for key, fields in facts.items()}
         elif name == _UNFIT:
             self.run.broken.append(facts["message"])
+        elif name == _FINDING:
+            # The processes of pytest-xdist may each have one.
+            self.run.findings.setdefault(facts["cause"], facts["message"])
         else:
             facts = dict(facts)
             self.run.traits = facts.pop("traits") or self.run.traits
@@ -306,10 +358,10 @@ class Reporter:
 
             Path(path).write_text(page(self.run), "utf-8")
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         """Print the report per clause; for classes in a test suite, a short one."""
         self._shown_once.restore(terminalreporter)
-        if "run" not in vars(self):
+        if "run" not in vars(self) or exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
         from stm_backends.testing.runner.terminal import summary  # noqa: PLC0415 -- as above
 
@@ -376,15 +428,17 @@ def _found(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return what a report needs: the result of a check, or why its class cannot run."""
     from stm_backends.testing.runner.selection import facts_of, profile_of  # noqa: PLC0415 -- as above
-    from stm_backends.testing.workbench.check import NotReached, Unfit  # noqa: PLC0415 -- as above
+    from stm_backends.testing.workbench.check import Finding, NotReached, Unfit  # noqa: PLC0415 -- as above
 
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, NotReached):
         return []
+    # A backend named by options is named in the report already.
+    whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
     if isinstance(error, Unfit):
-        # A backend named by options is named in the report already.
-        whose = "" if profile_of(item) else f"{facts_of(item, check)['subject']}: "
         return [(_UNFIT, {"message": f"{whose}{error}"})]
+    if isinstance(error, Finding):
+        return [(_FINDING, {"message": f"{whose}{error}", "cause": f"{whose}{error.cause}"})]
     return [(_RESULT, _facts(item, check, call, report))]
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import stm_backends
-from stm_backends.testing.runner.selection import SLOW, UNREACHED
+from stm_backends.testing.runner.selection import SLOW, UNREACHED, is_installed
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
 
 Outcome: TypeAlias = Literal["passed", "failed", "not asked", "opted out", "left out"]
@@ -47,7 +47,8 @@ class Run:
     """One run of the suite, and on what.
 
     `planned` are all checks of the contracts that it is about, as they are reported if they were not
-    carried out; `broken` says why whole classes could not be tested.
+    carried out; `broken` says why whole classes could not be tested, and `findings` what is wrong beside the
+    checks, by its cause.
     """
 
     backend: str = ""
@@ -59,11 +60,12 @@ class Run:
     planned: dict[str, Result] = field(default_factory=dict[str, Result])
     seconds: float = 0.0
     broken: list[str] = field(default_factory=list[str])
+    findings: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def ok(self) -> bool:
         """Whether at least one check passed and none failed."""
-        return bool(self.of("passed")) and not self.broken and not self.of("failed")
+        return bool(self.of("passed")) and not (self.broken or self.findings or self.of("failed"))
 
     @property
     def left_out(self) -> list[Result]:
@@ -95,8 +97,13 @@ class Run:
         return {cause: results for cause, results in found.items() if len(results) > 1}
 
     def by_clause(self) -> Iterator[tuple[Clause, list[Result]]]:
-        """Yield each clause that has checks with its results, in the order of the contract."""
+        """Yield each clause that has checks with its results, in the order of the contract.
+
+        Those of a clause are in the order in which pytest has collected them, simple ones first.
+        """
+        place = {name: number for number, name in enumerate(self.planned)}
         everything = [*self.results, *self.left_out]
+        everything.sort(key=lambda result: place.get(result.id, len(place)))
         for clause in CLAUSES.values():
             found = [result for result in everything if result.clause == clause.id]
             if found:
@@ -114,6 +121,7 @@ class Run:
                 planned={key: result for key, result in self.planned.items() if _class_of(result) == name},
                 seconds=sum(result.seconds for result in results),
                 broken=[],
+                findings={why: text for why, text in self.findings.items() if why.startswith(f"{subject}: ")},
             )
 
     def versions(self) -> dict[str, str]:
@@ -141,11 +149,11 @@ class Run:
     def verdict(self) -> str:
         """Return the outcome as a sentence, which claims no more than was checked."""
         counts = ", ".join(f"{len(self.of(outcome))} {outcome}" for outcome in OUTCOMES)
-        who = self.backend or ", ".join(run.backend for run in self.by_subject()) or "what was tested"
+        who = ", ".join(self._tested()) or "what was tested"
         took = f"{self.seconds:.1f} s"
         if not self.results:
             return f"No check ran on {who}."
-        if self.of("failed") or self.broken:
+        if self.of("failed") or self.broken or self.findings:
             return f"{who} does not keep the contract: {counts} ({self.extent()}, {took})."
         if not self.ok:
             return f"{who} was not tested: {counts} ({self.extent()}, {took})."
@@ -154,6 +162,14 @@ class Run:
         but = ", except for what it opts out of" if self.of("opted out") else ""
         asked = " in all checks that could run" if self.of("not asked") else ""
         return f"{who} keeps the contract{asked}{but}: {counts} ({self.extent()}, {took})."
+
+    def _tested(self) -> list[str]:
+        """Return the backend that was named, and the classes of the author's own that ran beside it."""
+        if not self.backend:
+            return [run.backend for run in self.by_subject()]
+        own = {_class_of(one): one.subject for one in self.results if not is_installed(one.id)}
+        beside = own.values() if any(is_installed(one.id) for one in self.results) else ()
+        return [self.backend, *beside]
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON objects."""
@@ -171,6 +187,7 @@ class Run:
             "left_out": [result.id for result in self.left_out],
             "seconds": round(self.seconds, 3),
             "broken": self.broken,
+            "findings": list(self.findings.values()),
             "clauses": [
                 {
                     "id": clause.id,

@@ -63,6 +63,11 @@ def profile_of(item: pytest.Item) -> str:
     return getattr(getattr(item, "cls", None), "profile", "")
 
 
+def is_installed(name: str) -> bool:
+    """Whether the id of a check is one of `test_installed`."""
+    return name.startswith(f"{__package__}.test_installed::")
+
+
 def is_slow(item: pytest.Item, check: Check) -> bool:
     """Return whether a check is left out because its class is to be quick."""
     cls, callspec = getattr(item, "cls", None), getattr(item, "callspec", None)

@@ -29,6 +29,10 @@ def lines(run: Run) -> Iterator[Line]:
     """Yield the whole report."""
     said: set[str] = set()
     alike = run.alike()
+    for text in run.findings.values():
+        first, *more = text.splitlines()
+        yield f"x {first}", "red"
+        yield from ((f"    {line}", "") for line in more)
     for clause, results in run.by_clause():
         stands = standing(results)
         if stands == "left out":
@@ -56,15 +60,22 @@ def lines(run: Run) -> Iterator[Line]:
 
 def summary(run: Run) -> Iterator[Line]:
     """Yield a few lines for each class, for a run in which pytest has shown what failed."""
+    for text in run.findings.values():
+        yield f"x {text.splitlines()[0]}", "red"
     for each in run.by_subject():
         yield each.verdict(), _colour(each)
         for same in each.alike().values():
             yield f"  {_checks(len(same))} failed in the same way: {same[0].message.splitlines()[0]}", "red"
+        ordered = [result for _, results in each.by_clause() for result in results]
         for outcome in ("failed", "opted out", "not asked", "left out"):
-            # A selection leaves out too many to list.
-            listed = [one for one in each.of(outcome) if outcome != "left out" or one.reason == SLOW]
-            if clauses := dict.fromkeys(result.clause for result in listed):
-                yield f"  {outcome}: {', '.join(clauses)}", "red" if outcome == "failed" else "yellow"
+            clauses: dict[str, dict[str, None]] = {}
+            for one in ordered:
+                # A selection leaves out too many to list.
+                if one.outcome == outcome and (outcome != "left out" or one.reason == SLOW):
+                    reason = f" ({one.reason})" if outcome in ("opted out", "not asked") else ""
+                    clauses.setdefault(reason, {})[one.clause] = None
+            for reason, names in clauses.items():
+                yield f"  {outcome}{reason}: {', '.join(names)}", "red" if outcome == "failed" else "yellow"
     for text in dict.fromkeys(run.broken):
         yield f"could not be run: {text}", "red"
     yield "--stm-json=FILE and --stm-html=FILE write the whole report", ""

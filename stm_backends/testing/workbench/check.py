@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Final, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol, cast
 
 import pytest
 
+from stm_backends.drivers.contract import Key
 from stm_backends.errors import OutcomeUnknown, StorageError, Unavailable
 from stm_backends.testing.workbench.clauses import CLAUSES, Clause
-from stm_backends.testing.workbench.failures import Met, Untidy, first_of, origin, shorten
+from stm_backends.testing.workbench.failures import Met, Untidy, alone, first_of, origin, shorten
 from stm_backends.testing.workbench.history import History
 from stm_backends.testing.workbench.processes import end_workers
 from stm_backends.testing.workbench.watchdog import WATCHDOG
+
+if TYPE_CHECKING:
+    from stm_backends.testing.workbench.drivers import Datastore
 
 LONGEST_CHECK_S: Final = 120.0
 
@@ -51,7 +56,7 @@ class Check:
         """Return the explanation of a failure: the clause, the expectation, where, and the history.
 
         The usual cause is one of wrong answers and of the errors of the contract. An error that is neither
-        has another cause.
+        has another cause, and so has what is wrong because an entry was stored again.
         """
         history, parts, usual_cause = bench.history, list[str](), ""
         if isinstance(error, Untidy):
@@ -62,7 +67,9 @@ class Check:
                 usual_cause = self.usual_cause
         if where := origin(error):
             parts.append(f"Raised at: {where}")
-        if usual_cause:
+        if _is_finding(error) and (again := history.stored_again()):
+            parts.append(f"Cause: {again}")
+        elif usual_cause:
             parts.append(f"Usual cause: {usual_cause}")
         parts += _of_a_busy_machine(self, first_of(error), bench)
         if lines := history.lines():
@@ -114,6 +121,15 @@ class Unfit(pytest.fail.Exception):
     """The implementation cannot be tested at all; reported once for a class of checks."""
 
 
+class Finding(pytest.fail.Exception):
+    """Something wrong that is no failure of a check, such as what tidying up after all of them meets.
+
+    It is raised once for a class, after a check. Findings of the same `cause` are one.
+    """
+
+    cause = ""
+
+
 class NotReached(pytest.skip.Exception):
     """A check of a class that cannot be tested, which was reported before."""
 
@@ -138,6 +154,7 @@ def check(
 
         @functools.wraps(body)
         def run(self: Contract, bench: Workplace, **given: Any) -> None:
+            __tracebackhide__ = True
             reason = self.opted_out.get(known.name)
             if reason is not None:
                 raise OptedOut(f"opted out: {reason}", _use_item_location=True)
@@ -149,10 +166,20 @@ def check(
                         asyncio.run(_within(bench, cast("Coroutine[Any, Any, None]", answer)))
             except (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception):
                 raise
-            except BaseException as error:  # a driver may raise SystemExit or CancelledError
+            except BaseException as raised:  # noqa: BLE001 -- a driver may raise SystemExit or CancelledError
+                error = alone(raised)
                 shorten(error)
-                error.add_note(known.explain(error, bench))
-                raise
+                explanation = known.explain(error, bench)
+                tell = getattr(bench, "tell_untidy", None)
+                if isinstance(error, Untidy) and tell is not None:
+                    # The check has passed, and the next ones may well meet the same.
+                    tell(error, f"First after: {known.sentence}\n{explanation}")
+                    return
+                error.add_note(explanation)
+            else:
+                return
+            # Here, so that it does not get the group that it came in as its context.
+            raise error
 
         setattr(run, _ATTRIBUTE, known)
         return run
@@ -161,11 +188,16 @@ def check(
 
 
 async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
+    __tracebackhide__ = True
     limit = asyncio.timeout(LONGEST_CHECK_S)
     try:
         async with limit, bench:
             try:
                 await body
+            except Exception as error:
+                if _is_finding(error):
+                    await _look_again(bench)
+                raise
             finally:
                 await end_workers()
     except TimeoutError:
@@ -177,6 +209,23 @@ async def _within(bench: Workplace, body: Coroutine[Any, Any, None]) -> None:
         ) from None
     finally:
         body.close()
+
+
+async def _look_again(bench: Workplace) -> None:
+    """Load the record that a failed check was about: an answer may be wrong because of what is there."""
+    places = [event.place for event in bench.history.events if isinstance(event.place, Key)]
+    datastore: Datastore | None = getattr(bench, "datastore", None)
+    if not places or datastore is None:
+        return
+    # Whatever fails here, the check has found something already.
+    with contextlib.suppress(Exception):
+        driver = await datastore.open()
+        try:
+            record = await driver.load(places[-1])
+        finally:
+            await driver.close()
+        if record is not None:
+            bench.history.found(places[-1], record)
 
 
 def check_of(function: object) -> Check | None:

@@ -15,7 +15,7 @@ from stm_backends.drivers.contract import Driver, Key, Page, Record, Traits
 from stm_backends.drivers.plugins import open_driver
 from stm_backends.errors import ConfigurationError
 from stm_backends.testing.workbench.failures import Untidy, told
-from stm_backends.testing.workbench.history import History, Recorded
+from stm_backends.testing.workbench.history import History, Recorded, must_answer
 from stm_backends.testing.workbench.proxy import Proxy
 
 QUICK_HISTORIES: Final = 3
@@ -67,7 +67,8 @@ class Datastore:
       checks need it, also where there is an `address`.
     - `handed_in()` returns a driver on a client of the caller's.
     - `hold(key)` is a context in which writers to the record wait, because the test holds the datastore's own
-      lock on it. Loads go on. It may lock more than this record.
+      lock on it. Loads go on; where they wait for the same lock, leave it out. It may lock more than this
+      record.
     - `transactions()` returns how many transactions are open in the datastore.
     - `round_trips()` returns how many requests the datastore has been sent so far.
     - `server` is the datastore's version, for the report.
@@ -130,9 +131,19 @@ async def open_at(name_or_url: str, *, create: bool = False, **options: Any) -> 
 
 
 class Bench:
-    """The workplace of one check; leaving it removes what the check stored and closes its drivers."""
+    """The workplace of one check; leaving it removes what the check stored and closes its drivers.
 
-    def __init__(self, datastore: Datastore, *, quick: bool = False) -> None:
+    `tell_untidy` is called with what leaving it met after the check had passed, and with an explanation;
+    without it, the check fails.
+    """
+
+    def __init__(
+        self,
+        datastore: Datastore,
+        *,
+        quick: bool = False,
+        tell_untidy: Callable[[Untidy, str], None] | None = None,
+    ) -> None:
         if quick:
             datastore = replace(
                 datastore,
@@ -141,8 +152,10 @@ class Bench:
             )
         self.datastore = datastore
         self.quick = quick
+        self.tell_untidy = tell_untidy
         self.tick = datastore.tick
         self.history = History()
+        self.loads_go_on = False  # while `hold` holds a record: once a check has seen it
         self.traits: Traits | None = None
         self._drivers: list[Driver] = []
         self._proxy: Proxy | None = None
@@ -236,6 +249,7 @@ async def names_in(driver: Driver, scope: str, *, limit: int = 100) -> list[str]
     after: str | None = ""
     while after is not None:
         page = await driver.scan(scope, after=after, limit=limit)
+        must_answer("scan", page, ANSWERS["scan"])
         names += page.names
         after = page.after
     return names

@@ -101,6 +101,7 @@ def must_raise(kind: type[E] | tuple[type[E], ...], because: str) -> Generator[p
 @asynccontextmanager
 async def must_end(within: float, because: str) -> AsyncGenerator[None]:
     """Fail unless the context ends within so many seconds; what runs in it is cancelled then."""
+    __tracebackhide__ = True
     limit = asyncio.timeout(within)
     try:
         async with limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 import sys
@@ -19,6 +20,10 @@ _NOT_THE_AUTHORS: Final = re.compile(r"stm_backends\.testing\.|_?pytest\.|hypoth
 """Modules of this suite and of what runs it; hypothesis makes some, of names of its own."""
 
 
+_DRIVES: Final = frozenset({"asyncio", "concurrent", "contextlib"})
+"""Modules of the standard library that call coroutines, threads and contexts for a driver or the suite."""
+
+
 class Met(AssertionError):
     """A failure that several checks may meet, for the one `cause`."""
 
@@ -32,7 +37,8 @@ class Untidy(Met):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            f"the check itself has passed, and tidying up after it failed: {told(error)}", cause(error)
+            f"the check itself has passed, and tidying up after it failed: {told(error)}",
+            cause(error) or told(error),
         )
         self.error = error
 
@@ -76,6 +82,16 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
+def alone(error: BaseException) -> BaseException:
+    """Return the only error of a group, and any other error itself."""
+    found: BaseException = error
+    if isinstance(error, BaseExceptionGroup):
+        inner = list(cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        if len(inner) == 1:
+            return alone(inner[0])
+    return found
+
+
 def cause(error: BaseException) -> str:
     """Return what failures have in common if they are the same one, or `""` if this one may stand alone.
 
@@ -93,7 +109,10 @@ def cause(error: BaseException) -> str:
 
 
 def shorten(error: BaseException) -> None:
-    """Take the middle out of long tracebacks of an error, of those in it, and of its causes."""
+    """Take what drives coroutines out of the tracebacks of an error, of those in it and of its causes.
+
+    Of long ones, take out the middle as well.
+    """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -102,6 +121,13 @@ def shorten(error: BaseException) -> None:
             continue
         seen.add(id(each))
         traces = list(_traces(each.__traceback__))
+        kept = [trace for trace in traces if _module(trace).partition(".")[0] not in _DRIVES]
+        if kept:
+            each.__traceback__ = kept[0]
+            for trace, after in itertools.pairwise(kept):
+                trace.tb_next = after
+            kept[-1].tb_next = None
+            traces = kept
         if len(traces) > LONGEST_TRACEBACK:
             traces[LONGEST_TRACEBACK // 2].tb_next = traces[-LONGEST_TRACEBACK // 2]
         waiting += [each.__cause__, each.__context__]

@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,6 +26,11 @@ _LONGEST_VALUE: Final = 48
 _LONGEST_TAIL: Final = 12
 _LONGEST_TEXT: Final = 200
 _LONGEST_ERROR: Final = 120
+
+_LONGEST_COUNTED: Final = 1_000
+"""Of how many bytes an entry is at most whose appends are counted; the others are not kept in memory."""
+
+_TIMES: Final = {1: "once", 2: "twice"}
 
 
 @dataclass(slots=True)
@@ -50,6 +56,8 @@ class History:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._instants = itertools.count()
+        self._sent = Counter[tuple[Key, bytes]]()
+        self._stood: dict[tuple[Key, bytes], int] = {}
         self._scopes: dict[str, str] = {}
 
     def begin(self, who: str, call: str, place: object) -> Event:
@@ -66,6 +74,29 @@ class History:
         """Return how many seconds the longest operation took that raised this error, or one like it."""
         like = told(error)
         return max((event.seconds for event in self.events if event.raised == like), default=0.0)
+
+    def sends(self, key: Key, *entries: bytes) -> None:
+        """Note that entries are sent to be stored in a record, each once."""
+        self._sent.update((key, entry) for entry in entries if len(entry) <= _LONGEST_COUNTED)
+
+    def found(self, key: Key, record: Record) -> None:
+        """Note a record as it was loaded."""
+        counts = Counter((key, entry) for entry in record.tail if len(entry) <= _LONGEST_COUNTED)
+        for entry, count in counts.items():
+            if count > 1:
+                self._stood[entry] = max(count, self._stood.get(entry, 0))
+
+    def stored_again(self) -> str:
+        """Return what to say of an entry that stood more often in a record than it was sent, or `""`."""
+        for (key, entry), stood in self._stood.items():
+            # Of what other processes have sent, nothing is known here.
+            if 0 < (sent := self._sent[key, entry]) < stood:
+                what = "this entry was" if sent == 1 else "these entries were"
+                return (
+                    f"{self.shown(entry)} stands {_times_in_words(stood)}, and {what} appended "
+                    f"{_times_in_words(sent)}: the driver or its client sends an append again"
+                )
+        return ""
 
     def say(self, text: str, place: object = None) -> None:
         """Note something that is no operation, such as time that passed; `place` if it is about one."""
@@ -134,6 +165,10 @@ def _times(line: str, count: int) -> str:
     return line if count == 1 else f"{line}   ({count} times)"
 
 
+def _times_in_words(count: int) -> str:
+    return _TIMES.get(count, f"{count} times")
+
+
 def must_answer(name: str, answer: object, types: tuple[type, ...]) -> None:
     """Fail unless the answer of an operation is of one of the types that the contract has."""
     __tracebackhide__ = True
@@ -181,6 +216,8 @@ class Recorded:
             given += [f"{key}={history.shown(value)}" for key, value in named.items()]
             place: object = arguments[0] if arguments and isinstance(arguments[0], (str, Key)) else self._who
             event = history.begin(self._who, f"{name}({', '.join(given)})", place)
+            if isinstance(place, Key) and name in ("append", "replace"):
+                history.sends(place, *(arguments[1:2] if name == "append" else named.get("rewrite", ())))
             began = time.monotonic()
             try:
                 answer = await method(*arguments, **named)
@@ -192,6 +229,8 @@ class Recorded:
                 event.seconds, event.raised = time.monotonic() - began, told(error)
                 raise
             history.end(event, history.shown(answer))
+            if isinstance(answer, Record) and isinstance(place, Key):
+                history.found(place, answer)
             if name in self._answers:
                 must_answer(name, answer, self._answers[name])
             return answer
