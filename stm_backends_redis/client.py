@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
@@ -35,11 +35,13 @@ class Sentinels(Sentinel):
 
     async def discover_master(self, service_name: str) -> Any:
         """Return the address of the master."""
-        if self._asking is None:
-            self._asking = asyncio.ensure_future(super().discover_master(service_name))
-            self._asking.add_done_callback(self._answered)
+        asking = self._asking
+        if asking is None:
+            question: Awaitable[Any] = cast("Any", super()).discover_master(service_name)
+            asking = self._asking = asyncio.ensure_future(question)
+            asking.add_done_callback(self._answered)
         # Others may wait for the same answer.
-        return await asyncio.shield(self._asking)
+        return await asyncio.shield(asking)
 
     def _answered(self, asking: asyncio.Future[Any]) -> None:
         self._asking = None
