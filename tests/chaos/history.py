@@ -60,7 +60,10 @@ ACTIONS = {
         "the lease in it was taken, and for how many seconds, if there is one"
     ),
     "defect": "`info`: a call raised what is not an error of the library; `during`, `error`",
-    "fault": "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures",
+    "fault": (
+        "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures; of kills and "
+        "pauses `aim`: the kind of operation that they waited for, `struck`: what was under way, and `at` when"
+    ),
     "model": "`info`: the model changes; `how` is one of well, hangs, raises, garbage, slow",
     "figures": (
         "`info`: a pod's `memory` in bytes, `tasks`, `descriptors`, `connections`, and its `adds` so far"

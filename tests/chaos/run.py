@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import open_backend
-from tests.chaos import checker, history, remembering, schedule, sealing, turns
+from tests.chaos import checker, history, remembering, schedule, sealing, striking, turns
 from tests.chaos.history import Event, Writer
 from tests.chaos.nemesis import commands, model, people
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
@@ -90,6 +90,8 @@ class Result:
     """After how many faults the run was to end; 0 if after its time only."""
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
+    struck: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """How many kills and pauses of a pod struck which operations under way."""
     adds: int = 0
     """How many calls of `add_turn` were acknowledged, repeats of a turn included."""
     violations: list[str] = field(default_factory=list[str])
@@ -128,6 +130,7 @@ class Run:
         self._writer = Writer(order.folder / "events", "nemesis")
         stack.callback(self._writer.close)
         self._counts: Counter[str] = Counter()
+        self._struck: dict[str, Counter[str]] = {}
         self._start = time.monotonic()
         self._problems: list[str] = []
         # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
@@ -148,7 +151,8 @@ class Run:
         )
         if order.other:
             await asyncio.to_thread(_check_out, order.other, order.folder / "other")
-        pods = self._pods = Pods([self._pod(number) for number in range(order.pods)], ahead=self._ahead())
+        processes = [self._pod(number) for number in range(order.pods)]
+        pods = self._pods = Pods(processes, ahead=self._ahead(), lease=self._times["lease_s"])
         for pod in pods.all:
             self._stack.push_async_callback(pod.kill)
             await pod.start()
@@ -240,6 +244,8 @@ class Run:
         try:
             async with fault(chance, planned.seconds) as figures:
                 self._counts[planned.kind] += 1
+                if "struck" in figures:
+                    self._struck.setdefault(planned.kind, Counter()).update(striking.shown(figures["struck"]))
                 await asyncio.sleep(planned.seconds)
         except Exception as error:  # noqa: BLE001 -- a run of hours goes on, and says it in the end
             self._problems.append(f"the fault {planned.kind} failed: {type(error).__name__}: {error}")
@@ -329,6 +335,7 @@ class Run:
             faults_limit=order.faults,
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
+            struck=self._struck,
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
             violations=[*problems, *defects, *forgotten, *map(str, report.violations)],
             figures=report.figures,

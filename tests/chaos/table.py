@@ -104,6 +104,7 @@ def tables(runs: Sequence[Run]) -> str:
             ),
             f"{_sum(runs)}, by kind:\n",
             _words(("on", "disturbances", "kinds"), _kinds(runs)),
+            *_struck(runs),
         )
     )
 
@@ -190,6 +191,20 @@ def _kinds(runs: Sequence[Run]) -> Iterable[list[str]]:
         groups.setdefault(group, Counter())[kind] += count
     for group, kinds in sorted(groups.items()):
         yield [group, f"{kinds.total():,}", ", ".join(f"{kind} {n:,}" for kind, n in sorted(kinds.items()))]
+
+
+def _struck(runs: Sequence[Run]) -> Iterable[str]:
+    """Yield what kills and pauses have struck; earlier runs have not stored it."""
+    total: dict[str, Counter[str]] = {}
+    for run in runs:
+        for kind, struck in run.get("struck", {}).items():
+            total.setdefault(kind.partition("-")[2], Counter()).update(struck)
+    if total:
+        rows = (
+            [kind, ", ".join(f"{what} {n:,}" for what, n in sorted(of.items()))] for kind, of in total.items()
+        )
+        yield "What was under way in a pod when it was struck, each kind of operation once:\n"
+        yield _words(("strike", "under way"), sorted(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

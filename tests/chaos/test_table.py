@@ -71,6 +71,14 @@ def test_administration_is_told_from_faults(tmp_path: Path) -> None:
     assert "\n1,025 disturbances, of which 1,000 are faults and 25 administrative operations" in written
 
 
+def test_what_kills_and_pauses_struck_is_added_up(tmp_path: Path) -> None:
+    first = result(struck={"pod-kill": {"add": 3, "nothing": 1}, "pod-pause": {"summarize": 1_000}})
+    second = result(seed=8, struck={"pod-kill": {"add": 1}})
+    written = table.tables(table.load(files(tmp_path, first, second, result(seed=9))))
+    assert "| kill | add 4, nothing 1 |\n| pause | summarize 1,000 |" in written
+    assert "struck" not in table.tables([result()])
+
+
 def test_settings_are_shown_of_runs_that_stored_them(tmp_path: Path) -> None:
     older, limited = result(), result(seed=8, pods_count=6, pause=0.05, faults_limit=2_000)
     newer = result(seed=9, stand="sqlite", pods_count=4, pause=0.1, faults_limit=0)

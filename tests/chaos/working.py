@@ -40,9 +40,10 @@ from stm_backends.tiers import MemoryManager
 from stm_backends.types import MemoryHealth
 from tests.chaos import remembering, turns
 from tests.chaos.figures import of_this_process, without_garbage
-from tests.chaos.history import Phase, Writer
+from tests.chaos.history import Phase
 from tests.chaos.mutants import LEAKS, MUTANTS
 from tests.chaos.pod import Clock, Settings
+from tests.chaos.striking import WITHIN_S, Striker, Watch
 
 WORKERS: Final = 2
 KEPT: Final = 24
@@ -67,7 +68,8 @@ class _Pod:
         self.clock = clock
         self.chance = random.Random(f"{settings.seed} {settings.process}")
         self.folder = Path(settings.folder)
-        self.writer = Writer(self.folder / "events", settings.process)
+        self.writer = Watch(self.folder / "events", settings.process)
+        self.striker = Striker(self.writer, self.tell)
         self.model = os.open(self.folder / "model", os.O_RDONLY)
         self.generations = settings.generations
         self.memories: dict[str, DistributedShortTermMemory] = {}
@@ -306,14 +308,22 @@ class _Pod:
         self.ended.set()
 
     async def _obey(self, command: dict[str, Any], backend: Backend) -> None:
-        number, do = command.pop("number"), command.pop("do")
+        number, do = command.pop("command"), command.pop("do")
         answer = await getattr(self, f"do_{do}")(backend, **command)
         self.tell(done=number, **(answer or {}))
 
+    async def do_strike(self, backend: Backend, **how: Any) -> None:
+        """Kill or stop this process, soon."""
+        self.striker.arm(**how)
+
     async def do_cancel(self, backend: Backend, seconds: float) -> dict[str, Any]:
-        """Cancel calls at random moments for some time; returns how many were begun."""
-        self.cancelling_until, before = time.monotonic() + seconds, self.cancelled
+        """Cancel calls at random moments for some time, until there was one; returns how many were begun."""
+        until, before = time.monotonic() + max(seconds, WITHIN_S), self.cancelled
+        self.cancelling_until = until
         await asyncio.sleep(seconds)
+        while self.cancelled == before and time.monotonic() < until:  # noqa: ASYNC110 -- no event
+            await asyncio.sleep(0.01)
+        self.cancelling_until = 0.0
         return {"calls": self.cancelled - before}
 
     async def do_descriptors(self, backend: Backend, seconds: float) -> None:
@@ -411,7 +421,7 @@ LOADED: Final = 256
 
 
 class _Noting(Observer):
-    def __init__(self, writer: Writer, settings: Settings) -> None:
+    def __init__(self, writer: Watch, settings: Settings) -> None:
         self._writer = writer
         self._settings = settings
 
@@ -424,7 +434,7 @@ class _Noting(Observer):
 class _NotedWrites(WrapperDriver):
     """Notes each replace that was done, the version that it replaced, and the lease that stands in it."""
 
-    def __init__(self, inner: Driver, writer: Writer) -> None:
+    def __init__(self, inner: Driver, writer: Watch) -> None:
         super().__init__(inner)
         self._writer = writer
         self._codec = Codec()
@@ -450,10 +460,13 @@ class _NotedWrites(WrapperDriver):
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType = KEEP,
     ) -> bool:
-        began = time.monotonic()
-        done = await self.inner.replace(
-            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
-        )
+        began, op = time.monotonic(), self._writer.begin("replace")
+        try:
+            done = await self.inner.replace(
+                key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+            )
+        finally:
+            self._writer.over(op)
         # A write of the version that stands confirms it, and is not another write.
         if done and version != self._loaded.get(key):
             data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}

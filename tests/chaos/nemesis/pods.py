@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import random
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from tests.chaos import striking
 from tests.chaos.pod import Settings
 
 ROOT: Final = Path(__file__).parents[3]
@@ -40,6 +43,7 @@ class Pod:
         self._listener: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._struck: asyncio.Future[dict[str, Any]] | None = None
         self._number = 0
 
     async def start(self, **changes: Any) -> None:
@@ -66,7 +70,7 @@ class Pod:
         while line := await process.stdout.readline():
             with contextlib.suppress(ValueError):
                 self._hear(json.loads(line))
-        for answer in self._answers.values():
+        for answer in (*self._answers.values(), *filter(None, [self._struck])):
             if not answer.done():
                 answer.set_result({"ended": True})
 
@@ -80,6 +84,8 @@ class Pod:
             self._ready.set()
             if not str(said["library"]).startswith(self._path):
                 self.problems.append(f"{self.settings.process} uses the library in {said['library']}")
+        if "struck" in said and self._struck and not self._struck.done():
+            self._struck.set_result(said)
         if answer := self._answers.pop(said.get("done", -1), None):
             answer.set_result({name: value for name, value in said.items() if name != "done"})
 
@@ -89,7 +95,7 @@ class Pod:
         assert self._process.stdin
         self._number += 1
         answer = self._answers[self._number] = asyncio.get_running_loop().create_future()
-        line = json.dumps({"number": self._number, "do": do, **what})
+        line = json.dumps({"command": self._number, "do": do, **what})
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(line.encode() + b"\n")
             await self._process.stdin.drain()
@@ -111,6 +117,26 @@ class Pod:
         """Send a signal to its process."""
         if self._process and self._process.returncode is None:
             self._process.send_signal(number)
+
+    async def strike(self, number: signal.Signals, aim: str, chance: random.Random) -> dict[str, Any]:
+        """Have it struck by a signal while an operation of the kind `aim` is under way, if one begins soon.
+
+        Returns what was under way, as `struck`. That is not known if the process could not do it itself.
+        """
+        self._struck = asyncio.get_running_loop().create_future()
+        until, moment = time.monotonic() + striking.WITHIN_S, round(chance.random(), 3)
+        asking = asyncio.ensure_future(
+            self.ask("strike", number=int(number), aim=aim, moment=moment, until=until)
+        )
+        figures: dict[str, Any] = {"aim": aim}
+        try:
+            async with asyncio.timeout(striking.WITHIN_S + 2 * striking.LATE_S):
+                figures |= await self._struck
+        except TimeoutError:
+            self.send(number)
+        finally:
+            asking.cancel()
+        return figures
 
     @property
     def alive(self) -> bool:
@@ -160,9 +186,10 @@ PodFault: TypeAlias = Callable[[Pod, random.Random, float], AbstractAsyncContext
 class Pods:
     """All pods of a run, and the faults that befall one of them at a time."""
 
-    def __init__(self, pods: Sequence[Pod], *, ahead: float) -> None:
+    def __init__(self, pods: Sequence[Pod], *, ahead: float, lease: float = math.inf) -> None:
         self.all = pods
         self._ahead = ahead
+        self._lease = lease
         self._freed = asyncio.Condition()
 
     @property
@@ -175,7 +202,7 @@ class Pods:
         return {
             "pod-kill": _killed,
             "pod-restart": _restarted,
-            "pod-pause": _paused,
+            "pod-pause": partial(_paused, self._lease),
             "pod-clock": partial(_wrong_clock, self._ahead),
             "pod-cancel": partial(_told, "cancel"),
             "pod-descriptors": partial(_told, "descriptors"),
@@ -199,8 +226,9 @@ class Pods:
 
 @asynccontextmanager
 async def _killed(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+    figures = await pod.strike(signal.SIGKILL, striking.aimed(chance, is_long=False), chance)
     await pod.kill()
-    yield {}
+    yield figures
     await pod.start()
     await pod.ready()
 
@@ -215,10 +243,12 @@ async def _restarted(pod: Pod, chance: random.Random, seconds: float) -> AsyncIt
 
 
 @asynccontextmanager
-async def _paused(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-    pod.send(signal.SIGSTOP)
+async def _paused(
+    lease: float, pod: Pod, chance: random.Random, seconds: float
+) -> AsyncIterator[dict[str, Any]]:
     try:
-        yield {}
+        aim = striking.aimed(chance, is_long=seconds > lease)
+        yield await pod.strike(signal.SIGSTOP, aim, chance)
     finally:
         pod.send(signal.SIGCONT)
 
