@@ -61,8 +61,9 @@ ACTIONS = {
     ),
     "defect": "`info`: a call raised what is not an error of the library; `during`, `error`",
     "fault": (
-        "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures; of kills and "
-        "pauses `aim`: the kind of operation that they waited for, `struck`: what was under way, and `at` when"
+        "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, `hit`: whether it "
+        "hit anything, true, false or unknown, and its figures; of kills and "
+        "pauses `aim`: what they waited for, `struck`: what was under way, and `at` when"
     ),
     "model": "`info`: the model changes; `how` is one of well, hangs, raises, garbage, slow",
     "figures": (
@@ -126,7 +127,8 @@ class Writer:
 def read(folder: Path) -> list[Event]:
     """Return the events of all processes of a run, in the order of their times."""
     files = sorted(folder.glob("*.jsonl"))
-    return sorted((event for file in files for event in _lines(file)), key=lambda event: event.t)
+    events = (event for file in files for event in events_in(file.read_bytes()))
+    return sorted(events, key=lambda event: event.t)
 
 
 def write(folder: Path, events: Iterable[Event]) -> None:
@@ -135,8 +137,9 @@ def write(folder: Path, events: Iterable[Event]) -> None:
         file.writelines(json.dumps(dataclasses.asdict(event)) + "\n" for event in events)
 
 
-def _lines(file: Path) -> Iterator[Event]:
-    for line in file.read_bytes().splitlines(keepends=True):
+def events_in(lines: bytes) -> Iterator[Event]:
+    """Yield the events of a part of a file, in the order in which they were noted."""
+    for line in lines.splitlines(keepends=True):
         # A killed process may leave half a line at the end.
         if line.endswith(b"\n"):
             yield Event(**json.loads(line))

@@ -25,8 +25,6 @@ from stm_backends import (
     Backend,
     DistributedShortTermMemory,
     OutcomeUnknown,
-    SessionExists,
-    SessionNotFound,
     StmError,
     TrajectoryDigest,
     open_backend,
@@ -38,7 +36,7 @@ from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import MemoryManager
 from stm_backends.types import MemoryHealth
-from tests.chaos import remembering, turns
+from tests.chaos import asking, remembering, turns
 from tests.chaos.figures import of_this_process, without_garbage
 from tests.chaos.history import Phase
 from tests.chaos.mutants import LEAKS, MUTANTS
@@ -345,38 +343,32 @@ class _Pod:
 
     async def do_erase(self, backend: Backend, conversation: str) -> dict[str, Any]:
         """Erase a conversation."""
-        erase = partial(backend.sessions.erase, turns.key_of(conversation))
-        return {"outcome": await self._noted("erase", conversation, erase, by="backend")}
+
+        async def erase() -> dict[str, Any]:
+            return {"found": await backend.sessions.erase(turns.key_of(conversation))}
+
+        return await self._asked("erase", conversation, erase, by="backend")
 
     async def do_people(self, backend: Backend, kind: str, conversation: str) -> dict[str, Any]:
-        """Do what people do beside the pods."""
-        key, sessions = turns.key_of(conversation), backend.sessions
-
-        async def merge() -> None:
-            with contextlib.suppress(SessionNotFound):
-                await sessions.import_(await sessions.export(key), on_conflict="merge")
-
-        async def copy() -> None:
-            copied = turns.key_of(f"{conversation}-copy")
-            with contextlib.suppress(SessionNotFound, SessionExists):
-                await sessions.copy(key, sessions, under=copied)
-            await sessions.erase(copied)
-
-        async def export() -> None:
-            with contextlib.suppress(SessionNotFound):
-                await sessions.export(key)
-
+        """Do what people do beside the pods; returns how it ended, and whether it found something."""
         if kind == "session-end":
             session = self.chance.randrange(remembering.SESSIONS)
-            return {"outcome": await self._end_session(remembering.manager(backend, session))}
-        calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "export": export,
-            "import": merge,
-            "copy": copy,
-            "purge": partial(sessions.purge, turns.TENANT),
-            "stats": partial(backend.stats.of_user, turns.TENANT, key.user_id),
-        }
-        return {"outcome": await self._noted("people", conversation, calls[kind], kind=kind)}
+            outcome = await self._end_session(remembering.manager(backend, session))
+            return {"outcome": outcome, "found": True}
+        call = partial(asking.CALLS[kind], backend, conversation)
+        return await self._asked("people", conversation, call, kind=kind)
+
+    async def _asked(
+        self, what: str, conversation: str, call: Callable[[], Awaitable[dict[str, Any]]], **data: Any
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+
+        async def noted() -> dict[str, Any]:
+            answer.update(await call())
+            return answer
+
+        outcome = await self._noted(what, conversation, noted, **data)
+        return {"outcome": outcome, **answer}
 
     async def do_generations(self, backend: Backend, generations: list[int]) -> None:
         """Use these conversations from now on, and forget earlier ones."""

@@ -36,13 +36,17 @@ class People:
     ) -> AsyncIterator[dict[str, Any]]:
         """Ask a pod to do something to a conversation."""
         async with self._turn:
-            pod = chance.choice(self._pods.all)
-            user = chance.randrange(pod.users)
-            conversation = f"c{user}-{self._pods.generations[user]}"
+            pods = [pod for pod in self._pods.all if pod.alive]
+            current = [f"c{user}-{number}" for user, number in enumerate(self._pods.generations)]
             # An import of unknown outcome may still be done a moment later, and after an erasure.
-            if do == "erase" and conversation in self._half_imported:
-                do, what = "people", {"kind": "export"}
-            answer = await pod.ask(do, conversation=conversation, **what) if pod.alive else {}
-            if what.get("kind") == "import" and answer.get("outcome") != "ok":
+            able = [one for one in current if do != "erase" or one not in self._half_imported]
+            if not (pods and able):
+                yield {"acted": False}
+                return
+            pod, conversation = chance.choice(pods), chance.choice(able)
+            answer = await pod.ask(do, conversation=conversation, **what)
+            outcome = answer.get("outcome", "unknown")
+            if what.get("kind") == "import" and outcome != "ok":
                 self._half_imported.add(conversation)
-            yield {"pod": pod.settings.process, "outcome": answer.get("outcome")}
+            figures = {"outcome": "unknown", "found": False, **answer, "pod": pod.settings.process}
+            yield {**figures, "acted": figures["found"] or outcome != "ok"}

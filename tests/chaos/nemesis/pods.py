@@ -124,7 +124,8 @@ class Pod:
         Returns what was under way, as `struck`. That is not known if the process could not do it itself.
         """
         self._struck = asyncio.get_running_loop().create_future()
-        until, moment = time.monotonic() + striking.WITHIN_S, round(chance.random(), 3)
+        # Some operations take less than the median.
+        until, moment = time.monotonic() + striking.WITHIN_S, round(chance.uniform(0.0, 0.8), 3)
         asking = asyncio.ensure_future(
             self.ask("strike", number=int(number), aim=aim, moment=moment, until=until)
         )
