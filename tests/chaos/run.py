@@ -97,6 +97,8 @@ class Result:
     perhaps: Mapping[str, int] = field(default_factory=dict[str, int])
     struck: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     """How many kills and pauses of a pod struck which operations under way."""
+    repeats: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How adds ended of turns of a killed pod that another one added again."""
     adds: int = 0
     """How many calls of `add_turn` were acknowledged, repeats of a turn included."""
     violations: list[str] = field(default_factory=list[str])
@@ -357,6 +359,7 @@ class Run:
             hits=dict(sorted(self._hits.items())),
             perhaps=dict(sorted(self._perhaps.items())),
             struck=self._struck,
+            repeats=self._pods.repeats,
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
             violations=[*problems, *defects, *forgotten, *map(str, report.violations)],
             figures=report.figures,

@@ -33,6 +33,10 @@ WITHIN_S: Final = 1.5
 LATE_S: Final = 0.5
 """So long after that it strikes no more: the nemesis does it soon after."""
 
+UNKNOWN: Final = 4
+ACKNOWLEDGED: Final = 2
+"""How many turns of a pod that is killed are handed to others, beside those that it was adding."""
+
 ANY_MOMENT_S: Final = 0.2
 USUAL_S: Final = 0.003
 
@@ -51,8 +55,11 @@ class Watch(Writer):
     def __init__(self, folder: Path, process: str) -> None:
         super().__init__(folder, process)
         self.under_way: dict[int, tuple[str, float]] = {}
-        self.turns: dict[int, tuple[str, str]] = {}
-        """The conversations and the ids of turns that are being added."""
+        self._adding: dict[int, tuple[str, str]] = {}
+        self._added: dict[Phase, deque[tuple[str, str]]] = {
+            "unknown": deque(maxlen=UNKNOWN),
+            "ok": deque(maxlen=ACKNOWLEDGED),
+        }
         self.on_begin: Callable[[str], None] = lambda _: None
         self._took: dict[str, deque[float]] = {}
         self._unnoted = 0
@@ -60,13 +67,15 @@ class Watch(Writer):
     def invoke(self, what: str, conversation: str = "", **data: Any) -> int:
         op = super().invoke(what, conversation, **data)
         if what == "add":
-            self.turns[op] = conversation, data["turn"]
+            self._adding[op] = conversation, data["turn"]
         self._begin(op, what)
         return op
 
     def end(self, op: int, phase: Phase, what: str, conversation: str = "", **data: Any) -> None:
         # First, so that nothing is said to be under way whose end is noted.
         self.over(op)
+        if (turn := self._adding.pop(op, None)) and phase in self._added:
+            self._added[phase].append(turn)
         super().end(op, phase, what, conversation, **data)
 
     def begin(self, what: str) -> int:
@@ -78,8 +87,14 @@ class Watch(Writer):
     def over(self, op: int) -> None:
         """Say that it has ended."""
         what, began = self.under_way.pop(op)
-        self.turns.pop(op, None)
         self._took.setdefault(what, deque(maxlen=50)).append(time.monotonic() - began)
+
+    def turns(self) -> list[tuple[str, str]]:
+        """Return the conversations and the ids of turns that another process may add again.
+
+        These are those that are being added, and the last of unknown outcome and that were acknowledged.
+        """
+        return [*dict.fromkeys((*self._adding.values(), *self._added["unknown"], *self._added["ok"]))]
 
     def usual(self, what: str) -> float:
         """Return the median of how long the last operations of this kind took, in seconds."""
@@ -128,7 +143,7 @@ class Striker:
         self._aim = None
         if time.monotonic() < self._until + LATE_S:
             kinds = Counter(what for what, _ in self._watch.under_way.values())
-            self._tell(struck=kinds, at=time.monotonic())
+            self._tell(struck=kinds, at=time.monotonic(), turns=self._watch.turns())
             os.kill(os.getpid(), self._signal)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import history, striking
+from tests.chaos import checker, history, striking
 
 
 def test_a_seed_repeats_what_strikes_are_aimed_at() -> None:
@@ -67,7 +67,16 @@ def test_a_strike_waits_for_an_operation_of_its_kind(first: str, pod: Any) -> No
         watch.invoke("add", "c0-0", turn="c0-0/p0.1/1")
     until_struck(said)
     assert said[0]["struck"] == {"add": 1}
-    assert [*watch.turns.values()] == [("c0-0", "c0-0/p0.1/1")]
+    assert said[0]["turns"] == [("c0-0", "c0-0/p0.1/1")]
+
+
+def test_a_pod_says_which_turns_may_be_added_again(pod: Any) -> None:
+    watch, _, _ = pod
+    for number, phase in enumerate(["fail", "ok", "unknown", "ok", "ok", "unknown", None]):
+        op = watch.invoke("add", "c0-0", turn=f"t{number}")
+        if phase:
+            watch.end(op, phase, "add", "c0-0", turn=f"t{number}")
+    assert [turn for _, turn in watch.turns()] == ["t6", "t2", "t5", "t3", "t4"]
 
 
 def test_a_strike_comes_in_the_end_and_says_that_it_struck_nothing(pod: Any) -> None:
@@ -85,6 +94,39 @@ def test_a_pod_that_is_late_leaves_the_strike_to_the_nemesis(pod: Any) -> None:
     time.sleep(0.1)
     os.sched_yield()
     assert not said
+
+
+def history_of(*ops: tuple[str, float, float | None, str]) -> list[history.Event]:
+    """Return a history of adds of one turn by these processes, and of reads that show it."""
+    events: list[history.Event] = []
+    for number, (process, began, ended, what) in enumerate(ops):
+        data = {"turn": "c0-0/p1.1/1"} if what == "add" else {}
+        shown = (
+            {} if what == "add" else {"summary": [], "pending": [], "recent": ["c0-0/p1.1/1"] * int(what[4:])}
+        )
+        for t, phase in ((began, "invoke"), (ended, "ok")):
+            if t is not None:
+                event = {"t": t, "op": number, "phase": phase, "what": what[:4].strip("0123456789")}
+                kept = data if what == "add" or phase == "invoke" else shown
+                events.append(history.Event(process=process, conversation="c0-0", data=kept, **event))
+    return sorted(events, key=lambda event: event.t)
+
+
+@pytest.mark.parametrize(("times", "found"), [(1, []), (2, ["duplicate"])])
+def test_a_turn_of_a_killed_pod_may_be_added_by_others_but_stands_once(times: int, found: list[str]) -> None:
+    killed, others = ("p1.1", 1.0, None, "add"), [("p2.1", 2.0, 3.0, "add"), ("p3.1", 2.5, 2.6, "add")]
+    read = ("p2.1", 4.0, 5.0, f"read{times}")
+    report = checker.check(history_of(killed, *others, read), lease_s=2.0, recovery_s=9.0, interrupted=True)
+    assert [one.kind for one in report.violations] == found
+
+
+@pytest.mark.full
+def test_turns_of_killed_pods_are_added_by_others(tmp_path: Path) -> None:
+    arguments = ("sqlite", "--faults", "10", "--pause", "0.05", "--only", "pod-kill", "--out", str(tmp_path))
+    assert command.main([*arguments, "--seed", "15", "--minutes", "2"]) == 0
+    events = history.read(tmp_path / "sqlite" / "events")
+    added = [one for one in events if one.what == "add" and one.phase == "ok"]
+    assert any(one.data["turn"].split("/")[1] != one.process for one in added)
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -313,6 +314,15 @@ class _Pod:
     async def do_strike(self, backend: Backend, **how: Any) -> None:
         """Kill or stop this process, soon."""
         self.striker.arm(**how)
+
+    async def do_again(self, backend: Backend, turns: list[tuple[str, str]]) -> dict[str, Any]:
+        """Add turns of a pod that was killed, as whoever sent them to it does; returns how that ended."""
+        ended: Counter[str] = Counter()
+        for conversation, identity in turns:
+            # In a soak, conversations that are over have to go.
+            if not (self.resting.is_set() or self.settings.lasts):
+                ended[await self._add_again(self._memory(backend, conversation), conversation, identity)] += 1
+        return ended
 
     async def do_cancel(self, backend: Backend, seconds: float) -> dict[str, Any]:
         """Cancel calls at random moments for some time, until there was one; returns how many were begun."""

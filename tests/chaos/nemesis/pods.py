@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -35,7 +36,8 @@ class Pod:
         self.adds = 0
         self.busy = False
         self.problems: list[str] = []
-        self.users = len(settings.generations)
+        self.turns: list[tuple[str, str]] = []
+        """Turns that others may add again, as of the last strike."""
         self._adds_before = 0
         self._path = path
         self._errors = Path()
@@ -86,7 +88,9 @@ class Pod:
                 self.problems.append(f"{self.settings.process} uses the library in {said['library']}")
         if "struck" in said and self._struck and not self._struck.done():
             self._struck.set_result(said)
-        if answer := self._answers.pop(said.get("done", -1), None):
+        answer = self._answers.pop(said.get("done", -1), None)
+        # Whoever asked may have ceased to wait.
+        if answer and not answer.done():
             answer.set_result({name: value for name, value in said.items() if name != "done"})
 
     async def ask(self, do: str, **what: Any) -> dict[str, Any]:
@@ -133,6 +137,7 @@ class Pod:
         try:
             async with asyncio.timeout(striking.WITHIN_S + 2 * striking.LATE_S):
                 figures |= await self._struck
+                self.turns = figures.pop("turns", [])
         except TimeoutError:
             self.send(number)
         finally:
@@ -192,6 +197,8 @@ class Pods:
         self._ahead = ahead
         self._lease = lease
         self._freed = asyncio.Condition()
+        self.repeats: Counter[str] = Counter()
+        """How the turns ended that others added again for a pod that was killed."""
 
     @property
     def generations(self) -> list[int]:
@@ -201,13 +208,36 @@ class Pods:
     def faults(self) -> Mapping[str, PodFault]:
         """What may happen to a pod, by name."""
         return {
-            "pod-kill": _killed,
+            "pod-kill": self._killed,
             "pod-restart": _restarted,
             "pod-pause": partial(_paused, self._lease),
             "pod-clock": partial(_wrong_clock, self._ahead),
             "pod-cancel": partial(_told, "cancel"),
             "pod-descriptors": partial(_told, "descriptors"),
         }
+
+    @asynccontextmanager
+    async def _killed(self, pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        figures = await pod.strike(signal.SIGKILL, striking.aimed(chance, is_long=False), chance)
+        await pod.kill()
+        handed = self._hand_over(pod, chance)
+        yield figures
+        await pod.start()
+        await pod.ready()
+        for one in handed:
+            one.cancel()
+
+    def _hand_over(self, pod: Pod, chance: random.Random) -> Sequence[asyncio.Task[None]]:
+        """Let one or two others add turns of a killed pod again, at once: its request may still arrive."""
+        others = [other for other in self.all if other is not pod and other.alive]
+        turns, pod.turns = pod.turns, []
+        able = chance.sample(others, min(len(others), chance.choice((1, 1, 2)))) if turns else ()
+
+        async def add(other: Pod) -> None:
+            answer = await other.ask("again", turns=turns)
+            self.repeats.update({phase: answer.get(phase, 0) for phase in ("ok", "unknown", "fail")})
+
+        return [asyncio.ensure_future(add(other)) for other in able]
 
     @asynccontextmanager
     async def one(self, chance: random.Random, *, survives: bool) -> AsyncIterator[Pod]:
@@ -223,15 +253,6 @@ class Pods:
             async with self._freed:
                 pod.busy = False
                 self._freed.notify_all()
-
-
-@asynccontextmanager
-async def _killed(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-    figures = await pod.strike(signal.SIGKILL, striking.aimed(chance, is_long=False), chance)
-    await pod.kill()
-    yield figures
-    await pod.start()
-    await pod.ready()
 
 
 @asynccontextmanager
