@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import itertools
 import json
 import logging
@@ -27,7 +26,6 @@ from stm_backends import (
     DistributedShortTermMemory,
     OutcomeUnknown,
     StmError,
-    TrajectoryDigest,
     open_backend,
 )
 from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
@@ -211,13 +209,9 @@ class _Pod:
             await self._add_again(memory, conversation, self.chance.choice(sent[-40:]))
             return
         self.mine += 1
-        identity = f"{conversation}/{self.settings.process}/{self.mine}"
-        turn = turns.turn_of(identity)
-        if self.settings.lasts:
-            results = TrajectoryDigest(["search"], "found " * self.chance.randrange(700))
-            # A purge by age needs the time.
-            turn = dataclasses.replace(turn, trajectory_digest=results, ts=time.time())
-        add = partial(memory.add_turn, turn, turn_id=identity)
+        at = time.time() if self.settings.lasts else None
+        identity = turns.identity_of(conversation, self.settings.process, self.mine, at)
+        add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
         done = await self._noted("add", conversation, add, turn=identity)
         # What was refused must never appear, so only what may be stored is repeated.
         if done != "fail":
