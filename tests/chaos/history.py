@@ -70,7 +70,8 @@ ACTIONS = {
         "`info`: a pod's `memory` in bytes, `tasks`, `descriptors`, `connections`, and its `adds` so far"
     ),
     "people": (
-        "a person's command; `kind` is one of export, import, copy, purge, reseal, stats, session-end"
+        "a person's command; `kind` is one of export, import, copy, purge, reseal, stats, session-end; "
+        "`found`: whether something was there, `older`: whether an earlier export was imported"
     ),
     "remember": (
         "a fact is stored in a session of the tiers; `session`, `key`, and its `importance`: from 0.5 on "

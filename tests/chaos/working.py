@@ -359,8 +359,11 @@ class _Pod:
             session = self.chance.randrange(remembering.SESSIONS)
             outcome = await self._end_session(remembering.manager(backend, session))
             return {"outcome": outcome, "found": True}
-        call = partial(asking.CALLS[kind], backend, conversation)
-        return await self._asked("people", conversation, call, kind=kind)
+        call = partial(asking.CALLS[kind], backend, self.folder, conversation)
+        answer = await self._asked("people", conversation, call, kind=kind)
+        for wrong in answer.keys() & {"missing", "foreign"}:
+            self.writer.info("defect", conversation, during="merge", error=f"{wrong}: {answer[wrong]}")
+        return answer
 
     async def _asked(
         self, what: str, conversation: str, call: Callable[[], Awaitable[dict[str, Any]]], **data: Any

@@ -120,7 +120,9 @@ class Pod:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to its process."""
         if self._process and self._process.returncode is None:
-            self._process.send_signal(number)
+            # Not by the process object, which would take the status of one that has just ended from the loop.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     async def strike(self, number: signal.Signals, aim: str, chance: random.Random) -> dict[str, Any]:
         """Have it struck by a signal while an operation of the kind `aim` is under way, if one begins soon.
