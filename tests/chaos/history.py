@@ -60,13 +60,18 @@ ACTIONS = {
         "the lease in it was taken, and for how many seconds, if there is one"
     ),
     "defect": "`info`: a call raised what is not an error of the library; `during`, `error`",
-    "fault": "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures",
+    "fault": (
+        "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, `hit`: whether it "
+        "hit anything, true, false or unknown, and its figures; of kills and "
+        "pauses `aim`: what they waited for, `struck`: what was under way, and `at` when"
+    ),
     "model": "`info`: the model changes; `how` is one of well, hangs, raises, garbage, slow",
     "figures": (
         "`info`: a pod's `memory` in bytes, `tasks`, `descriptors`, `connections`, and its `adds` so far"
     ),
     "people": (
-        "a person's command; `kind` is one of export, import, copy, purge, reseal, stats, session-end"
+        "a person's command; `kind` is one of export, import, copy, purge, reseal, stats, session-end; "
+        "`found`: whether something was there, `older`: whether an earlier export was imported"
     ),
     "remember": (
         "a fact is stored in a session of the tiers; `session`, `key`, and its `importance`: from 0.5 on "
@@ -123,7 +128,8 @@ class Writer:
 def read(folder: Path) -> list[Event]:
     """Return the events of all processes of a run, in the order of their times."""
     files = sorted(folder.glob("*.jsonl"))
-    return sorted((event for file in files for event in _lines(file)), key=lambda event: event.t)
+    events = (event for file in files for event in events_in(file.read_bytes()))
+    return sorted(events, key=lambda event: event.t)
 
 
 def write(folder: Path, events: Iterable[Event]) -> None:
@@ -132,8 +138,9 @@ def write(folder: Path, events: Iterable[Event]) -> None:
         file.writelines(json.dumps(dataclasses.asdict(event)) + "\n" for event in events)
 
 
-def _lines(file: Path) -> Iterator[Event]:
-    for line in file.read_bytes().splitlines(keepends=True):
+def events_in(lines: bytes) -> Iterator[Event]:
+    """Yield the events of a part of a file, in the order in which they were noted."""
+    for line in lines.splitlines(keepends=True):
         # A killed process may leave half a line at the end.
         if line.endswith(b"\n"):
             yield Event(**json.loads(line))

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stm_backends import open_backend
-from tests.chaos import checker, history, remembering, schedule, sealing, turns
+from tests.chaos import checker, history, remembering, schedule, sealing, striking, turns
 from tests.chaos.history import Event, Writer
 from tests.chaos.nemesis import commands, model, people
+from tests.chaos.nemesis.hits import Hits
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
 from tests.chaos.options import counted, no_such_fault
 from tests.chaos.pod import Settings
@@ -90,6 +91,14 @@ class Result:
     """After how many faults the run was to end; 0 if after its time only."""
     minutes: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many there were of each kind, without those that found nothing to act on."""
+    hits: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many of them hit something; of those that `perhaps` did, another one may be the reason."""
+    perhaps: Mapping[str, int] = field(default_factory=dict[str, int])
+    struck: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """How many kills and pauses of a pod struck which operations under way."""
+    repeats: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How adds ended of turns of a killed pod that another one added again."""
     adds: int = 0
     """How many calls of `add_turn` were acknowledged, repeats of a turn included."""
     violations: list[str] = field(default_factory=list[str])
@@ -130,6 +139,10 @@ class Run:
         self._writer = Writer(order.folder / "events", "nemesis")
         stack.callback(self._writer.close)
         self._counts: Counter[str] = Counter()
+        self._struck: dict[str, Counter[str]] = {}
+        self._hits: Counter[str] = Counter()
+        self._perhaps: Counter[str] = Counter()
+        self._watched = Hits(order.folder / "events")
         self._start = time.monotonic()
         self._problems: list[str] = []
         # Where `python -m tests.chaos.checker` finds them, which judges a history once more.
@@ -150,7 +163,8 @@ class Run:
         )
         if order.other:
             await asyncio.to_thread(_check_out, order.other, order.folder / "other")
-        pods = self._pods = Pods([self._pod(number) for number in range(order.pods)], ahead=self._ahead())
+        processes = [self._pod(number) for number in range(order.pods)]
+        pods = self._pods = Pods(processes, ahead=self._ahead(), lease=self._times["lease_s"])
         for pod in pods.all:
             self._stack.push_async_callback(pod.kill)
             await pod.start()
@@ -200,7 +214,7 @@ class Run:
         weights = {name: WEIGHTS.get(name, 1.0) for name in names}
         until = self._start + 60 * order.minutes
         running: set[asyncio.Task[None]] = set()
-        shown, begun = time.monotonic(), 0
+        shown = time.monotonic()
         try:
             for one in schedule.planned(
                 order.seed,
@@ -209,9 +223,11 @@ class Run:
                 lease=self._times["lease_s"],
                 calm=1.3 * self._times["recovery_s"],
             ):
-                if (order.faults and begun >= order.faults) or time.monotonic() > until:
+                # What is in progress may find nothing to act on, and does not count then.
+                while running and order.faults and self._counts.total() + len(running) >= order.faults:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if (order.faults and self._counts.total() >= order.faults) or time.monotonic() > until:
                     break
-                begun += 1
                 fault = of_pods.get(one.kind)
                 happening = self._on_pod(fault, one) if fault else self._inject(faults[one.kind], one)
                 running.add(asyncio.create_task(happening))
@@ -239,15 +255,26 @@ class Run:
         """Let one fault happen, and count it when it has."""
         chance = random.Random(planned.chance)
         op = self._writer.invoke("fault", kind=planned.kind, seconds=planned.seconds, **data)
+        watched = self._watched.began(planned.kind, data.get("target", ""), time.monotonic())
         try:
             async with fault(chance, planned.seconds) as figures:
-                self._counts[planned.kind] += 1
                 await asyncio.sleep(planned.seconds)
         except Exception as error:  # noqa: BLE001 -- a run of hours goes on, and says it in the end
+            self._watched.ended(watched, time.monotonic(), {})
             self._problems.append(f"the fault {planned.kind} failed: {type(error).__name__}: {error}")
             self._writer.end(op, "fail", "fault", kind=planned.kind, **data, error=type(error).__name__)
         else:
-            self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures)
+            hit = self._watched.ended(watched, time.monotonic(), figures)
+            self._writer.end(op, "ok", "fault", kind=planned.kind, **data, **figures, hit=hit)
+            if figures.get("acted", True):
+                self._count(planned.kind, figures, hit)
+
+    def _count(self, kind: str, figures: Mapping[str, Any], hit: bool | str) -> None:
+        self._counts[kind] += 1
+        self._hits[kind] += hit is True
+        self._perhaps[kind] += hit == "unknown"
+        if "struck" in figures:
+            self._struck.setdefault(kind, Counter()).update(striking.shown(figures["struck"]))
 
     def _show(self) -> None:
         adds = sum(pod.adds for pod in self._pods.all)
@@ -331,6 +358,10 @@ class Run:
             faults_limit=order.faults,
             minutes=round(minutes, 2),
             faults=dict(sorted(self._counts.items())),
+            hits=dict(sorted(self._hits.items())),
+            perhaps=dict(sorted(self._perhaps.items())),
+            struck=self._struck,
+            repeats=self._pods.repeats,
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
             violations=[*problems, *defects, *forgotten, *map(str, report.violations)],
             figures=report.figures,

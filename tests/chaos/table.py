@@ -104,6 +104,7 @@ def tables(runs: Sequence[Run]) -> str:
             ),
             f"{_sum(runs)}, by kind:\n",
             _words(("on", "disturbances", "kinds"), _kinds(runs)),
+            *_struck(runs),
         )
     )
 
@@ -182,14 +183,40 @@ def _change(ends: Sequence[float]) -> str:
 
 
 def _kinds(runs: Sequence[Run]) -> Iterable[list[str]]:
-    groups: dict[str, Counter[str]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
+    totals: Counter[str] = Counter()
     for name, count in _faults(runs).items():
         group, (begin, _, rest) = _group(name), name.partition("-")
         # People and commands both copy and purge.
         kind = name if group == "servers" or begin == "command" else rest
-        groups.setdefault(group, Counter())[kind] += count
+        groups.setdefault(group, []).append((kind, f"{count:,}{_hit(runs, name, count)}"))
+        totals[group] += count
     for group, kinds in sorted(groups.items()):
-        yield [group, f"{kinds.total():,}", ", ".join(f"{kind} {n:,}" for kind, n in sorted(kinds.items()))]
+        yield [group, f"{totals[group]:,}", ", ".join(f"{kind} {n}" for kind, n in sorted(kinds))]
+
+
+def _hit(runs: Sequence[Run], name: str, count: int) -> str:
+    """Return how many disturbances of a kind hit something; earlier runs have not stored it."""
+    stored = [run for run in runs if name in run.get("hits", {})]
+    of = sum(run["faults"][name] for run in stored)
+    hits, perhaps = (sum(run[figure][name] for run in stored) for figure in ("hits", "perhaps"))
+    if not stored:
+        return ""
+    return f" ({hits:,}{f' of {of:,}' * (of < count)} hit{f', {perhaps:,} perhaps' * bool(perhaps)})"
+
+
+def _struck(runs: Sequence[Run]) -> Iterable[str]:
+    """Yield what kills and pauses have struck; earlier runs have not stored it."""
+    total: dict[str, Counter[str]] = {}
+    for run in runs:
+        for kind, struck in run.get("struck", {}).items():
+            total.setdefault(kind.partition("-")[2], Counter()).update(struck)
+    if total:
+        rows = (
+            [kind, ", ".join(f"{what} {n:,}" for what, n in sorted(of.items()))] for kind, of in total.items()
+        )
+        yield "What was under way in a pod when it was struck, each kind of operation once:\n"
+        yield _words(("strike", "under way"), sorted(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

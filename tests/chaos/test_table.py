@@ -71,6 +71,25 @@ def test_administration_is_told_from_faults(tmp_path: Path) -> None:
     assert "\n1,025 disturbances, of which 1,000 are faults and 25 administrative operations" in written
 
 
+def test_kinds_say_how_many_of_them_hit_something(tmp_path: Path) -> None:
+    of = {"pod-kill": 900, "network-cut": 40, "server-kill": 2}
+    hit = result(hits={"pod-kill": 700, "network-cut": 9, "server-kill": 2}, perhaps=of | {"server-kill": 0})
+    hit["faults"] = of | {"pod-kill": 1_000}
+    written = table.tables(table.load(files(tmp_path, hit)))
+    assert "| pod | 1,000 | kill 1,000 (700 hit, 900 perhaps) |" in written
+    assert "| servers | 2 | server-kill 2 (2 hit) |" in written
+    written = table.tables(table.load(files(tmp_path, hit, result(seed=8))))
+    assert "| pod | 2,100 | kill 2,100 (700 of 1,000 hit, 900 perhaps) |" in written
+
+
+def test_what_kills_and_pauses_struck_is_added_up(tmp_path: Path) -> None:
+    first = result(struck={"pod-kill": {"add": 3, "nothing": 1}, "pod-pause": {"summarize": 1_000}})
+    second = result(seed=8, struck={"pod-kill": {"add": 1}})
+    written = table.tables(table.load(files(tmp_path, first, second, result(seed=9))))
+    assert "| kill | add 4, nothing 1 |\n| pause | summarize 1,000 |" in written
+    assert "struck" not in table.tables([result()])
+
+
 def test_settings_are_shown_of_runs_that_stored_them(tmp_path: Path) -> None:
     older, limited = result(), result(seed=8, pods_count=6, pause=0.05, faults_limit=2_000)
     newer = result(seed=9, stand="sqlite", pods_count=4, pause=0.1, faults_limit=0)

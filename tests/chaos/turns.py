@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -13,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from stm_backends import ConversationTurn, MemoryBudget, MemoryKey, ShortTermMemoryConfig
+from stm_backends import (
+    ConversationTurn,
+    MemoryBudget,
+    MemoryKey,
+    ShortTermMemoryConfig,
+    TrajectoryDigest,
+)
 from stm_backends.memory import policy
 from stm_backends.memory.shared.memory import DistributedShortTermMemory
 from tests.chaos.history import Writer
@@ -70,18 +77,40 @@ def generation(conversation: str) -> int:
     return int(conversation.partition("-")[2])
 
 
+LARGE: Final = 10
+"""One turn in so many of a run has 1 to 8 kB of results of tools; in a soak each turn has up to 4 kB."""
+
+
+def identity_of(conversation: str, process: str, number: int, at: float | None = None) -> str:
+    """Return the id of the turn of this number of a process; `at` is when it is made, in a soak."""
+    return f"{conversation}/{process}/{number}" + ("" if at is None else f"/{at:.3f}")
+
+
 def turn_of(identity: str) -> ConversationTurn:
-    """Return the turn of this id, which is in its text; the same id gives the same turn."""
+    """Return the turn of this id, which is in all its texts; the same id gives the same turn."""
     check = zlib.crc32(identity.encode())
-    return ConversationTurn(f"{identity} {check:08x}", "answer " * (check % 23) + identity)
+    turn = ConversationTurn(f"{identity} {check:08x}", "answer " * (check % 23) + identity)
+    at = identity.split("/")[3:]
+    if at:
+        # A purge by age needs the time.
+        turn.ts = float(at[0])
+    if at or check % LARGE == 0:
+        size = check // LARGE % 4_200 if at else 1_000 + check // LARGE % 7_000
+        results = f"{identity} found {check:08x} "
+        turn.trajectory_digest = TrajectoryDigest(["search"], (results * (size // len(results) + 1))[:size])
+    return turn
 
 
 def turn_in(shown: Mapping[str, Any], conversation: str) -> str | None:
     """Return the id of a turn as a model sees it; `None` if it is altered or of another conversation."""
     identity = str(shown["user"]).partition(" ")[0]
+    if not identity.startswith(f"{conversation}/"):
+        return None
     turn = turn_of(identity)
-    same = shown["user"] == turn.user_message and shown["assistant"] == turn.assistant_response
-    return identity if same and identity.startswith(f"{conversation}/") else None
+    expected: dict[str, Any] = {"user": turn.user_message, "assistant": turn.assistant_response}
+    if turn.trajectory_digest:
+        expected["trajectory_digest"] = dataclasses.asdict(turn.trajectory_digest)
+    return identity if shown == expected else None
 
 
 def covered_by(summary: str, conversation: str) -> list[str | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import itertools
 import json
 import logging
@@ -15,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,7 @@ from stm_backends import (
     Backend,
     DistributedShortTermMemory,
     OutcomeUnknown,
-    SessionExists,
-    SessionNotFound,
     StmError,
-    TrajectoryDigest,
     open_backend,
 )
 from stm_backends.drivers.contract import KEEP, AbsentType, AnyType, Driver, KeepType, Key, Record
@@ -38,11 +35,12 @@ from stm_backends.records.codec import Codec
 from stm_backends.telemetry.observer import Observer
 from stm_backends.tiers import MemoryManager
 from stm_backends.types import MemoryHealth
-from tests.chaos import remembering, turns
+from tests.chaos import asking, remembering, turns
 from tests.chaos.figures import of_this_process, without_garbage
-from tests.chaos.history import Phase, Writer
+from tests.chaos.history import Phase
 from tests.chaos.mutants import LEAKS, MUTANTS
 from tests.chaos.pod import Clock, Settings
+from tests.chaos.striking import WITHIN_S, Striker, Watch
 
 WORKERS: Final = 2
 KEPT: Final = 24
@@ -67,7 +65,8 @@ class _Pod:
         self.clock = clock
         self.chance = random.Random(f"{settings.seed} {settings.process}")
         self.folder = Path(settings.folder)
-        self.writer = Writer(self.folder / "events", settings.process)
+        self.writer = Watch(self.folder / "events", settings.process)
+        self.striker = Striker(self.writer, self.tell)
         self.model = os.open(self.folder / "model", os.O_RDONLY)
         self.generations = settings.generations
         self.memories: dict[str, DistributedShortTermMemory] = {}
@@ -210,13 +209,9 @@ class _Pod:
             await self._add_again(memory, conversation, self.chance.choice(sent[-40:]))
             return
         self.mine += 1
-        identity = f"{conversation}/{self.settings.process}/{self.mine}"
-        turn = turns.turn_of(identity)
-        if self.settings.lasts:
-            results = TrajectoryDigest(["search"], "found " * self.chance.randrange(700))
-            # A purge by age needs the time.
-            turn = dataclasses.replace(turn, trajectory_digest=results, ts=time.time())
-        add = partial(memory.add_turn, turn, turn_id=identity)
+        at = time.time() if self.settings.lasts else None
+        identity = turns.identity_of(conversation, self.settings.process, self.mine, at)
+        add = partial(memory.add_turn, turns.turn_of(identity), turn_id=identity)
         done = await self._noted("add", conversation, add, turn=identity)
         # What was refused must never appear, so only what may be stored is repeated.
         if done != "fail":
@@ -306,14 +301,31 @@ class _Pod:
         self.ended.set()
 
     async def _obey(self, command: dict[str, Any], backend: Backend) -> None:
-        number, do = command.pop("number"), command.pop("do")
+        number, do = command.pop("command"), command.pop("do")
         answer = await getattr(self, f"do_{do}")(backend, **command)
         self.tell(done=number, **(answer or {}))
 
+    async def do_strike(self, backend: Backend, **how: Any) -> None:
+        """Kill or stop this process, soon."""
+        self.striker.arm(**how)
+
+    async def do_again(self, backend: Backend, turns: list[tuple[str, str]]) -> dict[str, Any]:
+        """Add turns of a pod that was killed, as whoever sent them to it does; returns how that ended."""
+        ended: Counter[str] = Counter()
+        for conversation, identity in turns:
+            # In a soak, conversations that are over have to go.
+            if not (self.resting.is_set() or self.settings.lasts):
+                ended[await self._add_again(self._memory(backend, conversation), conversation, identity)] += 1
+        return ended
+
     async def do_cancel(self, backend: Backend, seconds: float) -> dict[str, Any]:
-        """Cancel calls at random moments for some time; returns how many were begun."""
-        self.cancelling_until, before = time.monotonic() + seconds, self.cancelled
+        """Cancel calls at random moments for some time, until there was one; returns how many were begun."""
+        until, before = time.monotonic() + max(seconds, WITHIN_S), self.cancelled
+        self.cancelling_until = until
         await asyncio.sleep(seconds)
+        while self.cancelled == before and time.monotonic() < until:  # noqa: ASYNC110 -- no event
+            await asyncio.sleep(0.01)
+        self.cancelling_until = 0.0
         return {"calls": self.cancelled - before}
 
     async def do_descriptors(self, backend: Backend, seconds: float) -> None:
@@ -335,38 +347,35 @@ class _Pod:
 
     async def do_erase(self, backend: Backend, conversation: str) -> dict[str, Any]:
         """Erase a conversation."""
-        erase = partial(backend.sessions.erase, turns.key_of(conversation))
-        return {"outcome": await self._noted("erase", conversation, erase, by="backend")}
+
+        async def erase() -> dict[str, Any]:
+            return {"found": await backend.sessions.erase(turns.key_of(conversation))}
+
+        return await self._asked("erase", conversation, erase, by="backend")
 
     async def do_people(self, backend: Backend, kind: str, conversation: str) -> dict[str, Any]:
-        """Do what people do beside the pods."""
-        key, sessions = turns.key_of(conversation), backend.sessions
-
-        async def merge() -> None:
-            with contextlib.suppress(SessionNotFound):
-                await sessions.import_(await sessions.export(key), on_conflict="merge")
-
-        async def copy() -> None:
-            copied = turns.key_of(f"{conversation}-copy")
-            with contextlib.suppress(SessionNotFound, SessionExists):
-                await sessions.copy(key, sessions, under=copied)
-            await sessions.erase(copied)
-
-        async def export() -> None:
-            with contextlib.suppress(SessionNotFound):
-                await sessions.export(key)
-
+        """Do what people do beside the pods; returns how it ended, and whether it found something."""
         if kind == "session-end":
             session = self.chance.randrange(remembering.SESSIONS)
-            return {"outcome": await self._end_session(remembering.manager(backend, session))}
-        calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "export": export,
-            "import": merge,
-            "copy": copy,
-            "purge": partial(sessions.purge, turns.TENANT),
-            "stats": partial(backend.stats.of_user, turns.TENANT, key.user_id),
-        }
-        return {"outcome": await self._noted("people", conversation, calls[kind], kind=kind)}
+            outcome = await self._end_session(remembering.manager(backend, session))
+            return {"outcome": outcome, "found": True}
+        call = partial(asking.CALLS[kind], backend, self.folder, conversation)
+        answer = await self._asked("people", conversation, call, kind=kind)
+        for wrong in answer.keys() & {"missing", "foreign"}:
+            self.writer.info("defect", conversation, during="merge", error=f"{wrong}: {answer[wrong]}")
+        return answer
+
+    async def _asked(
+        self, what: str, conversation: str, call: Callable[[], Awaitable[dict[str, Any]]], **data: Any
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+
+        async def noted() -> dict[str, Any]:
+            answer.update(await call())
+            return answer
+
+        outcome = await self._noted(what, conversation, noted, **data)
+        return {"outcome": outcome, **answer}
 
     async def do_generations(self, backend: Backend, generations: list[int]) -> None:
         """Use these conversations from now on, and forget earlier ones."""
@@ -411,7 +420,7 @@ LOADED: Final = 256
 
 
 class _Noting(Observer):
-    def __init__(self, writer: Writer, settings: Settings) -> None:
+    def __init__(self, writer: Watch, settings: Settings) -> None:
         self._writer = writer
         self._settings = settings
 
@@ -424,7 +433,7 @@ class _Noting(Observer):
 class _NotedWrites(WrapperDriver):
     """Notes each replace that was done, the version that it replaced, and the lease that stands in it."""
 
-    def __init__(self, inner: Driver, writer: Writer) -> None:
+    def __init__(self, inner: Driver, writer: Watch) -> None:
         super().__init__(inner)
         self._writer = writer
         self._codec = Codec()
@@ -450,10 +459,13 @@ class _NotedWrites(WrapperDriver):
         rewrite: Sequence[bytes] = (),
         ttl: float | None | KeepType = KEEP,
     ) -> bool:
-        began = time.monotonic()
-        done = await self.inner.replace(
-            key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
-        )
+        began, op = time.monotonic(), self._writer.begin("replace")
+        try:
+            done = await self.inner.replace(
+                key, body, version=version, expect=expect, drop=drop, rewrite=rewrite, ttl=ttl
+            )
+        finally:
+            self._writer.over(op)
         # A write of the version that stands confirms it, and is not another write.
         if done and version != self._loaded.get(key):
             data: dict[str, Any] = {"record": f"{key.scope}|{key.name}", "version": version, "began": began}

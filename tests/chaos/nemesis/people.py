@@ -7,8 +7,10 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
+from tests.chaos import asking
 from tests.chaos.nemesis.pods import Pods
 from tests.chaos.stands import Fault
 
@@ -29,6 +31,7 @@ class People:
         self._pods = pods
         self._turn = asyncio.Lock()
         self._half_imported: set[str] = set()
+        self._half_erased: set[str] = set()
 
     @asynccontextmanager
     async def asked(
@@ -36,13 +39,25 @@ class People:
     ) -> AsyncIterator[dict[str, Any]]:
         """Ask a pod to do something to a conversation."""
         async with self._turn:
-            pod = chance.choice(self._pods.all)
-            user = chance.randrange(pod.users)
-            conversation = f"c{user}-{self._pods.generations[user]}"
+            pods = [pod for pod in self._pods.all if pod.alive]
+            keeps = what.get("kind") in {"export", "import"}
+            current = [f"c{user}-{number}" for user, number in enumerate(self._pods.generations)]
             # An import of unknown outcome may still be done a moment later, and after an erasure.
-            if do == "erase" and conversation in self._half_imported:
-                do, what = "people", {"kind": "export"}
-            answer = await pod.ask(do, conversation=conversation, **what) if pod.alive else {}
-            if what.get("kind") == "import" and answer.get("outcome") != "ok":
+            left = self._half_imported if do == "erase" else self._half_erased if keeps else ()
+            able = [one for one in current if one not in left]
+            if not (pods and able):
+                yield {"acted": False}
+                return
+            pod, conversation = chance.choice(pods), chance.choice(able)
+            if do == "erase":
+                # An import of it would bring turns back.
+                asking.kept(Path(pod.settings.folder), conversation).unlink(missing_ok=True)
+            answer = await pod.ask(do, conversation=conversation, **what)
+            outcome = answer.get("outcome", "unknown")
+            if do == "erase" and outcome != "ok":
+                # It may still be done a moment later, and after an export.
+                self._half_erased.add(conversation)
+            if what.get("kind") == "import" and outcome != "ok":
                 self._half_imported.add(conversation)
-            yield {"pod": pod.settings.process, "outcome": answer.get("outcome")}
+            figures = {"outcome": "unknown", "found": False, **answer, "pod": pod.settings.process}
+            yield {**figures, "acted": figures["found"] or outcome != "ok"}

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import random
 import signal
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from tests.chaos import striking
 from tests.chaos.pod import Settings
 
 ROOT: Final = Path(__file__).parents[3]
@@ -32,7 +36,8 @@ class Pod:
         self.adds = 0
         self.busy = False
         self.problems: list[str] = []
-        self.users = len(settings.generations)
+        self.turns: list[tuple[str, str]] = []
+        """Turns that others may add again, as of the last strike."""
         self._adds_before = 0
         self._path = path
         self._errors = Path()
@@ -40,6 +45,7 @@ class Pod:
         self._listener: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._struck: asyncio.Future[dict[str, Any]] | None = None
         self._number = 0
 
     async def start(self, **changes: Any) -> None:
@@ -66,7 +72,7 @@ class Pod:
         while line := await process.stdout.readline():
             with contextlib.suppress(ValueError):
                 self._hear(json.loads(line))
-        for answer in self._answers.values():
+        for answer in (*self._answers.values(), *filter(None, [self._struck])):
             if not answer.done():
                 answer.set_result({"ended": True})
 
@@ -80,7 +86,11 @@ class Pod:
             self._ready.set()
             if not str(said["library"]).startswith(self._path):
                 self.problems.append(f"{self.settings.process} uses the library in {said['library']}")
-        if answer := self._answers.pop(said.get("done", -1), None):
+        if "struck" in said and self._struck and not self._struck.done():
+            self._struck.set_result(said)
+        answer = self._answers.pop(said.get("done", -1), None)
+        # Whoever asked may have ceased to wait.
+        if answer and not answer.done():
             answer.set_result({name: value for name, value in said.items() if name != "done"})
 
     async def ask(self, do: str, **what: Any) -> dict[str, Any]:
@@ -89,7 +99,7 @@ class Pod:
         assert self._process.stdin
         self._number += 1
         answer = self._answers[self._number] = asyncio.get_running_loop().create_future()
-        line = json.dumps({"number": self._number, "do": do, **what})
+        line = json.dumps({"command": self._number, "do": do, **what})
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(line.encode() + b"\n")
             await self._process.stdin.drain()
@@ -110,7 +120,31 @@ class Pod:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to its process."""
         if self._process and self._process.returncode is None:
-            self._process.send_signal(number)
+            # Not by the process object, which would take the status of one that has just ended from the loop.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    async def strike(self, number: signal.Signals, aim: str, chance: random.Random) -> dict[str, Any]:
+        """Have it struck by a signal while an operation of the kind `aim` is under way, if one begins soon.
+
+        Returns what was under way, as `struck`. That is not known if the process could not do it itself.
+        """
+        self._struck = asyncio.get_running_loop().create_future()
+        # Some operations take less than the median.
+        until, moment = time.monotonic() + striking.WITHIN_S, round(chance.uniform(0.0, 0.8), 3)
+        asking = asyncio.ensure_future(
+            self.ask("strike", number=int(number), aim=aim, moment=moment, until=until)
+        )
+        figures: dict[str, Any] = {"aim": aim}
+        try:
+            async with asyncio.timeout(striking.WITHIN_S + 2 * striking.LATE_S):
+                figures |= await self._struck
+                self.turns = figures.pop("turns", [])
+        except TimeoutError:
+            self.send(number)
+        finally:
+            asking.cancel()
+        return figures
 
     @property
     def alive(self) -> bool:
@@ -160,10 +194,13 @@ PodFault: TypeAlias = Callable[[Pod, random.Random, float], AbstractAsyncContext
 class Pods:
     """All pods of a run, and the faults that befall one of them at a time."""
 
-    def __init__(self, pods: Sequence[Pod], *, ahead: float) -> None:
+    def __init__(self, pods: Sequence[Pod], *, ahead: float, lease: float = math.inf) -> None:
         self.all = pods
         self._ahead = ahead
+        self._lease = lease
         self._freed = asyncio.Condition()
+        self.repeats: Counter[str] = Counter()
+        """How the turns ended that others added again for a pod that was killed."""
 
     @property
     def generations(self) -> list[int]:
@@ -173,13 +210,36 @@ class Pods:
     def faults(self) -> Mapping[str, PodFault]:
         """What may happen to a pod, by name."""
         return {
-            "pod-kill": _killed,
+            "pod-kill": self._killed,
             "pod-restart": _restarted,
-            "pod-pause": _paused,
+            "pod-pause": partial(_paused, self._lease),
             "pod-clock": partial(_wrong_clock, self._ahead),
             "pod-cancel": partial(_told, "cancel"),
             "pod-descriptors": partial(_told, "descriptors"),
         }
+
+    @asynccontextmanager
+    async def _killed(self, pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        figures = await pod.strike(signal.SIGKILL, striking.aimed(chance, is_long=False), chance)
+        await pod.kill()
+        handed = self._hand_over(pod, chance)
+        yield figures
+        await pod.start()
+        await pod.ready()
+        for one in handed:
+            one.cancel()
+
+    def _hand_over(self, pod: Pod, chance: random.Random) -> Sequence[asyncio.Task[None]]:
+        """Let one or two others add turns of a killed pod again, at once: its request may still arrive."""
+        others = [other for other in self.all if other is not pod and other.alive]
+        turns, pod.turns = pod.turns, []
+        able = chance.sample(others, min(len(others), chance.choice((1, 1, 2)))) if turns else ()
+
+        async def add(other: Pod) -> None:
+            answer = await other.ask("again", turns=turns)
+            self.repeats.update({phase: answer.get(phase, 0) for phase in ("ok", "unknown", "fail")})
+
+        return [asyncio.ensure_future(add(other)) for other in able]
 
     @asynccontextmanager
     async def one(self, chance: random.Random, *, survives: bool) -> AsyncIterator[Pod]:
@@ -198,14 +258,6 @@ class Pods:
 
 
 @asynccontextmanager
-async def _killed(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-    await pod.kill()
-    yield {}
-    await pod.start()
-    await pod.ready()
-
-
-@asynccontextmanager
 async def _restarted(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
     """End a pod in order, as a deployment does, and start it again."""
     await pod.end()
@@ -215,10 +267,12 @@ async def _restarted(pod: Pod, chance: random.Random, seconds: float) -> AsyncIt
 
 
 @asynccontextmanager
-async def _paused(pod: Pod, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-    pod.send(signal.SIGSTOP)
+async def _paused(
+    lease: float, pod: Pod, chance: random.Random, seconds: float
+) -> AsyncIterator[dict[str, Any]]:
     try:
-        yield {}
+        aim = striking.aimed(chance, is_long=seconds > lease)
+        yield await pod.strike(signal.SIGSTOP, aim, chance)
     finally:
         pod.send(signal.SIGCONT)
 

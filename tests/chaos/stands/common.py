@@ -174,10 +174,10 @@ def repeated(act: Act, *, every: float = 0.3) -> Fault:
 
     @contextlib.asynccontextmanager
     async def fault(chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
-        figures: dict[str, Any] = {"times": 0, "hit": 0}
+        figures: dict[str, Any] = {"times": 0, "sum": 0}
 
         async def once() -> None:
-            figures["hit"] += await act(chance) or 0
+            figures["sum"] += await act(chance) or 0
             figures["times"] += 1
 
         async def go_on() -> None:

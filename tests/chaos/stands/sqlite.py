@@ -60,7 +60,7 @@ class SqliteStand:
         self, statements: str, chance: random.Random, seconds: float
     ) -> AsyncIterator[dict[str, Any]]:
         with closing(await asyncio.to_thread(self._connect)) as connection:
-            yield {"done": await asyncio.to_thread(_attempt, connection, statements)}
+            yield {"acted": await asyncio.to_thread(_attempt, connection, statements)}
 
     @contextlib.asynccontextmanager
     async def _migrate(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ class SqliteStand:
             for change in ("ADD COLUMN later TEXT", "DROP COLUMN later"):
                 statement = f"ALTER TABLE stm_record {change}"
                 done = done or await asyncio.to_thread(_attempt, connection, statement)
-            yield {"done": done}
+            yield {"acted": done}
 
     @contextlib.asynccontextmanager
     async def _full(self, chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
