@@ -37,6 +37,9 @@ INTERRUPTED: Final = (
     "so losses after each conversation's last read cannot be seen"
 )
 
+ILL: Final = frozenset({"degraded", "recovering"})
+"""A process says `recovering` while it makes an attempt of its own to summarize a degraded conversation."""
+
 SHOWN: Final = 5
 """How many violations of a kind are printed."""
 
@@ -155,7 +158,7 @@ class _Check:
     def _times_of_degradation(self) -> dict[str, list[float]]:
         times: dict[str, list[float]] = defaultdict(list)
         for event in self._infos["health"]:
-            if "degraded" in (event.data.get("old"), event.data.get("new")):
+            if ILL.intersection((event.data.get("old"), event.data.get("new"))):
                 times[event.conversation].append(event.t)
         return times
 
@@ -175,6 +178,8 @@ class _Check:
         for op in self._ops["read"]:
             if op.end is not None and op.end.phase == "ok":
                 of(op).reads.append(self._read(op, op.end))
+        for name, conversation in found.items():
+            conversation.ill = self._degraded[name]
         return found
 
     def _read(self, op: Op, end: Event) -> Read:
@@ -190,6 +195,7 @@ class _Check:
             newest_only=newest_only and self._was_degraded(op, end),
             invoked=op.begin.t,
             ended=end.t,
+            ill=str(data.get("health")) in ILL,
         )
 
     def _only_newest(self, recent: Sequence[str]) -> bool:

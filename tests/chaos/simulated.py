@@ -118,9 +118,9 @@ class Simulation:
             self._event(0.0, -1, "info", "model", how="raises")
             self._event(1.9 * LENGTH, -1, "info", "model", how="well")
         for _ in range(8):
-            self._at(chance.uniform(0, LENGTH), lambda: self.state.fold(self.chance))
+            self._at(chance.uniform(0, LENGTH), self._fold)
             if kind.degrades:
-                self._at(chance.uniform(0, LENGTH), lambda: setattr(self.state, "degraded", True))
+                self._at(chance.uniform(0, LENGTH), self._degrade)
                 self._at(chance.uniform(0, LENGTH), lambda: self.state.drop(self.chance))
         if self._fault is not None:
             # Where a turn can go for a good reason, the fault comes when that is over.
@@ -131,6 +131,16 @@ class Simulation:
         self._at(1.9 * LENGTH, lambda: setattr(self.state, "degraded", False))
         self._at(2 * LENGTH, lambda: self._event(2 * LENGTH, -1, "info", "final"))
         self._plan_read(2 * LENGTH + 1, 2 * LENGTH + 2)
+
+    def _degrade(self) -> None:
+        if not self.state.degraded:
+            self.state.degraded = True
+            self._event(self.now, -1, "info", "health", old="retry", new="degraded")
+
+    def _fold(self) -> None:
+        if self.state.degraded:
+            self._event(self.now, -1, "info", "health", old="degraded", new="healthy")
+        self.state.fold(self.chance)
 
     def _erase(self) -> None:
         self.state.erase()

@@ -34,6 +34,7 @@ OUTCOMES: Final = {
     "turns acknowledged": "turns acknowledged",
     "failed": "turns failed",
     "unknown": "turns unknown",
+    "dropped": "turns dropped",
     "summaries": "summaries ok",
     "erasures acknowledged": "erasures ok",
     "conversations": "conversations",
@@ -120,9 +121,15 @@ def _words(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _outcome(runs: Sequence[Run]) -> list[str]:
-    figures = [sum(run["figures"].get(one, 0) for run in runs) for one in OUTCOMES.values()]
     minutes = round(sum(run["minutes"] for run in runs))
-    return [f"{n:,.0f}" for n in (minutes, _faults(runs).total(), _violations(runs), *figures)]
+    counts = minutes, _faults(runs).total(), _violations(runs)
+    return [*(f"{n:,.0f}" for n in counts), *(_total(runs, one) for one in OUTCOMES.values())]
+
+
+def _total(runs: Sequence[Run], figure: str) -> str:
+    """Return the sum of a figure of runs; `-` if they are older than the figure."""
+    found = [run["figures"][figure] for run in runs if figure in run["figures"]]
+    return f"{sum(found):,.0f}" if found else "-"
 
 
 def _violations(runs: Sequence[Run]) -> int:

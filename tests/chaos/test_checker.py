@@ -78,6 +78,16 @@ def ab() -> Story:
 DEGRADED: dict[str, Any] = {"health": "degraded"}
 
 
+def degrade(story: Story, begin: float, end: float) -> Story:
+    """A pod sees the conversation degraded in this time."""
+    story.info("health", begin, old="retry", new="degraded")
+    return story.info("health", end, old="recovering", new="healthy")
+
+
+def abcd() -> Story:
+    return ab().add("c", 4, 5).add("d", 6, 7)
+
+
 WRONG: dict[str, tuple[str, list[Event]]] = {
     "an acknowledged turn is nowhere": ("lost", ab().finally_("a")),
     "the only turn is nowhere": ("lost", Story().add("a", 0, 1).finally_("")),
@@ -126,15 +136,59 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     ),
     "more turns are missing than were dropped": (
         "lost",
-        ab().add("c", 4, 5).add("d", 6, 7).finally_("||d", dropped=2),
+        degrade(abcd(), 7, 8).finally_("||d", dropped=2),
     ),
     "a turn is missing behind one that is retained": (
         "lost",
-        ab().add("c", 4, 5).finally_("||ac", dropped=1),
+        degrade(ab().add("c", 4, 5), 6, 7).finally_("||ac", dropped=1),
     ),
     "a dropped turn comes back": (
         "order",
-        ab().add("c", 4, 5).read("||bc", 6, 7, dropped=1).read("||abc", 8, 9).finally_("||bc", dropped=1),
+        degrade(ab().add("c", 4, 5), 5, 5.5)
+        .read("||bc", 6, 7, dropped=1)
+        .read("||abc", 8, 9)
+        .finally_("||bc", dropped=1),
+    ),
+    "a healthy conversation has dropped turns": (
+        "lost",
+        abcd().finally_("||cd", dropped=2),
+    ),
+    "turns are dropped long after the conversation was degraded": (
+        "lost",
+        degrade(abcd(), 7.1, 7.2)
+        .read("|ab|cd", 8, 9)
+        .read("||cd", 10, 11, dropped=2)
+        .finally_("||cd", dropped=2),
+    ),
+    "turns are dropped before the conversation is degraded": (
+        "lost",
+        degrade(abcd(), 20, 30).read("||cd", 8, 9, dropped=2).finally_("||cd", dropped=2),
+    ),
+    "only some of the drops were while degraded": (
+        "lost",
+        degrade(abcd().add("e", 8, 9), 9.1, 9.2)
+        .read("||bcde", 9.2, 9.4, dropped=1)
+        .read("||bcde", 12, 13, dropped=1)
+        .finally_("||de", dropped=3),
+    ),
+    "a turn of a summary is dropped": (
+        "lost",
+        degrade(abcd(), 7.1, 20)
+        .read("a||bcd", 8, 9)
+        .read("||bcd", 10, 11, dropped=1)
+        .finally_("||bcd", dropped=1),
+    ),
+    "everything is dropped": ("lost", degrade(ab(), 4, 5).finally_("", dropped=2)),
+    "the newest turn is dropped behind a summary of all others": (
+        "lost",
+        degrade(ab().add("c", 4, 5), 5, 6).finally_("ab||", dropped=1),
+    ),
+    "a drop excuses one turn first and another one then": (
+        "lost",
+        degrade(abcd(), 7.1, 9)
+        .read("||bcd", 8, 12, dropped=1)
+        .read("||acd", 8, 12, dropped=1)
+        .finally_("||bcd", dropped=1),
     ),
     "a turn is missing among the newest while degraded": (
         "lost",
@@ -263,11 +317,29 @@ RIGHT: dict[str, list[Event]] = {
     .read("ab||c", 6, 9)
     .read("ab||c", 10, 11)
     .finally_("ab||c"),
-    "turns were dropped and counted": ab().add("c", 4, 5).add("d", 6, 7).finally_("a||d", dropped=2),
-    "turns were dropped before any summary": ab().add("c", 4, 5).finally_("||c", dropped=2),
-    "turns were dropped before the newest, then covered": ab()
-    .add("c", 4, 5)
-    .add("d", 6, 7)
+    "turns were dropped and counted": degrade(abcd(), 7, 8).finally_("a||d", dropped=2),
+    "turns were dropped before any summary": degrade(ab().add("c", 4, 5), 6, 7).finally_("||c", dropped=2),
+    "turns were dropped, and only a read saw that it was degraded": abcd()
+    .read("cd", 7, 8, **DEGRADED)
+    .finally_("||cd", dropped=2),
+    "turns were dropped, and the health was noted a moment after a read": abcd()
+    .read("||cd", 8, 9, dropped=2)
+    .info("health", 9.1, old="degraded", new="recovering")
+    .finally_("||cd", dropped=2),
+    "turns were dropped in two goes, each while degraded": degrade(
+        degrade(abcd().add("e", 8, 9), 9, 10), 13, 14
+    )
+    .read("||cde", 9.5, 9.8, dropped=2)
+    .read("||cde", 11, 12, dropped=2)
+    .finally_("||de", dropped=3),
+    "of two reads at once, the one that ends first shows more drops": degrade(abcd(), 7, 20)
+    .read("|b|cd", 8, 12, dropped=1, health="recovering")
+    .read("||cd", 9, 11, dropped=2)
+    .finally_("||cd", dropped=2),
+    "more turns were dropped than anybody knew of": degrade(abcd().add("x", 1.5), 7, 8).finally_(
+        "||cd", dropped=3
+    ),
+    "turns were dropped before the newest, then covered": degrade(abcd(), 7, 8)
     .read("a||cd", 8, 9, dropped=1)
     .finally_("ac||d", dropped=1),
     "a degraded conversation shows its newest turns": ab()
