@@ -213,7 +213,7 @@ class _Check:
         return at < len(times) and times[at] <= end.t + 1.0
 
     def _check_conversations(self) -> None:
-        unknown = late = unjudged = 0
+        unknown = late = again = unjudged = 0
         for conversation in self._conversations.values():
             if self._imported_after_doubt(conversation):
                 unjudged += 1
@@ -223,6 +223,7 @@ class _Check:
                 erased = Erased(checked)
                 erased.check()
                 late += len(erased.late)
+                again += len(erased.again)
             else:
                 checked.check()
             self.report.violations += checked.violations
@@ -235,7 +236,8 @@ class _Check:
         figures = self.report.figures
         figures["conversations not judged"] = unjudged
         figures["unknown turns that stand"] = unknown
-        figures["unknown turns that came after an erasure"] = late
+        figures["unknown turns that arrived after an erasure"] = late
+        figures["turns that were added again after an erasure"] = again
 
     def _imported_after_doubt(self, conversation: Conversation) -> bool:
         """Say whether a person imported what an erasure of unknown outcome may have erased after the export.

@@ -68,6 +68,8 @@ class Kind:
     adds: int = 25
     reads: int = 25
     unknown_adds: bool = True
+    again: float = 0.1
+    """Which part of the turns that were acknowledged is added again later."""
     lasts: float = 3.0
     """How long an operation lasts, on average, in seconds; one of unknown outcome may be done much later."""
 
@@ -163,6 +165,8 @@ class Simulation:
             for _ in range(attempts):
                 self._at(chance.uniform(start, end), add)
             self._at(end, lambda: self.acked.setdefault(turn, end))
+            if kind.again and chance.random() < kind.again:
+                self._plan_add(turn, end + chance.expovariate(0.05))
         elif phase == "unknown":
             for _ in range(chance.randint(0, 2)):
                 self._at(start + chance.expovariate(0.2 / kind.lasts), add)

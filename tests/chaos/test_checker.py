@@ -226,6 +226,48 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         "erasure",
         ab().erase(4, 5).read("a", 6, 7).finally_(""),
     ),
+    "an erased turn is read, and added again only later": (
+        "erasure",
+        ab().erase(4, 5).read("a", 6, 7).add("a", 20, 21).finally_("a"),
+    ),
+    "an erasure leaves all, which is added again later": (
+        "erasure",
+        ab().erase(4, 5).read("ab", 6, 7).add("a", 20, 21).add("b", 22, 23).finally_("ab"),
+    ),
+    "an erased turn is read beside a new one, and added again only later": (
+        "erasure",
+        ab().erase(4, 5).add("n", 5.5, 5.8).read("an", 6, 7).add("a", 20, 21).finally_("an"),
+    ),
+    "an erased turn is read, and what is added again was refused": (
+        "erasure",
+        ab().erase(4, 5).add("a", 5.5, 5.8, "fail").read("a", 6, 7).finally_(""),
+    ),
+    "an erased turn that is added again stands before what was added earlier": (
+        "order",
+        ab().erase(4, 5).add("n", 6, 7).add("a", 20, 21).finally_("an"),
+    ),
+    "a read lacks a turn that is added again after an erasure that comes later": (
+        "lost",
+        ab().add("n", 4, 5).read("ab", 6, 7).read("abn", 8, 9).erase(20, 21).add("n", 30, 31).finally_("n"),
+    ),
+    "a read lacks a turn that is added again while an erasure is under way": (
+        "lost",
+        ab()
+        .add("n", 6, 7)
+        .read("ab", 8, 9)
+        .read("abn", 10, 11)
+        .erase(20, 21)
+        .add("n", 20.5, 22)
+        .finally_("n"),
+    ),
+    "a read lacks a turn that is added again, with an erasure of unknown outcome before": (
+        "lost",
+        ab().erase(4).add("n", 6, 7).add("n", 20, 21).read("ab", 8, 9).read("abn", 10, 11).finally_("abn"),
+    ),
+    "turns that are added again stand in the wrong order before that": (
+        "order",
+        ab().erase(-3).add("a", 10, 11).add("b", 10, 11).read("ba", 4, 5).finally_("ba"),
+    ),
     "an unknown turn that was read comes back alone": (
         "erasure",
         ab().add("x", 3, 4, "ok").read("abx", 4.1, 4.2).erase(5, 6).finally_("x"),
@@ -440,6 +482,21 @@ RIGHT: dict[str, list[Event]] = {
     .add("n", 6, 7)
     .read("xn", 8, 9)
     .finally_("xn"),
+    "an erased turn that is added again stands behind what was added earlier": ab()
+    .erase(4, 5)
+    .add("n", 6, 7)
+    .add("a", 20, 21)
+    .finally_("na"),
+    "a read that lasts until an erased turn is added again shows it": ab()
+    .erase(4, 5)
+    .add("a", 20, 21)
+    .read("a", 6, 20.5)
+    .finally_("a"),
+    "a turn is added again and stays where it is": ab()
+    .erase(-3)
+    .add("a", 10, 11)
+    .read("ab", 4, 5)
+    .finally_("ab"),
     "the same turn heads two logs": Story()
     .add("x", 0, 1)
     .add("a", 2, 3)
@@ -545,7 +602,7 @@ def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None
         (simulated.covers_twice, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
         (simulated.reorders, [CALM]),
         (simulated.mixes_in, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
-        (simulated.brings_back, [Kind(erases=2, unknown_adds=False)]),
+        (simulated.brings_back, [Kind(erases=2, unknown_adds=False, again=0)]),
         (simulated.forgets_all, [CALM]),
         (simulated.keeps_dropping, [Kind(degrades=True, unknown_adds=False)]),
     ],
