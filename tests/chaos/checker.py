@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos import flat, history
+from tests.chaos import flat, history, remembering
 from tests.chaos.conversations import Checked, Conversation, Op, Read, Violation
 from tests.chaos.erasures import Erased
 from tests.chaos.history import Event
@@ -90,6 +90,37 @@ def check(
     return _Check(list(events), lease_s, recovery_s, full_zone, allowed, interrupted).report
 
 
+def judged(
+    events: Sequence[Event],
+    *,
+    lease_s: float,
+    recovery_s: float,
+    full_zone: int = 0,
+    pooled: int = 0,
+    interrupted: bool = False,
+) -> Report:
+    """Return all that a history shows: what `check` finds, errors of calls, and the tiers.
+
+    A run and whoever judges its history again call this, so that both say the same.
+    """
+    report = check(
+        events,
+        lease_s=lease_s,
+        recovery_s=recovery_s,
+        full_zone=full_zone,
+        pooled=pooled,
+        interrupted=interrupted,
+    )
+    defects = (event for event in events if event.what == "defect")
+    report.violations += (
+        Violation("defect", "", f"not an error of the library: {one.data}", (one,)) for one in defects
+    )
+    found, figures = remembering.judged(events)
+    report.violations += (Violation("tiers", "", one.removeprefix("tiers: ")) for one in found)
+    report.figures |= figures
+    return report
+
+
 class _Check:
     def __init__(
         self,
@@ -112,6 +143,7 @@ class _Check:
         self._pair()
         self._last = events[-1].t if events else 0.0
         self._final = next((event.t for event in self._infos["final"]), None)
+        self._doubts = [(event.data["begin"], event.data["end"]) for event in self._infos["doubt"]]
         self._faults = [(op.begin.t, op.end.t if op.end else self._last, op) for op in self._ops["fault"]]
         self._degraded = self._times_of_degradation()
         self._conversations = self._of_conversations()
@@ -177,10 +209,21 @@ class _Check:
             of(op).erases.append(op)
         for op in self._ops["read"]:
             if op.end is not None and op.end.phase == "ok":
-                of(op).reads.append(self._read(op, op.end))
+                conversation = of(op)
+                reads = conversation.doubtful if self._in_doubt(op) else conversation.reads
+                reads.append(self._read(op, op.end))
         for name, conversation in found.items():
             conversation.ill = self._degraded[name]
         return found
+
+    def _in_doubt(self, op: Op) -> bool:
+        """Say whether a deposed master may have answered a read.
+
+        Where another server takes over, no read of that time is promised to be of the present. What was
+        acknowledged meanwhile has to be there in all later reads.
+        """
+        until = op.end.t if op.end is not None else op.invoked
+        return any(op.invoked < end and begin < until for begin, end in self._doubts)
 
     def _read(self, op: Op, end: Event) -> Read:
         data = end.data
@@ -405,7 +448,12 @@ class _Check:
             ("summarize", "summaries"),
             ("erase", "erasures"),
         ):
-            phases = Counter(op.status for op in self._ops[what])
+            ops = self._ops[what]
+            if what == "read":
+                sure = [op for op in ops if not self._in_doubt(op)]
+                figures["reads in doubt, of a change of master"] = len(ops) - len(sure)
+                ops = sure
+            phases = Counter(op.status for op in ops)
             for phase in ("ok", "unknown", "fail"):
                 figures[f"{name} {phase}"] = phases[phase]
         figures["conversations"] = len(self._conversations)
@@ -468,7 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept: dict[str, float] = json.loads(settings.read_text()) if settings.exists() else {}
     events = history.read(given.folder)
     interrupted = all(event.what != "final" for event in events)
-    report = check(
+    report = judged(
         events,
         lease_s=given.lease or kept.get("lease_s", 10.0),
         recovery_s=given.recovery or kept.get("recovery_s", 30.0),

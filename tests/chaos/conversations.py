@@ -126,6 +126,8 @@ class Conversation:
     name: str
     adds: dict[str, list[Op]] = field(default_factory=dict[str, list[Op]])
     reads: list[Read] = field(default_factory=list[Read])
+    doubtful: list[Read] = field(default_factory=list[Read])
+    """Reads that a deposed master may have answered, with what was true before."""
     erases: list[Op] = field(default_factory=list[Op])
     ill: list[float] = field(default_factory=list[float])
     """When a pod saw it become degraded, or saw that it had been, in the order of time."""
@@ -217,7 +219,8 @@ class Checked:
             self._said.add((kind, subject))
             events = tuple(event for op in ops if op is not None for event in op.events)
             told = {id(op) for op in ops}
-            parts = (self._near(subject, read) for read in self.of.reads if id(read.op) in told)
+            reads = (*self.of.reads, *self.of.doubtful)
+            parts = (self._near(subject, read) for read in reads if id(read.op) in told)
             near = frozenset(itertools.chain.from_iterable(parts))
             self.violations.append(Violation(kind, self.of.name, sentence, events, near))
 
@@ -240,15 +243,18 @@ class Checked:
     # What one read shows by itself
 
     def _clean(self) -> None:
-        """Check each read by itself, and leave in it only what can be compared with other reads."""
+        """Check each read by itself, and leave in it only what can be compared with other reads.
+
+        Even a deposed master shows no turn twice, none of another conversation, and none that was refused.
+        """
         adds = self.of.adds
+        self.appeared.update(*(read.shown for read in self.of.reads))
         possible = {turn for turn, ops in adds.items() if any(op.status != "fail" for op in ops)}
-        for read in self.of.reads:
+        for read in (*self.of.reads, *self.of.doubtful):
             if read.foreign:
                 what = f"a read shows {read.foreign} turns of another conversation, or altered ones"
                 self.say("foreign", "", what, read.op)
             shown = set(read.shown)
-            self.appeared |= shown
             if shown <= possible and len(shown) == len(read.shown):
                 continue
             for turn in shown - possible:

@@ -61,6 +61,10 @@ ACTIONS = {
     ),
     "defect": "`info`: a call raised what is not an error of the library; `during`, `error`",
     "fault": "the nemesis begins a fault, and ends it with `ok`; `kind`, `target`, and its figures",
+    "doubt": (
+        "`info`: from `begin` to `end`, in the time of the events, a deposed master may have answered reads; "
+        "written when the run is over"
+    ),
     "model": "`info`: the model changes; `how` is one of well, hangs, raises, garbage, slow",
     "figures": (
         "`info`: a pod's `memory` in bytes, `tasks`, `descriptors`, `connections`, and its `adds` so far"

@@ -36,6 +36,8 @@ OUTCOMES: Final = {
     "unknown": "turns unknown",
     "dropped": "turns dropped",
     "summaries": "summaries ok",
+    "reads": "reads ok",
+    "reads in doubt": "reads in doubt, of a change of master",
     "erasures acknowledged": "erasures ok",
     "conversations": "conversations",
     "not judged": "conversations not judged",

@@ -540,6 +540,44 @@ def test_history_that_is_right_passes(name: str) -> None:
     assert not [str(one) for one in report_of(RIGHT[name]).violations], name
 
 
+def in_doubt(story: Story) -> Story:
+    """A deposed master may have answered from 2.0 to 3.0; it was noted when the run was over."""
+    return story.info("doubt", END + 9, begin=2.0, end=3.0)
+
+
+def test_reads_that_touch_a_change_of_master_may_be_of_the_past() -> None:
+    for begin, end in ((1.5, 2.5), (2.5, 2.6), (1.4, 9.0)):
+        assert found_in(Story().add("a", 0, 1).read("", begin, end).finally_("a")) == ["lost"]
+        report = report_of(in_doubt(Story().add("a", 0, 1).read("", begin, end)).finally_("a"))
+        assert not report.violations
+        assert report.figures["reads in doubt, of a change of master"] == 1
+        assert report.figures["reads ok"] == 1
+    for begin, end in ((1.1, 1.9), (3.1, 4.0)):
+        story = in_doubt(Story().add("a", 0, 1).read("", begin, end))
+        assert found_in(story.finally_("a")) == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "more", "kind"),
+    [
+        ("aa", {}, "duplicate"),
+        ("az", {}, "foreign"),
+        ("a", {"foreign": 1}, "foreign"),
+        ("ar", {}, "refused"),
+    ],
+)
+def test_deposed_master_shows_nothing_that_never_was(shown: str, more: dict[str, Any], kind: str) -> None:
+    story = Story().add("a", 0, 1).add("r", 0, 1, "fail").read(shown, 2.5, 2.6, **more)
+    assert found_in(in_doubt(story).finally_("a")) == [kind]
+
+
+def test_turn_that_only_a_deposed_master_showed_need_not_stay() -> None:
+    story = Story().add("a", 0, 1).add("x", 2.1).read("ax", 2.5, 2.6)
+    report = report_of(in_doubt(story).finally_("a"))
+    assert not report.violations
+    assert report.figures["unknown turns that stand"] == 0
+
+
 def test_violation_shows_the_events_that_prove_it() -> None:
     (one,) = report_of(ab().finally_("a")).violations
     assert "b was acknowledged" in one.sentence
@@ -816,6 +854,22 @@ def test_recorded_history_is_checked_again_by_command(
     history.write(tmp_path, ab().finally_("a"))
     assert checker.main([str(tmp_path), "--lease", "4", "--recovery", "10"]) == 1
     assert "lost in c: b was acknowledged" in capsys.readouterr().out
+
+
+def test_history_that_is_judged_again_is_judged_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = in_doubt(Story().add("a", 0, 1).read("", 2.5, 2.6))
+    fact = {"session": 0, "importance": 0.8, "key": "p0.0/1"}
+    story.op("remember", 4, 5, **fact).info("defect", 6, during="add", error="KeyError: 7")
+    story.info("remembered", END + 3, session=0, keys=[], altered=[])
+    history.write(tmp_path, story.finally_("a"))
+    assert checker.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "tiers: p0.0/1 was acknowledged, and is not remembered" in said
+    assert "defect: not an error of the library: {'during': 'add'" in said
+    assert "facts acknowledged: 1" in said
+    assert said.endswith("\n2 violations\n")
 
 
 def test_history_of_an_interrupted_run_is_judged_as_far_as_it_goes(
