@@ -620,7 +620,8 @@ CALM = Kind()
 ILL = Kind(degrades=True)
 ERASING = Kind(erases=4, reads=40)
 DOUBTFUL = Kind(erases=5, unknown_erases=True, reads=40, lasts=0.6)
-ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40, lasts=0.6)
+# Without turns that are added again: of these, one history in 1,000 has more courses of events than are tried.
+ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40, again=0, lasts=0.6)
 SEEDS = st.integers(0, 2**40)
 
 
