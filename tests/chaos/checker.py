@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos import flat, history, remembering
-from tests.chaos.conversations import Checked, Conversation, Op, Read, Violation
+from tests.chaos.conversations import ILL, Checked, Conversation, Op, Read, Violation
 from tests.chaos.erasures import Erased
 from tests.chaos.history import Event
 
@@ -36,9 +36,6 @@ INTERRUPTED: Final = (
     "the run was interrupted before its final reads, "
     "so losses after each conversation's last read cannot be seen"
 )
-
-ILL: Final = frozenset({"degraded", "recovering"})
-"""A process says `recovering` while it makes an attempt of its own to summarize a degraded conversation."""
 
 SHOWN: Final = 5
 """How many violations of a kind are printed."""
@@ -238,7 +235,8 @@ class _Check:
             newest_only=newest_only and self._was_degraded(op, end),
             invoked=op.begin.t,
             ended=end.t,
-            ill=str(data.get("health")) in ILL,
+            health=str(data.get("health", "healthy")),
+            pending=len(pending),
         )
 
     def _only_newest(self, recent: Sequence[str]) -> bool:
@@ -377,8 +375,7 @@ class _Check:
                 place = bisect.bisect_right(starts, read.invoked) - 1
                 if place < 0 or read.ended > quiet[place][1]:
                     continue
-                end = read.op.end
-                health = str(end.data.get("health", "healthy")) if end else "healthy"
+                health = read.health
                 noticed = used.setdefault(place, read.ended)
                 if health == "healthy":
                     continue
@@ -391,7 +388,10 @@ class _Check:
         self.report.figures["slowest recovery seen (s)"] = round(slowest, 3)
 
     def _check_settled(self) -> None:
-        """Check that nothing is left to summarize once it was asked for, long enough, and all was well."""
+        """Check that nothing is left to do once a pod has flushed and seen that, when all was well.
+
+        So it is said to have been settled. What is read in the end may have more only if it came later.
+        """
         last_quiet = self._quiet()[-1][0]
         flushes: dict[str, list[Op]] = defaultdict(list)
         for op in self._ops["flush"]:
@@ -400,24 +400,59 @@ class _Check:
         judged = 0
         for name, ops in flushes.items():
             conversation = self._conversations.get(name)
-            enough = ops[0].invoked + self._lease_s + self._recovery_s
-            asked = [op.ended for op in ops if op.ended >= enough]
-            if conversation is None or not asked:
+            if conversation is None:
+                continue
+            self._check_asked(conversation, ops)
+            settled = self._settled(conversation, ops)
+            final = [read for read in conversation.reads if read.invoked >= (self._final or math.inf)]
+            if settled is None or not final:
                 continue
             judged += 1
-            sure = {
-                turn
-                for turn, adds in conversation.adds.items()
-                if any(op.ended < ops[0].invoked for op in adds)
-            }
-            for read in conversation.reads:
-                left = read.op.end.data.get("pending", ()) if read.op.end else ()
-                # A turn that arrives late makes an earlier one pending.
-                if read.invoked > asked[0] and len(left) > len({*read.shown} - sure):
-                    what = f"{len(left)} turns are pending although nothing has kept them from a summary"
-                    self._say("stuck", name, what, *ops[0].events, *read.op.events)
-                    break
+            flush, read = settled
+            for last in final:
+                left = self._left(conversation, last, flush)
+                if left or last.health != "healthy":
+                    state = f"{left} turns are pending" if left else f"it is {last.health}"
+                    what = f"{state} in the end, although a pod had flushed it and seen nothing left to do"
+                    self._say("stuck", name, what, *flush.events, *read.op.events, *last.op.events)
         self.report.figures["conversations whose end was settled"] = judged
+
+    def _settled(self, conversation: Conversation, flushes: Sequence[Op]) -> tuple[Op, Read] | None:
+        """Return the last flush after which its pod has read that nothing is left to do, and that read."""
+        done = [
+            (read.invoked, flush, read)
+            for flush in flushes
+            for read in conversation.reads
+            if read.op.begin.process == flush.begin.process
+            and flush.ended <= read.invoked
+            and read.ended <= (self._final or -math.inf)
+            and read.health == "healthy"
+            and not read.pending
+        ]
+        if not done:
+            return None
+        _, flush, read = max(done, key=lambda one: (one[0], one[1].invoked))
+        return flush, read
+
+    def _check_asked(self, conversation: Conversation, flushes: Sequence[Op]) -> None:
+        """Check that nothing is left once it was asked for, again and again for long enough."""
+        enough = flushes[0].invoked + self._lease_s + self._recovery_s
+        asked = min((op.ended for op in flushes if op.ended >= enough), default=math.inf)
+        for read in conversation.reads:
+            if read.invoked > asked and (left := self._left(conversation, read, flushes[0])):
+                what = f"{left} turns are pending although nothing has kept them from a summary"
+                self._say("stuck", conversation.name, what, *flushes[0].events, *read.op.events)
+                break
+
+    def _left(self, conversation: Conversation, read: Read, flush: Op) -> int:
+        """Return how many turns are pending, 0 if as many may have come after a flush began."""
+        # A turn that arrives late makes an earlier one pending.
+        late = [
+            turn
+            for turn in read.shown
+            if not any(op.ended < flush.invoked for op in conversation.adds.get(turn, ()))
+        ]
+        return read.pending if read.pending > len(late) else 0
 
     # Pods
 

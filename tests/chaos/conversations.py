@@ -27,6 +27,10 @@ FAR: Final = 1e15
 """A time after all others that can still be added to another."""
 
 
+ILL: Final = frozenset({"degraded", "recovering"})
+"""A process says `recovering` while it makes an attempt of its own to summarize a degraded conversation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """What no correct memory would have done, with the events that show it.
@@ -110,8 +114,14 @@ class Read:
     newest_only: bool
     invoked: float
     ended: float
-    ill: bool = False
-    """Whether it met a degraded conversation, by its own word."""
+    health: str = "healthy"
+    pending: int = 0
+    """How many of the turns are neither recent nor covered."""
+
+    @property
+    def ill(self) -> bool:
+        """Whether it met a degraded conversation, by its own word."""
+        return self.health in ILL
 
     @property
     def excused(self) -> bool:

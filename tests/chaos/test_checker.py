@@ -620,7 +620,7 @@ CALM = Kind()
 ILL = Kind(degrades=True)
 ERASING = Kind(erases=4, reads=40)
 DOUBTFUL = Kind(erases=5, unknown_erases=True, reads=40, lasts=0.6)
-# Without turns that are added again: of these, one history in 1,000 has more courses of events than are tried.
+# Without turns that are added again: one such history in 1,000 has more courses than are tried.
 ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40, again=0, lasts=0.6)
 SEEDS = st.integers(0, 2**40)
 
@@ -785,6 +785,54 @@ def test_turns_may_be_pending_that_nobody_waited_for(story: Story) -> None:
 def test_late_turn_may_leave_one_pending() -> None:
     story = ab().add("x", 4).op("flush", 10, 12).op("flush", 25, 27)
     assert found_in(story.finally_("|a|bx")) == []
+
+
+def settled(story: Story) -> Story:
+    """A pod flushes, and reads that nothing is left to do."""
+    return story.op("flush", 900, 901).read("a||b", 902, 903)
+
+
+@pytest.mark.parametrize(
+    ("story", "shown", "more"),
+    [
+        (settled(ab()), "|a|b", {}),
+        (settled(ab()), "a||b", {"health": "retry"}),
+        (settled(ab()), "a||b", DEGRADED),
+        (settled(ab()).op("people", 904, 905, kind="stats"), "|a|b", {}),
+    ],
+    ids=["turns are pending", "in retry", "degraded", "after people asked for figures"],
+)
+def test_end_that_is_not_as_it_was_settled_is_found(story: Story, shown: str, more: dict[str, Any]) -> None:
+    report = report_of(story.finally_(shown, **more))
+    assert "stuck" in {one.kind for one in report.violations}
+    assert report.figures["conversations whose end was settled"] == 1
+
+
+@pytest.mark.parametrize(
+    ("story", "shown", "judged"),
+    [
+        (settled(ab()), "a||b", 1),
+        (settled(ab().add("x", 4)), "a|b|x", 1),
+        (settled(ab()).add("c", 905, 906), "a|b|c", 1),
+        (settled(ab()).op("fault", 910, 911, kind="pod-kill"), "|a|b", 0),
+        (ab().op("flush", 900, 901, process="p1.0").read("a||b", 902, 903), "|a|b", 0),
+        (ab().read("a||b", 898, 899).op("flush", 900, 901), "|a|b", 0),
+        (ab().op("flush", 900, 901).read("|a|b", 902, 903), "|a|b", 0),
+    ],
+    ids=[
+        "as it was",
+        "a late turn",
+        "a turn after it",
+        "a fault after it",
+        "by another pod",
+        "before",
+        "not",
+    ],
+)
+def test_end_that_may_differ_is_none_that_is_wrong(story: Story, shown: str, judged: int) -> None:
+    report = report_of(story.finally_(shown))
+    assert not report.violations
+    assert report.figures["conversations whose end was settled"] == judged
 
 
 def test_pod_whose_figures_grow_is_found() -> None:
