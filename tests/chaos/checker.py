@@ -11,6 +11,7 @@ import bisect
 import itertools
 import json
 import math
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,9 @@ INTERRUPTED: Final = (
     "the run was interrupted before its final reads, "
     "so losses after each conversation's last read cannot be seen"
 )
+
+SLACK_S: Final = 0.1
+"""By how much a lease may seem too short: events are noted a moment after what they note."""
 
 SHOWN: Final = 5
 """How many violations of a kind are printed."""
@@ -311,37 +315,111 @@ class _Check:
                 self._say("version", event.conversation, f"the version {place[1]} came twice", other, event)
 
     def _check_leases(self) -> None:
-        """Check that no process takes a lease while another one holds it and it has not expired.
+        """Check that no lease is taken while it is held, and that the calls under leases do not overlap.
 
         A process may take a lease once it has seen it for as long as it lasts, by a clock that nothing moves.
-        So the next lease is not stored earlier than that after the first write began, unless the first was
-        given back. Its holder does so after the call of the summarizer: until this call ends, it is held.
-
-        The versions tell which write came next: a process that is stopped notes its write when it goes on.
+        So neither happens earlier than that after the lease was taken. The lease says when that was, by the
+        clock of its process, also if its write was tried again. Where a clock was wrong meanwhile, nothing is
+        judged: two clocks that are wrong in different ways may end a lease.
         """
-        calls: dict[tuple[str, str], list[Op]] = defaultdict(list)
-        for op in self._ops["summarize"]:
-            calls[op.begin.process, op.begin.conversation].append(op)
         writes = {(event.data["record"], event.data["version"]): event for event in self._infos["write"]}
-        takers: dict[tuple[str, tuple[float, ...]], tuple[Event, tuple[float, ...]]] = {}
+        takers: dict[tuple[str, tuple[float, ...]], Event] = {}
+        over: dict[tuple[str, tuple[float, ...]], tuple[float, ...]] = {}
         for (record, _), event in writes.items():
             before = writes.get((record, event.data.get("expect")))
             lease, held = _lease(event), _lease(before)
             # Another one may stand over the same lease: a note that it is overdue.
             if lease and lease != held:
-                takers[record, lease] = event, held
-        for (record, _), (second, held) in takers.items():
-            first, _ = takers.get((record, held), (None, ()))
-            if first is None:
-                continue
+                takers[record, lease], over[record, lease] = event, held
+        # Processes on one machine have one clock, apart from faults.
+        apart = [_lease(event)[0] - _began(event) for event in takers.values()]
+        self._ahead = statistics.median(apart) if apart else 0.0
+        self._clocks = [
+            (begun, end + self._lease_s)
+            for begun, end, op in self._faults
+            if op.begin.data["kind"] == "pod-clock"
+        ]
+        judged = 0
+        for (record, lease), second in takers.items():
+            first = takers.get((record, over[record, lease]))
             # A record is named by its scope and its name, which is that of the conversation.
-            name = first.conversation or record.rpartition("|")[2]
-            made = calls.get((first.process, name), [])
-            call = next((op for op in made if op.invoked >= first.t), None)
-            until = _began(first) + self._lease_s
-            if call is not None and call.invoked <= second.t < min(until, _over(call)):
+            name = record.rpartition("|")[2]
+            if first is None or first.process == second.process:
+                continue
+            taken = self._taken(first)
+            if taken is None or self._clock_was_wrong(taken, second.t):
+                continue
+            judged += 1
+            # The version that it replaced still had the lease, so that was not given back.
+            if second.t < taken + _lease(first)[1] - SLACK_S:
                 what = f"{second.process} takes a lease that {first.process} holds"
-                self._say("lease", name, what, first, *call.events, second)
+                self._say("lease", name, what, first, second)
+        self.report.figures["pairs of leases judged"] = judged
+        self._check_calls(takers.values())
+
+    def _check_calls(self, takers: Iterable[Event]) -> None:
+        """Check that the calls of two processes for a conversation do not overlap while a lease lasts.
+
+        This does not ask which version a lease replaced. A process that was stopped longer than its lease may
+        make its call late, and one that has erased or imported the record has erased the lease.
+        """
+        leases: dict[tuple[str, str], list[Event]] = defaultdict(list)
+        for event in takers:
+            leases[event.process, event.data["record"].rpartition("|")[2]].append(event)
+        changes = [*self._ops["erase"], *(o for o in self._ops["people"] if o.begin.data["kind"] == "import")]
+        changed: dict[str, list[Op]] = defaultdict(list)
+        for op in changes:
+            changed[op.begin.conversation].append(op)
+        calls: dict[str, list[Op]] = defaultdict(list)
+        for op in self._ops["summarize"]:
+            calls[op.begin.conversation].append(op)
+        judged = 0
+        for name, ops in calls.items():
+            under = [(op, _under(leases[op.begin.process, name], op)) for op in ops]
+            for (first, held), (second, taken) in itertools.pairwise(under):
+                if first.begin.process == second.begin.process:
+                    continue
+                since, until = self._lasts(first, held)
+                its_own = None if taken is None else self._taken(taken)
+                if (
+                    since is None
+                    # It ended before its call began, as after a stop.
+                    or until <= first.invoked
+                    # It took its own before, and was stopped; `_check_leases` judges these two.
+                    or (its_own is not None and its_own < since)
+                    or self._clock_was_wrong(since, second.invoked)
+                    or any(op.invoked <= second.invoked and op.latest >= since for op in changed[name])
+                ):
+                    continue
+                judged += 1
+                if second.invoked < min(until - SLACK_S, _over(first)):
+                    what = f"{second.begin.process} calls the model while {first.begin.process} does"
+                    held_by = (held,) if held else ()
+                    self._say("lease", name, what, *held_by, *first.events, *second.events)
+        self.report.figures["pairs of summarizer calls judged"] = judged
+
+    def _lasts(self, call: Op, lease: Event | None) -> tuple[float | None, float]:
+        """Return from when until when the lease of a call lasts; nothing if that is not known.
+
+        The write of a lease that nobody noted was of unknown outcome, which needs a fault. Without one, there
+        was no lease, and there should have been one from the call on.
+        """
+        if lease is not None:
+            taken = self._taken(lease)
+            return taken, (taken or 0.0) + _lease(lease)[1]
+        since = call.invoked - 2 * self._lease_s
+        if any(begun <= call.invoked and since <= end for begun, end, _ in self._faults):
+            return None, 0.0
+        return call.invoked, call.invoked + self._lease_s
+
+    def _taken(self, lease: Event) -> float | None:
+        """Return when a lease was taken, in the time of the events; `None` if its clock was wrong."""
+        taken = _lease(lease)[0] - self._ahead
+        # Its first write may have been tried again, for as long as some deadlines.
+        return taken if _began(lease) - 20.0 < taken < lease.t + SLACK_S else None
+
+    def _clock_was_wrong(self, since: float, until: float) -> bool:
+        return any(begun <= until and since <= end for begun, end in self._clocks)
 
     def _quiet(self) -> list[tuple[float, float]]:
         """Return the times in which the model was well and nothing was done to anybody."""
@@ -531,6 +609,11 @@ def _began(write: Event) -> float:
 def _lease(write: Event | None) -> tuple[float, ...]:
     """Return when the lease that a write leaves was taken, and for how long; nothing if there is none."""
     return () if write is None else tuple(write.data.get("lease") or ())
+
+
+def _under(leases: Sequence[Event], call: Op) -> Event | None:
+    """Return the last lease of its process that a call began under."""
+    return max((one for one in leases if one.t <= call.invoked), key=attrgetter("t"), default=None)
 
 
 def _over(call: Op) -> float:

@@ -697,29 +697,88 @@ def test_lease_of_a_killed_process_is_in_force() -> None:
 @pytest.mark.parametrize(
     "story",
     [
-        lease(leased(11), 11.5, "p1.0", after=10),
+        lease(lease(leased(11), 11.2, "p0.0", after=10, taken=None), 11.5, "p1.0", after=11.2),
         lease(leased(), 14.5, "p1.0", after=10),
         lease(leased(19), 14, "p1.0", after=10),
         lease(leased(11), 10.5, "p1.0"),
         lease(lease(leased(11), 10.3, "p2.0", after=10, taken=None), 10.5, "p1.0", after=10.3),
-        lease(lease(ab(), 10, "p0.0").op("summarize", 10.7, 11, process="p0.0"), 10.5, "p1.0", after=10),
         lease(leased(11), 10.5, "p1.0", after=10, taken=10),
         lease(
             lease(ab(), 10, "p0.0", after=5).op("summarize", 10.1, 11, process="p0.0"), 5, "p1.0", noted=10.5
         ),
     ],
     ids=[
-        "after the call",
+        "given back after the call",
         "a killed holder's, expired",
         "a stopped holder's, expired",
         "of a record that was created again",
         "given back by a third",
-        "before the call began",
         "noted as overdue by another",
         "and was taken by a process that is stopped before it can say so",
     ],
 )
 def test_lease_that_is_free_may_be_taken(story: Story) -> None:
+    events = sorted(story.events, key=lambda event: event.t)
+    assert "lease" not in found_in(events)
+
+
+def called(story: Story, begin: float, end: float | None, process: str = "p1.0") -> Story:
+    return story.op("summarize", begin, end, process=process)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        called(lease(leased(11), 10.5, "p1.0", after=5), 10.6, 11.2),
+        called(lease(leased(), 12, "p1.0", after=5), 12.1, 12.3),
+        called(called(ab(), 10.1, 13, "p0.0"), 10.2, 13),
+        lease(called(lease(ab(), 10, "p0.0"), 10.7, 11, "p0.0"), 10.5, "p1.0", after=10),
+        lease(leased(11), 11.5, "p1.0", after=10),
+    ],
+    ids=[
+        "over a version that nobody noted",
+        "after the death of the holder, too early",
+        "without any lease",
+        "before the call of the holder",
+        "after the call, before the lease is given back",
+    ],
+)
+def test_second_process_that_calls_or_takes_the_lease_is_found(story: Story) -> None:
+    events = sorted(story.events, key=lambda event: event.t)
+    assert "lease" in found_in(events)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        called(lease(leased(11), 11.5, "p1.0", after=5), 11.6, 12),
+        called(lease(leased(), 14.5, "p1.0", after=5), 14.6, 15),
+        called(lease(leased(19), 14, "p1.0", after=5), 14.1, 15),
+        # It took the lease, was stopped, and calls when another one has taken it.
+        called(called(lease(lease(ab(), 10, "p0.0"), 14, "p1.0", after=5), 14.1, 15), 14.5, 15, "p0.0"),
+        called(lease(leased(12), 10.5, "p1.0", after=5), 10.6, 11).op("fault", 10.2, 10.3, kind="pod-clock"),
+        called(lease(leased(12), 10.5, "p1.0", after=10), 10.6, 11).op("fault", 10.2, 10.3, kind="pod-clock"),
+        called(lease(leased(12), 10.5, "p1.0", after=5), 10.6, 11).erase(10.2, 10.3),
+        called(called(ab(), 10.1, 13, "p0.0"), 10.2, 13).op("fault", 9, 10, kind="network-cut"),
+        # The first write of the lease was not answered; the second is noted a while later.
+        called(lease(called(lease(ab(), 12, "p0.0", taken=10), 12.1, 15, "p0.0"), 14, "p1.0"), 14.1, 15),
+    ],
+    ids=[
+        "after the call",
+        "after the death of the holder",
+        "while the holder is stopped",
+        "by one that was stopped before its call",
+        "with a wrong clock, over a version that nobody noted",
+        "with a wrong clock",
+        "of a record that was erased",
+        "with leases whose writes were not answered",
+        "by a lease whose write was tried again",
+    ],
+)
+def test_second_call_that_may_be_made_passes(story: Story) -> None:
+    # A lease of another conversation says how the clocks stand.
+    for t in (1, 2, 3):
+        story.info("write", t, record="s|d", version=f"d{t}", lease=[t, LEASE_S], began=t - 0.1, expect=None)
     events = sorted(story.events, key=lambda event: event.t)
     assert "lease" not in found_in(events)
 
