@@ -146,7 +146,7 @@ class _Check:
         self._final = next((event.t for event in self._infos["final"]), None)
         self._doubts = [(event.data["begin"], event.data["end"]) for event in self._infos["doubt"]]
         self._faults = [(op.begin.t, op.end.t if op.end else self._last, op) for op in self._ops["fault"]]
-        self._degraded = self._times_of_degradation()
+        self._times_of_degradation()
         self._conversations = self._of_conversations()
         self._check_conversations()
         self._check_versions()
@@ -188,12 +188,14 @@ class _Check:
         )
         return tuple(sorted(set(kinds)))
 
-    def _times_of_degradation(self) -> dict[str, list[float]]:
-        times: dict[str, list[float]] = defaultdict(list)
+    def _times_of_degradation(self) -> None:
+        self._became: dict[str, list[float]] = defaultdict(list)
+        self._ceased: dict[str, list[float]] = defaultdict(list)
         for event in self._infos["health"]:
-            if ILL.intersection((event.data.get("old"), event.data.get("new"))):
-                times[event.conversation].append(event.t)
-        return times
+            if event.data.get("old") in ILL:
+                self._ceased[event.conversation].append(event.t)
+            if event.data.get("new") in ILL:
+                self._became[event.conversation].append(event.t)
 
     # Conversations
 
@@ -214,7 +216,7 @@ class _Check:
                 reads = conversation.doubtful if self._in_doubt(op) else conversation.reads
                 reads.append(self._read(op, op.end))
         for name, conversation in found.items():
-            conversation.ill = self._degraded[name]
+            conversation.became_ill, conversation.ceased_ill = self._became[name], self._ceased[name]
         return found
 
     def _in_doubt(self, op: Op) -> bool:
@@ -249,13 +251,15 @@ class _Check:
     def _was_degraded(self, op: Op, end: Event) -> bool:
         """Say whether a read met a degraded conversation, by its own word or by what a pod saw meanwhile.
 
-        A pod asks for the health after it has read. A moment may lie between, in which it may have changed.
+        A pod asks for the health after it has read. A moment may lie between, in which it may have changed:
+        it was degraded if it ceased to be so after the read began, or became so during the read.
         """
         if str(end.data.get("health")) == "degraded":
             return True
-        times = self._degraded.get(op.begin.conversation, [])
-        at = bisect.bisect_left(times, op.begin.t)
-        return at < len(times) and times[at] <= end.t + 1.0
+        name, begin = op.begin.conversation, op.begin.t
+        return _any_between(self._ceased.get(name, []), begin, end.t + 1.0) or _any_between(
+            self._became.get(name, []), begin, end.t
+        )
 
     def _check_conversations(self) -> None:
         unknown = late = again = unjudged = 0
@@ -609,6 +613,11 @@ def _began(write: Event) -> float:
 def _lease(write: Event | None) -> tuple[float, ...]:
     """Return when the lease that a write leaves was taken, and for how long; nothing if there is none."""
     return () if write is None else tuple(write.data.get("lease") or ())
+
+
+def _any_between(times: Sequence[float], since: float, until: float) -> bool:
+    at = bisect.bisect_left(times, since)
+    return at < len(times) and times[at] <= until
 
 
 def _under(leases: Sequence[Event], call: Op) -> Event | None:

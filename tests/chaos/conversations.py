@@ -139,15 +139,18 @@ class Conversation:
     doubtful: list[Read] = field(default_factory=list[Read])
     """Reads that a deposed master may have answered, with what was true before."""
     erases: list[Op] = field(default_factory=list[Op])
-    ill: list[float] = field(default_factory=list[float])
-    """When a pod saw it become degraded, or saw that it had been, in the order of time."""
+    became_ill: list[float] = field(default_factory=list[float])
+    """When a pod saw it become degraded, in the order of time."""
+    ceased_ill: list[float] = field(default_factory=list[float])
+    """When a pod saw that it had been degraded."""
 
     def was_degraded(self, since: float, until: float) -> bool:
         """Say whether anybody saw it degraded between two moments."""
-        at = bisect.bisect_left(self.ill, since)
         # A pod notes what it saw a moment later.
-        if at < len(self.ill) and self.ill[at] <= until + 1.0:
-            return True
+        for times, last in ((self.became_ill, until), (self.ceased_ill, until + 1.0)):
+            at = bisect.bisect_left(times, since)
+            if at < len(times) and times[at] <= last:
+                return True
         return any(read.ill and since <= read.ended and read.invoked <= until for read in self.reads)
 
 

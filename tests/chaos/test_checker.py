@@ -202,6 +202,14 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         "lost",
         ab().read("b", 4, 5).finally_("ab||"),
     ),
+    "a read shows the newest turns only, and the conversation is degraded afterwards": (
+        "lost",
+        ab().read("b", 4, 5).info("health", 5.5, old="retry", new="degraded").finally_("ab||"),
+    ),
+    "a read shows the newest turns only, after the conversation was degraded": (
+        "lost",
+        degrade(ab(), 3.5, 3.9).read("b", 4, 5).finally_("ab||"),
+    ),
     "a degraded one lacks turns beside a summary": (
         "lost",
         ab().add("c", 4, 5).read("a||c", 6, 7, **DEGRADED).finally_("abc||"),
@@ -391,6 +399,10 @@ RIGHT: dict[str, list[Event]] = {
     .finally_("abc||"),
     "the health changed just after a degraded read": ab()
     .info("health", 5.5, old="degraded", new="healthy")
+    .read("b", 4, 5)
+    .finally_("ab||"),
+    "the conversation was degraded during a read": ab()
+    .info("health", 4.5, old="retry", new="degraded")
     .read("b", 4, 5)
     .finally_("ab||"),
     "a turn that was read while degraded is dropped later": ab()
