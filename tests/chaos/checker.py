@@ -262,12 +262,20 @@ class _Check:
         )
 
     def _check_conversations(self) -> None:
-        unknown = late = again = unjudged = 0
+        unknown = late = again = unjudged = within = 0
         for conversation in self._conversations.values():
             if self._imported_after_doubt(conversation):
                 unjudged += 1
-                continue
-            checked = Checked(conversation)
+                within += sum(any(op.status == "ok" for op in ops) for ops in conversation.adds.values())
+                # What one read shows by itself, and all that was before anything was in doubt.
+                self.report.violations += Checked(conversation).violations
+                until = min(op.invoked for op in conversation.erases if op.status != "ok")
+                conversation = conversation.before(until)  # noqa: PLW2901 -- the rest may be in any state
+                checked = Checked(conversation)
+            else:
+                checked = Checked(conversation)
+                if not self._interrupted:
+                    self._check_final(conversation)
             if conversation.erases:
                 erased = Erased(checked)
                 erased.check()
@@ -280,10 +288,9 @@ class _Check:
                 all(op.status != "ok" for op in ops) and turn in checked.appeared
                 for turn, ops in conversation.adds.items()
             )
-            if not self._interrupted:
-                self._check_final(conversation)
         figures = self.report.figures
         figures["conversations not judged"] = unjudged
+        figures["turns in conversations not judged"] = within
         figures["unknown turns that stand"] = unknown
         figures["unknown turns that arrived after an erasure"] = late
         figures["turns that were added again after an erasure"] = again

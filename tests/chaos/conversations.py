@@ -16,7 +16,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -144,6 +144,17 @@ class Conversation:
     ceased_ill: list[float] = field(default_factory=list[float])
     """When a pod saw that it had been degraded."""
 
+    def before(self, moment: float) -> Conversation:
+        """Return what was known of it at a moment: what had not ended then has no end."""
+        adds = {turn: _begun(ops, moment) for turn, ops in self.adds.items()}
+        return replace(
+            self,
+            adds={turn: ops for turn, ops in adds.items() if ops},
+            reads=[read for read in self.reads if read.ended < moment],
+            doubtful=[read for read in self.doubtful if read.ended < moment],
+            erases=_begun(self.erases, moment),
+        )
+
     def was_degraded(self, since: float, until: float) -> bool:
         """Say whether anybody saw it degraded between two moments."""
         # A pod notes what it saw a moment later.
@@ -152,6 +163,11 @@ class Conversation:
             if at < len(times) and times[at] <= last:
                 return True
         return any(read.ill and since <= read.ended and read.invoked <= until for read in self.reads)
+
+
+def _begun(ops: Iterable[Op], moment: float) -> list[Op]:
+    begun = (op for op in ops if op.invoked < moment)
+    return [op if op.end is not None and op.end.t < moment else Op(op.begin) for op in begun]
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ OUTCOMES: Final = {
     "erasures acknowledged": "erasures ok",
     "conversations": "conversations",
     "not judged": "conversations not judged",
+    "turns in these": "turns in conversations not judged",
 }
 """Columns, and the figures that they show."""
 

@@ -541,6 +541,38 @@ RIGHT: dict[str, list[Event]] = {
 }
 
 
+def imported(story: Story) -> Story:
+    """An erasure of unknown outcome, and an import that may undo it: any state is right then."""
+    return story.erase(40).op("people", 50, 60, kind="import")
+
+
+@pytest.mark.parametrize(
+    ("story", "shown", "more", "kind"),
+    [
+        (imported(ab()), "aab", {}, "duplicate"),
+        (imported(ab()), "abz", {}, "foreign"),
+        (imported(ab()), "ab", {"foreign": 2}, "foreign"),
+        (imported(ab().add("r", 4, 5, "fail")), "abr", {}, "refused"),
+        (imported(ab().read("b", 4, 5)), "ab", {}, "lost"),
+        (imported(ab().erase(4, 5).read("a", 6, 7)), "", {}, "erasure"),
+        (imported(ab().read("ba", 4, 5)), "ab", {}, "order"),
+    ],
+)
+def test_conversation_in_doubt_is_judged_as_far_as_it_can_be(
+    story: Story, shown: str, more: dict[str, Any], kind: str
+) -> None:
+    report = report_of(story.finally_(shown, **more))
+    assert {one.kind for one in report.violations} == {kind}
+    assert report.figures["conversations not judged"] == 1
+    assert report.figures["turns in conversations not judged"] == 2
+
+
+@pytest.mark.parametrize("shown", ["ab", "", "a", "c", "abc", "ac"])
+def test_conversation_in_doubt_may_be_in_any_state_then(shown: str) -> None:
+    story = imported(ab().add("c", 39, 45).add("x", 39)).read("abcx", 46, 47)
+    assert found_in(story.finally_(shown)) == []
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_history_that_is_wrong_is_found_out(name: str) -> None:
     kind, events = WRONG[name]
