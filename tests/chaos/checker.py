@@ -433,8 +433,15 @@ class _Check:
         return any(begun <= until and since <= end for begun, end in self._clocks)
 
     def _quiet(self) -> list[tuple[float, float]]:
-        """Return the times in which the model was well and nothing was done to anybody."""
-        ill: list[tuple[float, float]] = [(start, end) for start, end, _ in self._faults]
+        """Return the times in which the model was well and no fault in force.
+
+        Administrative operations make nothing ill, so they are none.
+        """
+        ill: list[tuple[float, float]] = [
+            (start, end)
+            for start, end, op in self._faults
+            if not op.begin.data["kind"].startswith(("people-", "command-"))
+        ]
         since: float | None = None
         for event in self._infos["model"]:
             well = event.data.get("how") == "well"
@@ -455,7 +462,7 @@ class _Check:
 
     def _check_health(self) -> None:
         """Check that a conversation is healthy once all is well, and has been used, for that long."""
-        slowest = 0.0
+        slowest, judged = 0.0, 0
         quiet = self._quiet()
         starts = [start for start, _ in quiet]
         for conversation in self._conversations.values():
@@ -466,6 +473,7 @@ class _Check:
                     continue
                 health = read.health
                 noticed = used.setdefault(place, read.ended)
+                judged += read.invoked > noticed + self._recovery_s
                 if health == "healthy":
                     continue
                 slowest = max(slowest, read.invoked - noticed)
@@ -474,6 +482,7 @@ class _Check:
                     what = f"it is {health} although all has been well for {took:.1f} s"
                     self._say("health", conversation.name, what, *read.op.events)
                     break
+        self.report.figures["reads whose health was judged"] = judged
         self.report.figures["slowest recovery seen (s)"] = round(slowest, 3)
 
     def _check_settled(self) -> None:

@@ -205,7 +205,8 @@ class Run:
                 weights,
                 gap=GAP_S,
                 lease=self._times["lease_s"],
-                calm=1.3 * self._times["recovery_s"],
+                # What was last begun ends, then everything recovers, and then it is seen to be healthy.
+                calm=2.5 * self._times["recovery_s"],
             ):
                 if (order.faults and begun >= order.faults) or time.monotonic() > until:
                     break

@@ -851,6 +851,14 @@ def test_health_that_does_not_recover_is_found() -> None:
     assert found_in(story.finally_("ab")) == ["health"]
 
 
+def test_administration_does_not_end_the_calm() -> None:
+    story = ill((20, "degraded"), (31, "degraded")).op("fault", 25, 26, kind="people-stats")
+    story.op("fault", 27, 28, kind="command-copy")
+    report = report_of(story.finally_("ab"))
+    assert [one.kind for one in report.violations] == ["health"]
+    assert report.figures["reads whose health was judged"] == 1
+
+
 @pytest.mark.parametrize(
     "story",
     [
