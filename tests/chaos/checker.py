@@ -567,7 +567,8 @@ class _Check:
                 pod[name] = flat.ends(values)
                 self.report.pods[process] = pod
                 if flat.grows(values, allowed):
-                    what = f"{name} of {process} grow without end: by {by:,.0f} after the warm-up"
+                    most = f"at most by {flat.rise(values):,.0f}"
+                    what = f"{name} of {process} grow: by {by:,.0f} after the warm-up, and {most}"
                     self._say("flat", "", what, events[len(events) // 4], events[-1])
         self.report.figures["pods whose figures were judged"] = len(self.report.pods)
 
@@ -605,7 +606,7 @@ class _Check:
             for conversation in self._conversations.values()
         )
         figures["faults"] = len(self._faults)
-        figures["pods"] = len({event.process for event in self._events} - {"nemesis"})
+        figures["pods"] = len({event.process for event in self._events} - {"nemesis", "final"})
         figures["events"] = len(self._events)
         figures["minutes"] = round((self._last - self._events[0].t) / 60, 2) if self._events else 0.0
         figures["longest unavailability (s)"] = round(self._longest_gap(), 3)

@@ -103,8 +103,8 @@ def tables(runs: Sequence[Run]) -> str:
             ),
             WATCHED,
             table(
-                ("datastore", "minutes", "memory (MB)", *PARTS, "pods watched long enough"),
-                ([name, *_pods(of)] for name, of in stands.items()),
+                ("datastore", "minutes", "memory (MB)", *PARTS, "pods judged"),
+                [*([name, *_pods(of)] for name, of in stands.items()), _all_pods(runs)],
             ),
             f"{_sum(runs)}, by kind:\n",
             _words(("on", "disturbances", "kinds"), _kinds(runs)),
@@ -180,11 +180,17 @@ def _each(names: Iterable[str]) -> str:
 
 def _pods(runs: Sequence[Run]) -> list[str]:
     pods = [pod for run in runs for pod in run["pods"].values()]
+    # The others lived too short.
+    judged = f"{len(pods)} of {_total(runs, 'pods')}"
     if not pods:
-        return ["-"] * (2 + len(PARTS)) + ["0"]
+        return ["-"] * (2 + len(PARTS)) + [judged]
     pod: Mapping[str, Any] = max(pods, key=itemgetter("seconds"))
     memory = _change([bytes_ / 1e6 for bytes_ in pod["memory"]])
-    return [f"{pod['seconds'] / 60:.0f}", memory, *(_change(pod[part]) for part in PARTS), f"{len(pods)}"]
+    return [f"{pod['seconds'] / 60:.0f}", memory, *(_change(pod[part]) for part in PARTS), judged]
+
+
+def _all_pods(runs: Sequence[Run]) -> list[str]:
+    return ["**all**", *["-"] * (2 + len(PARTS)), _pods(runs)[-1]]
 
 
 def _change(ends: Sequence[float]) -> str:

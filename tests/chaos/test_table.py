@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import table
 
-CONVERSATIONS = {"conversations": 40, "conversations not judged": 2}
+CONVERSATIONS = {"pods": 12, "conversations": 40, "conversations not judged": 2}
 
 
 def result(**more: Any) -> dict[str, Any]:
@@ -58,7 +58,8 @@ def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
     assert "| redis | 70 | 2,284 | 1 | 10,000 | - | 18 | - | - | - | - | 6 | 80 | 4 | - |" in written
     assert "| **all** | 131 | 3,426 | 1 | 15,000 | - | 27 | - | - | - | - | 9 | 120 | 6 | - |" in written
     assert "| redis | python 3.13.1, redis-server 8.2.3 | 0.2.0 (abc1234) | 3, 7 |" in written
-    assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 |" in written
+    assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 of 24 |" in written
+    assert "| **all** | - | - | - | - | - | 2 of 36 |" in written
     assert "| pod | 3,300 | kill 3,300 |" in written
     assert "| servers | 6 | server-kill 6 |" in written
 
