@@ -45,6 +45,15 @@ OUTCOMES: Final = {
 }
 """Columns, and the figures that they show."""
 
+JUDGED: Final = {
+    "reads whose health was judged": "reads whose health was judged",
+    "conversations whose end was": "conversations whose end was settled",
+    "pairs of leases": "pairs of leases judged",
+    "pairs of summarizer calls": "pairs of summarizer calls judged",
+    "turns added again after an erasure": "turns that were added again after an erasure",
+}
+"""Columns that say how much the rules had to judge that are not about each turn."""
+
 WATCHED: Final = """\
 The pod of each datastore that was watched longest, in the first and the last third of that time, without the
 warm-up:
@@ -96,6 +105,14 @@ def tables(runs: Sequence[Run]) -> str:
             table(
                 ("datastore", "minutes", "disturbances", "violations", *OUTCOMES),
                 [*results, ["**all**", *_outcome(runs)]],
+            ),
+            "How much there was to judge; `-` where the checker of that run did not count it:\n",
+            table(
+                ("datastore", *JUDGED),
+                [
+                    [name, *(_total(of, one) for one in JUDGED.values())]
+                    for name, of in (*stands.items(), ("**all**", runs))
+                ],
             ),
             _words(
                 ("datastore", "versions", "library", "seeds", *settings),

@@ -64,6 +64,16 @@ def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
     assert "| servers | 6 | server-kill 6 |" in written
 
 
+def test_what_a_run_did_not_count_is_no_number(tmp_path: Path) -> None:
+    counted = result(
+        seed=8, stand="mongo", figures={**result()["figures"], "pairs of leases judged": 70, "reads ok": 0}
+    )
+    written = table.tables(table.load(files(tmp_path, result(), counted)))
+    assert "| redis | - | - | - | - | - |" in written
+    assert "| mongo | - | - | 70 | - | - |" in written
+    assert "| **all** | - | - | 70 | - | - |" in written
+
+
 def test_administration_is_told_from_faults(tmp_path: Path) -> None:
     done = {"people-copy": 3, "people-erase": 4, "command-copy": 5, "command-purge": 6, "command-reseal": 7}
     written = table.tables(table.load(files(tmp_path, result(faults={"pod-kill": 1_000, **done}))))
