@@ -204,10 +204,6 @@ class Log:
         first, last = min(self.first, other.first), max(self.last, other.last)
         return Log({**self.turns, **other.turns}, [*self.reads, *other.reads], first, last)
 
-    def copy(self) -> Log:
-        """Return a log that can be changed."""
-        return Log({**self.turns}, [*self.reads], self.first, self.last)
-
     @property
     def loose(self) -> bool:
         """Whether it has a read that shows less than all, and may have no turn in common with others."""

@@ -669,7 +669,7 @@ ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40, again=0, last
 SEEDS = st.integers(0, 2**40)
 
 
-# Of 50,000 such histories, 10,000 of each kind, none was rejected.
+# Of 25,000 such histories, 5,000 of each kind, none was rejected.
 @settings(max_examples=150, deadline=None)
 @given(SEEDS, st.sampled_from([CALM, ILL, ERASING, DOUBTFUL, ALL]))
 def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None:
