@@ -3,7 +3,8 @@
 A conversation is a log that only grows at its end, and a read shows all of it: what the summary covers, what
 is pending, what is recent. So all reads are beginnings of one order, and that order is right if no operation
 that had ended stands after one that began later. Two things excuse a read that shows less: turns that were
-counted as dropped, and a degraded conversation, of which only the newest turns are shown.
+counted as dropped while the conversation was degraded, and a degraded conversation, of which only the newest
+turns are shown.
 
 An add without an end, or of unknown outcome, stores its turn once at any moment after it began, or never.
 A conversation that was erased is several logs, one after the other: see `erasures`.
@@ -15,7 +16,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -24,6 +25,10 @@ from tests.chaos.history import Event
 NEVER: Final = math.inf
 FAR: Final = 1e15
 """A time after all others that can still be added to another."""
+
+
+ILL: Final = frozenset({"degraded", "recovering"})
+"""A process says `recovering` while it makes an attempt of its own to summarize a degraded conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +114,18 @@ class Read:
     newest_only: bool
     invoked: float
     ended: float
+    health: str = "healthy"
+    pending: int = 0
+    """How many of the turns are neither recent nor covered."""
+
+    @property
+    def ill(self) -> bool:
+        """Whether it met a degraded conversation, by its own word."""
+        return self.health in ILL
 
     @property
     def excused(self) -> bool:
-        """Whether it may show less than the whole log."""
+        """Whether it may show less than the whole log, if what it lacks is what may be dropped."""
         return self.newest_only or self.dropped > 0
 
 
@@ -123,7 +136,38 @@ class Conversation:
     name: str
     adds: dict[str, list[Op]] = field(default_factory=dict[str, list[Op]])
     reads: list[Read] = field(default_factory=list[Read])
+    doubtful: list[Read] = field(default_factory=list[Read])
+    """Reads that a deposed master may have answered, with what was true before."""
     erases: list[Op] = field(default_factory=list[Op])
+    became_ill: list[float] = field(default_factory=list[float])
+    """When a pod saw it become degraded, in the order of time."""
+    ceased_ill: list[float] = field(default_factory=list[float])
+    """When a pod saw that it had been degraded."""
+
+    def before(self, moment: float) -> Conversation:
+        """Return what was known of it at a moment: what had not ended then has no end."""
+        adds = {turn: _begun(ops, moment) for turn, ops in self.adds.items()}
+        return replace(
+            self,
+            adds={turn: ops for turn, ops in adds.items() if ops},
+            reads=[read for read in self.reads if read.ended < moment],
+            doubtful=[read for read in self.doubtful if read.ended < moment],
+            erases=_begun(self.erases, moment),
+        )
+
+    def was_degraded(self, since: float, until: float) -> bool:
+        """Say whether anybody saw it degraded between two moments."""
+        # A pod notes what it saw a moment later.
+        for times, last in ((self.became_ill, until), (self.ceased_ill, until + 1.0)):
+            at = bisect.bisect_left(times, since)
+            if at < len(times) and times[at] <= last:
+                return True
+        return any(read.ill and since <= read.ended and read.invoked <= until for read in self.reads)
+
+
+def _begun(ops: Iterable[Op], moment: float) -> list[Op]:
+    begun = (op for op in ops if op.invoked < moment)
+    return [op if op.end is not None and op.end.t < moment else Op(op.begin) for op in begun]
 
 
 @dataclass(slots=True)
@@ -159,10 +203,6 @@ class Log:
         """Return this log and another one as one."""
         first, last = min(self.first, other.first), max(self.last, other.last)
         return Log({**self.turns, **other.turns}, [*self.reads, *other.reads], first, last)
-
-    def copy(self) -> Log:
-        """Return a log that can be changed."""
-        return Log({**self.turns}, [*self.reads], self.first, self.last)
 
     @property
     def loose(self) -> bool:
@@ -204,7 +244,8 @@ class Checked:
             self._said.add((kind, subject))
             events = tuple(event for op in ops if op is not None for event in op.events)
             told = {id(op) for op in ops}
-            parts = (self._near(subject, read) for read in self.of.reads if id(read.op) in told)
+            reads = (*self.of.reads, *self.of.doubtful)
+            parts = (self._near(subject, read) for read in reads if id(read.op) in told)
             near = frozenset(itertools.chain.from_iterable(parts))
             self.violations.append(Violation(kind, self.of.name, sentence, events, near))
 
@@ -227,15 +268,18 @@ class Checked:
     # What one read shows by itself
 
     def _clean(self) -> None:
-        """Check each read by itself, and leave in it only what can be compared with other reads."""
+        """Check each read by itself, and leave in it only what can be compared with other reads.
+
+        Even a deposed master shows no turn twice, none of another conversation, and none that was refused.
+        """
         adds = self.of.adds
+        self.appeared.update(*(read.shown for read in self.of.reads))
         possible = {turn for turn, ops in adds.items() if any(op.status != "fail" for op in ops)}
-        for read in self.of.reads:
+        for read in (*self.of.reads, *self.of.doubtful):
             if read.foreign:
                 what = f"a read shows {read.foreign} turns of another conversation, or altered ones"
                 self.say("foreign", "", what, read.op)
             shown = set(read.shown)
-            self.appeared |= shown
             if shown <= possible and len(shown) == len(read.shown):
                 continue
             for turn in shown - possible:
@@ -357,16 +401,21 @@ class _Partial:
         when = [moment for moment, _ in known]
         masks = list(itertools.accumulate((1 << self._bit[turn] for _, turn in known), int.__or__, initial=0))
         gone = dict[int, float]()
-        for read in sorted(self._log.reads, key=attrgetter("ended")):
-            bits = self._bits(read.shown)
-            for turn in read.shown:
-                if self._log.turns[turn].invoked > read.ended:
-                    self._checked.early(turn, read)
+        reads = sorted(self._log.reads, key=attrgetter("ended"))
+        lacking: dict[int, int] = {}
+        for read in reads:
             older = 0
             for turn in read.shown:
                 older |= self._before[self._bit[turn]]
-            missing = (masks[bisect.bisect_left(when, read.invoked)] | older) & ~bits
-            excused = self._excused(read, missing)
+            known_then = masks[bisect.bisect_left(when, read.invoked)]
+            lacking[id(read)] = (known_then | older) & ~self._bits(read.shown)
+        dropped = self._dropped(reads, lacking)
+        for read in reads:
+            for turn in read.shown:
+                if self._log.turns[turn].invoked > read.ended:
+                    self._checked.early(turn, read)
+            missing = lacking[id(read)]
+            excused = self._hidden(read, missing) if read.newest_only else missing & dropped[id(read)]
             for turn in self._named(missing & ~excused):
                 self._checked.lost(self._log, turn, read)
             for turn in read.shown:
@@ -377,15 +426,57 @@ class _Partial:
                 for index in _indexes(missing):
                     gone.setdefault(index, read.ended)
 
-    def _excused(self, read: Read, missing: int) -> int:
-        """Return which of the missing turns may be missing."""
-        if read.newest_only:
-            # Turns older than the oldest that is shown, or not surely newer.
-            return missing & ~self._after(read.shown[0])
-        # The oldest pending turns are dropped, so what is retained in full has no gaps.
-        retained = read.shown[read.covered :]
-        may = missing & ~self._after(retained[0]) if retained else missing
-        return may if may.bit_count() <= read.dropped else 0
+    def _hidden(self, read: Read, missing: int) -> int:
+        """Return which of the missing turns a degraded conversation may hide.
+
+        Those are older than the oldest that is shown, or not surely newer.
+        """
+        return missing & ~self._after(read.shown[0])
+
+    def _dropped(self, reads: Iterable[Read], lacking: Mapping[int, int]) -> dict[int, int]:
+        """Return which turns may have been dropped before each read; none, if they would be too many.
+
+        A drop is counted once, so all turns that were ever missing by some count are at most so many. What
+        was in a summary is not dropped.
+        """
+        summarized = 0
+        for read in self._log.reads:
+            summarized |= self._bits(read.shown[: read.covered])
+        allowed = self._allowed()
+        gone = 0
+        may: dict[int, int] = {}
+        # By the count: of two reads at the same time, the one that ends first may be the later one.
+        for read in sorted(reads, key=attrgetter("dropped", "ended")):
+            if read.newest_only:
+                continue
+            now = lacking[id(read)] & ~summarized if read.dropped else 0
+            now &= self._droppable(read) if now else 0
+            if (gone | now).bit_count() <= allowed[read.dropped]:
+                gone |= now
+            may[id(read)] = gone
+        return may
+
+    def _droppable(self, read: Read) -> int:
+        """Return the turns that do not surely stand behind one that has to have been dropped before them.
+
+        The oldest pending turns are dropped, so what is retained in full has no gaps, and something is left.
+        """
+        if not read.shown:
+            return 0
+        oldest = read.shown[min(read.covered, len(read.shown) - 1)]
+        return ((1 << len(self._turns)) - 1) & ~self._after(oldest)
+
+    def _allowed(self) -> dict[int, int]:
+        """Return for each count of dropped turns how many of them were dropped while degraded."""
+        reads = self._log.reads
+        allowed, total, before = {0: 0}, 0, 0
+        for count in sorted({read.dropped for read in reads} - {0}):
+            until = min(read.ended for read in reads if read.dropped >= count)
+            fewer = (read.invoked for read in reads if read.dropped < count and read.invoked <= until)
+            if self._checked.of.was_degraded(max(fewer, default=-FAR), until):
+                total += count - before
+            allowed[count], before = total, count
+        return allowed
 
     def _after(self, turn: str) -> int:
         mask = 1 << self._bit[turn]

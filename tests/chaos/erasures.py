@@ -24,7 +24,7 @@ from typing import Final
 
 from tests.chaos.conversations import FAR, NEVER, Checked, Log, Op, Read, Span, Violation
 
-MOST_COURSES: Final = 200
+MOST_COURSES: Final = 1_000
 """How many courses of events are tried for a conversation."""
 
 
@@ -47,6 +47,8 @@ class Erased:
     def __init__(self, checked: Checked) -> None:
         self.late: set[str] = set()
         """Turns of unknown outcome that were added before an acknowledged erasure and stand after it."""
+        self.again: set[str] = set()
+        """Turns that were added before an acknowledged erasure, and again, and stand after it."""
         self._checked = checked
         self._of = checked.of
         self._spans = checked.spans
@@ -61,12 +63,41 @@ class Erased:
         began earlier and whose outcome is unknown would have to arrive between them, and a read, too: that is
         left out, because otherwise nothing after such an erasure could be told from what was before it.
         """
-        able = [op for op in self._of.adds[turn] if op.status != "fail"]
+        return self._in_two_logs([op for op in self._of.adds[turn] if op.status != "fail"])
+
+    def _in_two_logs(self, able: Sequence[Op]) -> bool:
         first, last = min(op.invoked for op in able), max(op.latest for op in able)
         erases = [erase for erase in self._erases if erase.latest > first and erase.op.invoked < last]
         if len(able) == 1 and last < NEVER:
             return any(erase.latest < NEVER or erase.op.invoked > first for erase in erases)
         return bool(erases)
+
+    def _placed(self, log: Log) -> Log:
+        """Return a log with each turn at its time in this log, by the adds that can have stored it there.
+
+        Those are the adds that had begun when a read showed it first, without those that were over before an
+        acknowledged erasure that came before a read of this log. Another add of the turn is of another log.
+        """
+        last = max((read.invoked for read in log.reads), default=-FAR)
+        begun = [e.op.invoked for e in self._erases if e.op.status == "ok" and e.latest < last]
+        since = max(begun, default=-FAR)
+        placed, first = Log(), dict[str, float]()
+        for read in log.reads:
+            placed.take(read)
+            for turn in read.shown:
+                first[turn] = min(read.ended, first.get(turn, NEVER))
+        for turn, seen in first.items():
+            span = self._spans[turn]
+            if turn in self._twice:
+                ops = [op for op in self._of.adds[turn] if op.status != "fail" and op.latest >= since]
+                # Without any, the turn was left by an erasure, or read before it was added: see elsewhere.
+                if ops := [op for op in ops if op.invoked <= seen]:
+                    ended = NEVER if self._in_two_logs(ops) else min(op.ended for op in ops)
+                    span = Span(min(op.invoked for op in ops), ended)
+                else:
+                    span = Span(span.invoked, NEVER)
+            placed.hold(turn, span)
+        return placed
 
     def check(self) -> None:
         """Judge the most likely course of events, and others while that one would not be right."""
@@ -84,7 +115,7 @@ class Erased:
                 continue
             known.add(course)
             self._needs = {}
-            judged = [log.copy() for log in logs]
+            judged = [self._placed(log) for log in logs]
             found = self._checked.said_by(partial(self._judge, judged))
             if not found:
                 self._count_late(judged)
@@ -100,16 +131,22 @@ class Erased:
         for erase in self._erases:
             if erase.op.status != "ok":
                 continue
-            gone = {
-                turn for turn, ops in self._of.adds.items() if all(op.latest < erase.op.invoked for op in ops)
-            }
+            old = {turn for turn, ops in self._of.adds.items() if self._all_before(ops[:1], erase)}
             for read in self._of.reads:
-                if read.invoked > erase.latest and (left := gone.intersection(read.shown)):
-                    turn = min(left)
-                    what = f"{turn} was added before an acknowledged erasure began, and is read after it"
-                    self._checked.say("erasure", turn, what, *self._of.adds[turn], erase.op, read.op)
-                    found = True
+                if read.invoked <= erase.latest:
+                    continue
+                for turn in sorted(old.intersection(read.shown)):
+                    # What is added again later explains nothing that was read before.
+                    ops = [op for op in self._of.adds[turn] if op.invoked <= read.ended]
+                    if self._all_before(ops, erase):
+                        what = f"{turn} was added before an acknowledged erasure began, and is read after it"
+                        self._checked.say("erasure", turn, what, *ops, erase.op, read.op)
+                        found = True
+                        break
         return found
+
+    def _all_before(self, ops: Iterable[Op], erase: _Erase) -> bool:
+        return all(op.status == "fail" or op.latest < erase.op.invoked for op in ops)
 
     def _near(self, logs: list[Log]) -> Iterator[list[Log]]:
         """Yield courses that differ in one thing.
@@ -346,7 +383,8 @@ class Erased:
                 return
         for log in logs[max(0, low - 1) : high + 1]:
             if any(read.dropped or read.newest_only for read in log.reads):
-                log.hold(turn, self._spans[turn])
+                # It may have been stored by an earlier add, but one that ended may be of another log.
+                log.hold(turn, Span(self._spans[turn].invoked, op.ended))
                 return
         what = f"{turn} was acknowledged, and a later read does not show it"
         self._checked.say("lost", turn, what, op, soon.op)
@@ -356,8 +394,11 @@ class Erased:
             if erase.op.status == "ok":
                 for log in logs:
                     if log.first > erase.latest:
-                        old = (turn for turn, span in log.turns.items() if span.invoked < erase.op.invoked)
-                        self.late.update(old)
+                        for turn, span in log.turns.items():
+                            if span.invoked < erase.op.invoked:
+                                self.late.add(turn)
+                            elif self._spans[turn].invoked < erase.op.invoked:
+                                self.again.add(turn)
 
 
 def _when(log: Log) -> float:

@@ -14,30 +14,37 @@ WARM_UP: Final = 0.25
 """Which part of a series does not count: caches fill and connections open."""
 
 
-def growth(values: Sequence[float]) -> float | None:
-    """Return by how much a series grows for certain from its first third to its last, after the warm-up.
+HIGHEST: Final = 3.0
+"""How many times as far as a series may grow it may rise for a moment."""
 
-    That is the distance between the middle halves of the two thirds, if they do not meet, and if the middle
-    third lies between them: a saw's teeth and a single step have no such distance, a leak has. Returns `None`
-    for a series that is too short to be judged.
+
+def growth(values: Sequence[float]) -> float | None:
+    """Return by how much a series grows from its first third to its last, after the warm-up.
+
+    That is the distance between their medians. Returns `None` for a series that is too short to be judged.
     """
     if len(values) < FEWEST:
         return None
-    early, middle, late = _thirds(values)
-    if not _above(early) < _below(middle) or not _above(middle) < _below(late):
-        return 0.0
-    return _below(late) - _above(early)
+    early, late = ends(values)
+    return late - early
+
+
+def rise(values: Sequence[float]) -> float:
+    """Return how far the largest sample after the warm-up lies above the median of the first third."""
+    return max(values[int(len(values) * WARM_UP) :]) - ends(values)[0]
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
     """Return the medians of the first and the last third of a series, after the warm-up."""
-    early, _, late = _thirds(values)
-    return statistics.median(early), statistics.median(late)
+    settled = values[int(len(values) * WARM_UP) :]
+    size = len(settled) // 3
+    return statistics.median(settled[:size]), statistics.median(settled[-size:])
 
 
 def grows(values: Sequence[float], allowed: float) -> bool:
-    """Say whether a series grows for certain, and by more than is allowed."""
-    return (growth(values) or 0.0) > allowed
+    """Say whether a series grows by more than is allowed, or at any time is far above that."""
+    by = growth(values)
+    return by is not None and (by > allowed or rise(values) > HIGHEST * allowed)
 
 
 BLOCKS: Final = 12
@@ -67,17 +74,3 @@ def climb(values: Sequence[float]) -> float | None:
     if sum((b > a) - (b < a) for (_, a), (_, b) in pairs) < STEADY:
         return 0.0
     return BLOCKS * statistics.median((b - a) / (j - i) for (i, a), (j, b) in pairs)
-
-
-def _thirds(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    settled = values[int(len(values) * WARM_UP) :]
-    size = len(settled) // 3
-    return settled[:size], settled[size:-size], settled[-size:]
-
-
-def _below(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 4]
-
-
-def _above(values: Sequence[float]) -> float:
-    return sorted(values)[(3 * len(values)) // 4]

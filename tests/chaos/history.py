@@ -65,6 +65,10 @@ ACTIONS = {
         "hit anything, true, false or unknown, and its figures; of kills and "
         "pauses `aim`: what they waited for, `struck`: what was under way, and `at` when"
     ),
+    "doubt": (
+        "`info`: from `begin` to `end`, in the time of the events, a deposed master may have answered reads; "
+        "written when the run is over"
+    ),
     "model": "`info`: the model changes; `how` is one of well, hangs, raises, garbage, slow",
     "figures": (
         "`info`: a pod's `memory` in bytes, `tasks`, `descriptors`, `connections`, and its `adds` so far"

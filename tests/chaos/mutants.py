@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from stm_backends.drivers.contract import ANY, AnyType, Driver, Key, Record
 from stm_backends.drivers.wrapper import Operation, WrapperDriver
@@ -145,11 +145,29 @@ class UnavailableAndStored(Mutant):
         return result
 
 
+class DropsWhenHealthy(Mutant):
+    """Drops and counts turns instead of summarizing them, in one step of five."""
+
+    rate = 5
+
+    def change(self) -> None:
+        right = policy.next_step
+
+        def next_step(*given: Any, **more: Any) -> policy.Step:
+            step = right(*given, **more)
+            if isinstance(step, policy.Fold) and self.strikes():
+                return policy.Trim(len(step.turns), lost=True)
+            return step
+
+        policy.next_step = next_step
+
+
 MUTANTS: Final[dict[str, type[Mutant]]] = {
     "loses-one-write-in-10000": LosesOneWriteIn10000,
     "loses-one-write-in-100": LosesOneWriteIn100,
     "lease-without-expiry": LeaseWithoutExpiry,
     "two-leases": TwoLeases,
+    "drops-when-healthy": DropsWhenHealthy,
     "summary-applied-twice": SummaryAppliedTwice,
     "ids-forgotten": IdsForgotten,
     "erasure-leaves-one": ErasureLeavesOne,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from stm_backends import open_backend
 from tests.chaos import checker, history, remembering, schedule, sealing, striking, turns
-from tests.chaos.history import Event, Writer
+from tests.chaos.history import Writer
 from tests.chaos.nemesis import commands, model, people
 from tests.chaos.nemesis.hits import Hits
 from tests.chaos.nemesis.pods import ENDING, ROOT, Pod, PodFault, Pods
@@ -221,7 +221,8 @@ class Run:
                 weights,
                 gap=GAP_S,
                 lease=self._times["lease_s"],
-                calm=1.3 * self._times["recovery_s"],
+                # What was last begun ends, then everything recovers, and then it is seen to be healthy.
+                calm=2.5 * self._times["recovery_s"],
             ):
                 # What is in progress may find nothing to act on, and does not count then.
                 while running and order.faults and self._counts.total() + len(running) >= order.faults:
@@ -331,13 +332,11 @@ class Run:
 
     def _judged(self, minutes: float) -> Result:
         order = self._order
+        # For whoever judges the history again.
+        for begin, end in self._stand.doubts:
+            self._writer.info("doubt", begin=begin, end=end)
         events = history.read(order.folder / "events")
-        judged = without_doubts(events, self._stand.doubts)
-        report = checker.check(judged, **self._judging)
-        defects = [f"not an error of the library: {event.data}" for event in events if event.what == "defect"]
-        forgotten, kept = remembering.judged(events)
-        report.figures |= kept
-        report.figures["reads in doubt, of a change of master"] = (len(events) - len(judged)) // 2
+        report = checker.judged(events, **self._judging)
         problems = [
             *self._problems,
             *self._commands.problems,
@@ -363,7 +362,7 @@ class Run:
             struck=self._struck,
             repeats=self._pods.repeats,
             adds=sum(event.what == "add" and event.phase == "ok" for event in events),
-            violations=[*problems, *defects, *forgotten, *map(str, report.violations)],
+            violations=[*problems, *map(str, report.violations)],
             figures=report.figures,
             pods=report.pods,
         )
@@ -410,20 +409,3 @@ def _check_out(commit: str, folder: Path) -> None:
     ).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
-
-
-def without_doubts(events: list[Event], doubts: Sequence[tuple[float, float]]) -> list[Event]:
-    """Return the events without the reads that a deposed master may have answered.
-
-    Where another server takes over, no read of that time is promised to be of the present. What was
-    acknowledged meanwhile has to be there in all later reads.
-    """
-    begun: dict[tuple[str, int], float] = {}
-    left: set[tuple[str, int]] = set()
-    for event in events:
-        if event.what == "read":
-            op = event.process, event.op
-            start = begun.setdefault(op, event.t)
-            if any(start < end and begin < event.t for begin, end in doubts):
-                left.add(op)
-    return [event for event in events if event.what != "read" or (event.process, event.op) not in left]

@@ -68,6 +68,8 @@ class Kind:
     adds: int = 25
     reads: int = 25
     unknown_adds: bool = True
+    again: float = 0.1
+    """Which part of the turns that were acknowledged is added again later."""
     lasts: float = 3.0
     """How long an operation lasts, on average, in seconds; one of unknown outcome may be done much later."""
 
@@ -118,9 +120,9 @@ class Simulation:
             self._event(0.0, -1, "info", "model", how="raises")
             self._event(1.9 * LENGTH, -1, "info", "model", how="well")
         for _ in range(8):
-            self._at(chance.uniform(0, LENGTH), lambda: self.state.fold(self.chance))
+            self._at(chance.uniform(0, LENGTH), self._fold)
             if kind.degrades:
-                self._at(chance.uniform(0, LENGTH), lambda: setattr(self.state, "degraded", True))
+                self._at(chance.uniform(0, LENGTH), self._degrade)
                 self._at(chance.uniform(0, LENGTH), lambda: self.state.drop(self.chance))
         if self._fault is not None:
             # Where a turn can go for a good reason, the fault comes when that is over.
@@ -131,6 +133,16 @@ class Simulation:
         self._at(1.9 * LENGTH, lambda: setattr(self.state, "degraded", False))
         self._at(2 * LENGTH, lambda: self._event(2 * LENGTH, -1, "info", "final"))
         self._plan_read(2 * LENGTH + 1, 2 * LENGTH + 2)
+
+    def _degrade(self) -> None:
+        if not self.state.degraded:
+            self.state.degraded = True
+            self._event(self.now, -1, "info", "health", old="retry", new="degraded")
+
+    def _fold(self) -> None:
+        if self.state.degraded:
+            self._event(self.now, -1, "info", "health", old="degraded", new="healthy")
+        self.state.fold(self.chance)
 
     def _erase(self) -> None:
         self.state.erase()
@@ -153,6 +165,8 @@ class Simulation:
             for _ in range(attempts):
                 self._at(chance.uniform(start, end), add)
             self._at(end, lambda: self.acked.setdefault(turn, end))
+            if kind.again and chance.random() < kind.again:
+                self._plan_add(turn, end + chance.expovariate(0.05))
         elif phase == "unknown":
             for _ in range(chance.randint(0, 2)):
                 self._at(start + chance.expovariate(0.2 / kind.lasts), add)

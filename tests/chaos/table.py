@@ -34,12 +34,25 @@ OUTCOMES: Final = {
     "turns acknowledged": "turns acknowledged",
     "failed": "turns failed",
     "unknown": "turns unknown",
+    "dropped": "turns dropped",
     "summaries": "summaries ok",
+    "reads": "reads ok",
+    "reads in doubt": "reads in doubt, of a change of master",
     "erasures acknowledged": "erasures ok",
     "conversations": "conversations",
     "not judged": "conversations not judged",
+    "turns in these": "turns in conversations not judged",
 }
 """Columns, and the figures that they show."""
+
+JUDGED: Final = {
+    "reads whose health was judged": "reads whose health was judged",
+    "conversations whose end was": "conversations whose end was settled",
+    "pairs of leases": "pairs of leases judged",
+    "pairs of summarizer calls": "pairs of summarizer calls judged",
+    "turns added again after an erasure": "turns that were added again after an erasure",
+}
+"""Columns that say how much the rules had to judge that are not about each turn."""
 
 WATCHED: Final = """\
 The pod of each datastore that was watched longest, in the first and the last third of that time, without the
@@ -93,14 +106,22 @@ def tables(runs: Sequence[Run]) -> str:
                 ("datastore", "minutes", "disturbances", "violations", *OUTCOMES),
                 [*results, ["**all**", *_outcome(runs)]],
             ),
+            "How much there was to judge; `-` where the checker of that run did not count it:\n",
+            table(
+                ("datastore", *JUDGED),
+                [
+                    [name, *(_total(of, one) for one in JUDGED.values())]
+                    for name, of in (*stands.items(), ("**all**", runs))
+                ],
+            ),
             _words(
                 ("datastore", "versions", "library", "seeds", *settings),
                 ([name, *_what_ran(of), *[_settings(of)] * len(settings)] for name, of in stands.items()),
             ),
             WATCHED,
             table(
-                ("datastore", "minutes", "memory (MB)", *PARTS, "pods watched long enough"),
-                ([name, *_pods(of)] for name, of in stands.items()),
+                ("datastore", "minutes", "memory (MB)", *PARTS, "pods judged"),
+                [*([name, *_pods(of)] for name, of in stands.items()), _all_pods(runs)],
             ),
             f"{_sum(runs)}, by kind:\n",
             _words(("on", "disturbances", "kinds"), _kinds(runs)),
@@ -121,9 +142,15 @@ def _words(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _outcome(runs: Sequence[Run]) -> list[str]:
-    figures = [sum(run["figures"].get(one, 0) for run in runs) for one in OUTCOMES.values()]
     minutes = round(sum(run["minutes"] for run in runs))
-    return [f"{n:,.0f}" for n in (minutes, _faults(runs).total(), _violations(runs), *figures)]
+    counts = minutes, _faults(runs).total(), _violations(runs)
+    return [*(f"{n:,.0f}" for n in counts), *(_total(runs, one) for one in OUTCOMES.values())]
+
+
+def _total(runs: Sequence[Run], figure: str) -> str:
+    """Return the sum of a figure of runs; `-` if they are older than the figure."""
+    found = [run["figures"][figure] for run in runs if figure in run["figures"]]
+    return f"{sum(found):,.0f}" if found else "-"
 
 
 def _violations(runs: Sequence[Run]) -> int:
@@ -171,11 +198,17 @@ def _each(names: Iterable[str]) -> str:
 
 def _pods(runs: Sequence[Run]) -> list[str]:
     pods = [pod for run in runs for pod in run["pods"].values()]
+    # The others lived too short.
+    judged = f"{len(pods)} of {_total(runs, 'pods')}"
     if not pods:
-        return ["-"] * (2 + len(PARTS)) + ["0"]
+        return ["-"] * (2 + len(PARTS)) + [judged]
     pod: Mapping[str, Any] = max(pods, key=itemgetter("seconds"))
     memory = _change([bytes_ / 1e6 for bytes_ in pod["memory"]])
-    return [f"{pod['seconds'] / 60:.0f}", memory, *(_change(pod[part]) for part in PARTS), f"{len(pods)}"]
+    return [f"{pod['seconds'] / 60:.0f}", memory, *(_change(pod[part]) for part in PARTS), judged]
+
+
+def _all_pods(runs: Sequence[Run]) -> list[str]:
+    return ["**all**", *["-"] * (2 + len(PARTS)), _pods(runs)[-1]]
 
 
 def _change(ends: Sequence[float]) -> str:

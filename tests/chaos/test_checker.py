@@ -78,6 +78,16 @@ def ab() -> Story:
 DEGRADED: dict[str, Any] = {"health": "degraded"}
 
 
+def degrade(story: Story, begin: float, end: float) -> Story:
+    """A pod sees the conversation degraded in this time."""
+    story.info("health", begin, old="retry", new="degraded")
+    return story.info("health", end, old="recovering", new="healthy")
+
+
+def abcd() -> Story:
+    return ab().add("c", 4, 5).add("d", 6, 7)
+
+
 WRONG: dict[str, tuple[str, list[Event]]] = {
     "an acknowledged turn is nowhere": ("lost", ab().finally_("a")),
     "the only turn is nowhere": ("lost", Story().add("a", 0, 1).finally_("")),
@@ -126,15 +136,59 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     ),
     "more turns are missing than were dropped": (
         "lost",
-        ab().add("c", 4, 5).add("d", 6, 7).finally_("||d", dropped=2),
+        degrade(abcd(), 7, 8).finally_("||d", dropped=2),
     ),
     "a turn is missing behind one that is retained": (
         "lost",
-        ab().add("c", 4, 5).finally_("||ac", dropped=1),
+        degrade(ab().add("c", 4, 5), 6, 7).finally_("||ac", dropped=1),
     ),
     "a dropped turn comes back": (
         "order",
-        ab().add("c", 4, 5).read("||bc", 6, 7, dropped=1).read("||abc", 8, 9).finally_("||bc", dropped=1),
+        degrade(ab().add("c", 4, 5), 5, 5.5)
+        .read("||bc", 6, 7, dropped=1)
+        .read("||abc", 8, 9)
+        .finally_("||bc", dropped=1),
+    ),
+    "a healthy conversation has dropped turns": (
+        "lost",
+        abcd().finally_("||cd", dropped=2),
+    ),
+    "turns are dropped long after the conversation was degraded": (
+        "lost",
+        degrade(abcd(), 7.1, 7.2)
+        .read("|ab|cd", 8, 9)
+        .read("||cd", 10, 11, dropped=2)
+        .finally_("||cd", dropped=2),
+    ),
+    "turns are dropped before the conversation is degraded": (
+        "lost",
+        degrade(abcd(), 20, 30).read("||cd", 8, 9, dropped=2).finally_("||cd", dropped=2),
+    ),
+    "only some of the drops were while degraded": (
+        "lost",
+        degrade(abcd().add("e", 8, 9), 9.1, 9.2)
+        .read("||bcde", 9.2, 9.4, dropped=1)
+        .read("||bcde", 12, 13, dropped=1)
+        .finally_("||de", dropped=3),
+    ),
+    "a turn of a summary is dropped": (
+        "lost",
+        degrade(abcd(), 7.1, 20)
+        .read("a||bcd", 8, 9)
+        .read("||bcd", 10, 11, dropped=1)
+        .finally_("||bcd", dropped=1),
+    ),
+    "everything is dropped": ("lost", degrade(ab(), 4, 5).finally_("", dropped=2)),
+    "the newest turn is dropped behind a summary of all others": (
+        "lost",
+        degrade(ab().add("c", 4, 5), 5, 6).finally_("ab||", dropped=1),
+    ),
+    "a drop excuses one turn first and another one then": (
+        "lost",
+        degrade(abcd(), 7.1, 9)
+        .read("||bcd", 8, 12, dropped=1)
+        .read("||acd", 8, 12, dropped=1)
+        .finally_("||bcd", dropped=1),
     ),
     "a turn is missing among the newest while degraded": (
         "lost",
@@ -147,6 +201,14 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "a healthy conversation shows the newest turns only": (
         "lost",
         ab().read("b", 4, 5).finally_("ab||"),
+    ),
+    "a read shows the newest turns only, and the conversation is degraded afterwards": (
+        "lost",
+        ab().read("b", 4, 5).info("health", 5.5, old="retry", new="degraded").finally_("ab||"),
+    ),
+    "a read shows the newest turns only, after the conversation was degraded": (
+        "lost",
+        degrade(ab(), 3.5, 3.9).read("b", 4, 5).finally_("ab||"),
     ),
     "a degraded one lacks turns beside a summary": (
         "lost",
@@ -171,6 +233,48 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "an erased turn shows for a moment": (
         "erasure",
         ab().erase(4, 5).read("a", 6, 7).finally_(""),
+    ),
+    "an erased turn is read, and added again only later": (
+        "erasure",
+        ab().erase(4, 5).read("a", 6, 7).add("a", 20, 21).finally_("a"),
+    ),
+    "an erasure leaves all, which is added again later": (
+        "erasure",
+        ab().erase(4, 5).read("ab", 6, 7).add("a", 20, 21).add("b", 22, 23).finally_("ab"),
+    ),
+    "an erased turn is read beside a new one, and added again only later": (
+        "erasure",
+        ab().erase(4, 5).add("n", 5.5, 5.8).read("an", 6, 7).add("a", 20, 21).finally_("an"),
+    ),
+    "an erased turn is read, and what is added again was refused": (
+        "erasure",
+        ab().erase(4, 5).add("a", 5.5, 5.8, "fail").read("a", 6, 7).finally_(""),
+    ),
+    "an erased turn that is added again stands before what was added earlier": (
+        "order",
+        ab().erase(4, 5).add("n", 6, 7).add("a", 20, 21).finally_("an"),
+    ),
+    "a read lacks a turn that is added again after an erasure that comes later": (
+        "lost",
+        ab().add("n", 4, 5).read("ab", 6, 7).read("abn", 8, 9).erase(20, 21).add("n", 30, 31).finally_("n"),
+    ),
+    "a read lacks a turn that is added again while an erasure is under way": (
+        "lost",
+        ab()
+        .add("n", 6, 7)
+        .read("ab", 8, 9)
+        .read("abn", 10, 11)
+        .erase(20, 21)
+        .add("n", 20.5, 22)
+        .finally_("n"),
+    ),
+    "a read lacks a turn that is added again, with an erasure of unknown outcome before": (
+        "lost",
+        ab().erase(4).add("n", 6, 7).add("n", 20, 21).read("ab", 8, 9).read("abn", 10, 11).finally_("abn"),
+    ),
+    "turns that are added again stand in the wrong order before that": (
+        "order",
+        ab().erase(-3).add("a", 10, 11).add("b", 10, 11).read("ba", 4, 5).finally_("ba"),
     ),
     "an unknown turn that was read comes back alone": (
         "erasure",
@@ -263,11 +367,29 @@ RIGHT: dict[str, list[Event]] = {
     .read("ab||c", 6, 9)
     .read("ab||c", 10, 11)
     .finally_("ab||c"),
-    "turns were dropped and counted": ab().add("c", 4, 5).add("d", 6, 7).finally_("a||d", dropped=2),
-    "turns were dropped before any summary": ab().add("c", 4, 5).finally_("||c", dropped=2),
-    "turns were dropped before the newest, then covered": ab()
-    .add("c", 4, 5)
-    .add("d", 6, 7)
+    "turns were dropped and counted": degrade(abcd(), 7, 8).finally_("a||d", dropped=2),
+    "turns were dropped before any summary": degrade(ab().add("c", 4, 5), 6, 7).finally_("||c", dropped=2),
+    "turns were dropped, and only a read saw that it was degraded": abcd()
+    .read("cd", 7, 8, **DEGRADED)
+    .finally_("||cd", dropped=2),
+    "turns were dropped, and the health was noted a moment after a read": abcd()
+    .read("||cd", 8, 9, dropped=2)
+    .info("health", 9.1, old="degraded", new="recovering")
+    .finally_("||cd", dropped=2),
+    "turns were dropped in two goes, each while degraded": degrade(
+        degrade(abcd().add("e", 8, 9), 9, 10), 13, 14
+    )
+    .read("||cde", 9.5, 9.8, dropped=2)
+    .read("||cde", 11, 12, dropped=2)
+    .finally_("||de", dropped=3),
+    "of two reads at once, the one that ends first shows more drops": degrade(abcd(), 7, 20)
+    .read("|b|cd", 8, 12, dropped=1, health="recovering")
+    .read("||cd", 9, 11, dropped=2)
+    .finally_("||cd", dropped=2),
+    "more turns were dropped than anybody knew of": degrade(abcd().add("x", 1.5), 7, 8).finally_(
+        "||cd", dropped=3
+    ),
+    "turns were dropped before the newest, then covered": degrade(abcd(), 7, 8)
     .read("a||cd", 8, 9, dropped=1)
     .finally_("ac||d", dropped=1),
     "a degraded conversation shows its newest turns": ab()
@@ -277,6 +399,10 @@ RIGHT: dict[str, list[Event]] = {
     .finally_("abc||"),
     "the health changed just after a degraded read": ab()
     .info("health", 5.5, old="degraded", new="healthy")
+    .read("b", 4, 5)
+    .finally_("ab||"),
+    "the conversation was degraded during a read": ab()
+    .info("health", 4.5, old="retry", new="degraded")
     .read("b", 4, 5)
     .finally_("ab||"),
     "a turn that was read while degraded is dropped later": ab()
@@ -368,6 +494,21 @@ RIGHT: dict[str, list[Event]] = {
     .add("n", 6, 7)
     .read("xn", 8, 9)
     .finally_("xn"),
+    "an erased turn that is added again stands behind what was added earlier": ab()
+    .erase(4, 5)
+    .add("n", 6, 7)
+    .add("a", 20, 21)
+    .finally_("na"),
+    "a read that lasts until an erased turn is added again shows it": ab()
+    .erase(4, 5)
+    .add("a", 20, 21)
+    .read("a", 6, 20.5)
+    .finally_("a"),
+    "a turn is added again and stays where it is": ab()
+    .erase(-3)
+    .add("a", 10, 11)
+    .read("ab", 4, 5)
+    .finally_("ab"),
     "the same turn heads two logs": Story()
     .add("x", 0, 1)
     .add("a", 2, 3)
@@ -400,6 +541,38 @@ RIGHT: dict[str, list[Event]] = {
 }
 
 
+def imported(story: Story) -> Story:
+    """An erasure of unknown outcome, and an import that may undo it: any state is right then."""
+    return story.erase(40).op("people", 50, 60, kind="import")
+
+
+@pytest.mark.parametrize(
+    ("story", "shown", "more", "kind"),
+    [
+        (imported(ab()), "aab", {}, "duplicate"),
+        (imported(ab()), "abz", {}, "foreign"),
+        (imported(ab()), "ab", {"foreign": 2}, "foreign"),
+        (imported(ab().add("r", 4, 5, "fail")), "abr", {}, "refused"),
+        (imported(ab().read("b", 4, 5)), "ab", {}, "lost"),
+        (imported(ab().erase(4, 5).read("a", 6, 7)), "", {}, "erasure"),
+        (imported(ab().read("ba", 4, 5)), "ab", {}, "order"),
+    ],
+)
+def test_conversation_in_doubt_is_judged_as_far_as_it_can_be(
+    story: Story, shown: str, more: dict[str, Any], kind: str
+) -> None:
+    report = report_of(story.finally_(shown, **more))
+    assert {one.kind for one in report.violations} == {kind}
+    assert report.figures["conversations not judged"] == 1
+    assert report.figures["turns in conversations not judged"] == 2
+
+
+@pytest.mark.parametrize("shown", ["ab", "", "a", "c", "abc", "ac"])
+def test_conversation_in_doubt_may_be_in_any_state_then(shown: str) -> None:
+    story = imported(ab().add("c", 39, 45).add("x", 39)).read("abcx", 46, 47)
+    assert found_in(story.finally_(shown)) == []
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_history_that_is_wrong_is_found_out(name: str) -> None:
     kind, events = WRONG[name]
@@ -409,6 +582,44 @@ def test_history_that_is_wrong_is_found_out(name: str) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_history_that_is_right_passes(name: str) -> None:
     assert not [str(one) for one in report_of(RIGHT[name]).violations], name
+
+
+def in_doubt(story: Story) -> Story:
+    """A deposed master may have answered from 2.0 to 3.0; it was noted when the run was over."""
+    return story.info("doubt", END + 9, begin=2.0, end=3.0)
+
+
+def test_reads_that_touch_a_change_of_master_may_be_of_the_past() -> None:
+    for begin, end in ((1.5, 2.5), (2.5, 2.6), (1.4, 9.0)):
+        assert found_in(Story().add("a", 0, 1).read("", begin, end).finally_("a")) == ["lost"]
+        report = report_of(in_doubt(Story().add("a", 0, 1).read("", begin, end)).finally_("a"))
+        assert not report.violations
+        assert report.figures["reads in doubt, of a change of master"] == 1
+        assert report.figures["reads ok"] == 1
+    for begin, end in ((1.1, 1.9), (3.1, 4.0)):
+        story = in_doubt(Story().add("a", 0, 1).read("", begin, end))
+        assert found_in(story.finally_("a")) == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "more", "kind"),
+    [
+        ("aa", {}, "duplicate"),
+        ("az", {}, "foreign"),
+        ("a", {"foreign": 1}, "foreign"),
+        ("ar", {}, "refused"),
+    ],
+)
+def test_deposed_master_shows_nothing_that_never_was(shown: str, more: dict[str, Any], kind: str) -> None:
+    story = Story().add("a", 0, 1).add("r", 0, 1, "fail").read(shown, 2.5, 2.6, **more)
+    assert found_in(in_doubt(story).finally_("a")) == [kind]
+
+
+def test_turn_that_only_a_deposed_master_showed_need_not_stay() -> None:
+    story = Story().add("a", 0, 1).add("x", 2.1).read("ax", 2.5, 2.6)
+    report = report_of(in_doubt(story).finally_("a"))
+    assert not report.violations
+    assert report.figures["unknown turns that stand"] == 0
 
 
 def test_violation_shows_the_events_that_prove_it() -> None:
@@ -453,11 +664,12 @@ CALM = Kind()
 ILL = Kind(degrades=True)
 ERASING = Kind(erases=4, reads=40)
 DOUBTFUL = Kind(erases=5, unknown_erases=True, reads=40, lasts=0.6)
-ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40, lasts=0.6)
+# Without turns that are added again: one such history in 1,000 has more courses than are tried.
+ALL = Kind(erases=4, unknown_erases=True, degrades=True, reads=40, again=0, lasts=0.6)
 SEEDS = st.integers(0, 2**40)
 
 
-# Of 50,000 such histories, 10,000 of each kind, none was rejected.
+# Of 25,000 such histories, 5,000 of each kind, none was rejected.
 @settings(max_examples=150, deadline=None)
 @given(SEEDS, st.sampled_from([CALM, ILL, ERASING, DOUBTFUL, ALL]))
 def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None:
@@ -473,7 +685,7 @@ def test_no_history_of_a_right_memory_is_rejected(seed: int, kind: Kind) -> None
         (simulated.covers_twice, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
         (simulated.reorders, [CALM]),
         (simulated.mixes_in, [CALM, ILL, ERASING, DOUBTFUL, ALL]),
-        (simulated.brings_back, [Kind(erases=2, unknown_adds=False)]),
+        (simulated.brings_back, [Kind(erases=2, unknown_adds=False, again=0)]),
         (simulated.forgets_all, [CALM]),
         (simulated.keeps_dropping, [Kind(degrades=True, unknown_adds=False)]),
     ],
@@ -529,29 +741,88 @@ def test_lease_of_a_killed_process_is_in_force() -> None:
 @pytest.mark.parametrize(
     "story",
     [
-        lease(leased(11), 11.5, "p1.0", after=10),
+        lease(lease(leased(11), 11.2, "p0.0", after=10, taken=None), 11.5, "p1.0", after=11.2),
         lease(leased(), 14.5, "p1.0", after=10),
         lease(leased(19), 14, "p1.0", after=10),
         lease(leased(11), 10.5, "p1.0"),
         lease(lease(leased(11), 10.3, "p2.0", after=10, taken=None), 10.5, "p1.0", after=10.3),
-        lease(lease(ab(), 10, "p0.0").op("summarize", 10.7, 11, process="p0.0"), 10.5, "p1.0", after=10),
         lease(leased(11), 10.5, "p1.0", after=10, taken=10),
         lease(
             lease(ab(), 10, "p0.0", after=5).op("summarize", 10.1, 11, process="p0.0"), 5, "p1.0", noted=10.5
         ),
     ],
     ids=[
-        "after the call",
+        "given back after the call",
         "a killed holder's, expired",
         "a stopped holder's, expired",
         "of a record that was created again",
         "given back by a third",
-        "before the call began",
         "noted as overdue by another",
         "and was taken by a process that is stopped before it can say so",
     ],
 )
 def test_lease_that_is_free_may_be_taken(story: Story) -> None:
+    events = sorted(story.events, key=lambda event: event.t)
+    assert "lease" not in found_in(events)
+
+
+def called(story: Story, begin: float, end: float | None, process: str = "p1.0") -> Story:
+    return story.op("summarize", begin, end, process=process)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        called(lease(leased(11), 10.5, "p1.0", after=5), 10.6, 11.2),
+        called(lease(leased(), 12, "p1.0", after=5), 12.1, 12.3),
+        called(called(ab(), 10.1, 13, "p0.0"), 10.2, 13),
+        lease(called(lease(ab(), 10, "p0.0"), 10.7, 11, "p0.0"), 10.5, "p1.0", after=10),
+        lease(leased(11), 11.5, "p1.0", after=10),
+    ],
+    ids=[
+        "over a version that nobody noted",
+        "after the death of the holder, too early",
+        "without any lease",
+        "before the call of the holder",
+        "after the call, before the lease is given back",
+    ],
+)
+def test_second_process_that_calls_or_takes_the_lease_is_found(story: Story) -> None:
+    events = sorted(story.events, key=lambda event: event.t)
+    assert "lease" in found_in(events)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        called(lease(leased(11), 11.5, "p1.0", after=5), 11.6, 12),
+        called(lease(leased(), 14.5, "p1.0", after=5), 14.6, 15),
+        called(lease(leased(19), 14, "p1.0", after=5), 14.1, 15),
+        # It took the lease, was stopped, and calls when another one has taken it.
+        called(called(lease(lease(ab(), 10, "p0.0"), 14, "p1.0", after=5), 14.1, 15), 14.5, 15, "p0.0"),
+        called(lease(leased(12), 10.5, "p1.0", after=5), 10.6, 11).op("fault", 10.2, 10.3, kind="pod-clock"),
+        called(lease(leased(12), 10.5, "p1.0", after=10), 10.6, 11).op("fault", 10.2, 10.3, kind="pod-clock"),
+        called(lease(leased(12), 10.5, "p1.0", after=5), 10.6, 11).erase(10.2, 10.3),
+        called(called(ab(), 10.1, 13, "p0.0"), 10.2, 13).op("fault", 9, 10, kind="network-cut"),
+        # The first write of the lease was not answered; the second is noted a while later.
+        called(lease(called(lease(ab(), 12, "p0.0", taken=10), 12.1, 15, "p0.0"), 14, "p1.0"), 14.1, 15),
+    ],
+    ids=[
+        "after the call",
+        "after the death of the holder",
+        "while the holder is stopped",
+        "by one that was stopped before its call",
+        "with a wrong clock, over a version that nobody noted",
+        "with a wrong clock",
+        "of a record that was erased",
+        "with leases whose writes were not answered",
+        "by a lease whose write was tried again",
+    ],
+)
+def test_second_call_that_may_be_made_passes(story: Story) -> None:
+    # A lease of another conversation says how the clocks stand.
+    for t in (1, 2, 3):
+        story.info("write", t, record="s|d", version=f"d{t}", lease=[t, LEASE_S], began=t - 0.1, expect=None)
     events = sorted(story.events, key=lambda event: event.t)
     assert "lease" not in found_in(events)
 
@@ -578,6 +849,14 @@ def test_health_that_does_not_recover_is_found() -> None:
     story = ill((20, "degraded"), (31, "degraded"))
     story.info("model", 5, how="raises").info("model", 10, how="well")
     assert found_in(story.finally_("ab")) == ["health"]
+
+
+def test_administration_does_not_end_the_calm() -> None:
+    story = ill((20, "degraded"), (31, "degraded")).op("fault", 25, 26, kind="people-stats")
+    story.op("fault", 27, 28, kind="command-copy")
+    report = report_of(story.finally_("ab"))
+    assert [one.kind for one in report.violations] == ["health"]
+    assert report.figures["reads whose health was judged"] == 1
 
 
 @pytest.mark.parametrize(
@@ -619,6 +898,54 @@ def test_late_turn_may_leave_one_pending() -> None:
     assert found_in(story.finally_("|a|bx")) == []
 
 
+def settled(story: Story) -> Story:
+    """A pod flushes, and reads that nothing is left to do."""
+    return story.op("flush", 900, 901).read("a||b", 902, 903)
+
+
+@pytest.mark.parametrize(
+    ("story", "shown", "more"),
+    [
+        (settled(ab()), "|a|b", {}),
+        (settled(ab()), "a||b", {"health": "retry"}),
+        (settled(ab()), "a||b", DEGRADED),
+        (settled(ab()).op("people", 904, 905, kind="stats"), "|a|b", {}),
+    ],
+    ids=["turns are pending", "in retry", "degraded", "after people asked for figures"],
+)
+def test_end_that_is_not_as_it_was_settled_is_found(story: Story, shown: str, more: dict[str, Any]) -> None:
+    report = report_of(story.finally_(shown, **more))
+    assert "stuck" in {one.kind for one in report.violations}
+    assert report.figures["conversations whose end was settled"] == 1
+
+
+@pytest.mark.parametrize(
+    ("story", "shown", "judged"),
+    [
+        (settled(ab()), "a||b", 1),
+        (settled(ab().add("x", 4)), "a|b|x", 1),
+        (settled(ab()).add("c", 905, 906), "a|b|c", 1),
+        (settled(ab()).op("fault", 910, 911, kind="pod-kill"), "|a|b", 0),
+        (ab().op("flush", 900, 901, process="p1.0").read("a||b", 902, 903), "|a|b", 0),
+        (ab().read("a||b", 898, 899).op("flush", 900, 901), "|a|b", 0),
+        (ab().op("flush", 900, 901).read("|a|b", 902, 903), "|a|b", 0),
+    ],
+    ids=[
+        "as it was",
+        "a late turn",
+        "a turn after it",
+        "a fault after it",
+        "by another pod",
+        "before",
+        "not",
+    ],
+)
+def test_end_that_may_differ_is_none_that_is_wrong(story: Story, shown: str, judged: int) -> None:
+    report = report_of(story.finally_(shown))
+    assert not report.violations
+    assert report.figures["conversations whose end was settled"] == judged
+
+
 def test_pod_whose_figures_grow_is_found() -> None:
     story = ab()
     for number in range(60):
@@ -638,10 +965,17 @@ SERIES = {
     "growing in steps": ([100.0 + 10 * (n // 5) for n in range(60)], True),
     "growing with noise": ([100.0 + 2 * n + n * 7 % 11 for n in range(60)], True),
     "a warm-up": ([100.0 + 20 * min(n, 12) for n in range(60)], False),
-    "a saw": ([100.0 + n % 12 * 10 for n in range(60)], False),
-    "a slow saw": ([100.0 + n % 30 * 4 for n in range(60)], False),
-    "one step": ([100.0 + 50 * (n > 35) for n in range(60)], False),
-    "one peak": ([100.0 + 900 * (n == 50) for n in range(60)], False),
+    "a saw": ([100.0 + n % 12 * 2 for n in range(60)], False),
+    "a slow saw": ([100.0 + n % 30 * 0.8 for n in range(60)], False),
+    "one step": ([100.0 + 50 * (n > 35) for n in range(60)], True),
+    "two steps in the middle": ([100.0 + 50 * (n > 32) + 50 * (n > 40) for n in range(60)], True),
+    "growing twice as much as is allowed": ([100.0 + 16 * max(0, n - 15) / 45 for n in range(60)], True),
+    "growing less, from quartile to quartile": ([100.0 + 0.24 * n for n in range(60)], False),
+    "exploding at the end": ([100.0 + max(0, n - 54) ** 3 for n in range(60)], True),
+    "one high peak": ([100.0 + 900 * (n == 50) for n in range(60)], True),
+    "one peak": ([100.0 + 20 * (n == 50) for n in range(60)], False),
+    "a peak in the warm-up": ([100.0 + 900 * (n == 5) for n in range(60)], False),
+    "teeth that get longer": ([100.0 + (n // 2 if n % 2 else 0) for n in range(60)], True),
     "falling": ([200.0 - n for n in range(60)], False),
     "growing less than is allowed": ([100.0 + 0.1 * n for n in range(60)], False),
 }
@@ -687,6 +1021,22 @@ def test_recorded_history_is_checked_again_by_command(
     history.write(tmp_path, ab().finally_("a"))
     assert checker.main([str(tmp_path), "--lease", "4", "--recovery", "10"]) == 1
     assert "lost in c: b was acknowledged" in capsys.readouterr().out
+
+
+def test_history_that_is_judged_again_is_judged_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = in_doubt(Story().add("a", 0, 1).read("", 2.5, 2.6))
+    fact = {"session": 0, "importance": 0.8, "key": "p0.0/1"}
+    story.op("remember", 4, 5, **fact).info("defect", 6, during="add", error="KeyError: 7")
+    story.info("remembered", END + 3, session=0, keys=[], altered=[])
+    history.write(tmp_path, story.finally_("a"))
+    assert checker.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "tiers: p0.0/1 was acknowledged, and is not remembered" in said
+    assert "defect: not an error of the library: {'during': 'add'" in said
+    assert "facts acknowledged: 1" in said
+    assert said.endswith("\n2 violations\n")
 
 
 def test_history_of_an_interrupted_run_is_judged_as_far_as_it_goes(

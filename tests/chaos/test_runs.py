@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as command
-from tests.chaos import history, remembering, schedule, soak
+from tests.chaos import checker, history, remembering, schedule, soak
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.options import counted
-from tests.chaos.run import Order, Result, Run, known_faults, without_doubts
+from tests.chaos.run import Order, Result, Run, known_faults
 
 
 def run(out: Path, *options: str) -> tuple[int, dict[str, Any]]:
@@ -110,18 +110,6 @@ def event(t: float, phase: history.Phase, what: str, op: int = 1, **data: Any) -
     return history.Event(t=t, process="p0.1", op=op, phase=phase, what=what, conversation="", data=data)
 
 
-def test_reads_that_touch_a_change_of_master_are_left_out() -> None:
-    times = {1: (0.0, 1.0), 2: (1.5, 2.5), 3: (2.5, 2.6), 4: (0.0, 9.0), 5: (3.5, 4.0)}
-    events = [
-        event(t, phase, "read", op)
-        for op, both in times.items()
-        for t, phase in zip(both, ("invoke", "ok"), strict=True)
-    ]
-    kept = without_doubts([*events, event(2.5, "ok", "add")], [(2.0, 3.0)])
-    assert [one.op for one in kept if one.what == "read"] == [1, 1, 5, 5]
-    assert any(one.what == "add" for one in kept)
-
-
 def test_a_fact_that_is_lost_altered_or_foreign_is_found() -> None:
     important = {"session": 0, "importance": 0.8}
     events = [
@@ -156,6 +144,9 @@ def test_a_run_leaves_results_and_nothing_that_runs(
     events = tmp_path / "sqlite" / "events"
     assert said.endswith(f"seed 15; judge again: {sys.executable} -m tests.chaos.checker {events}\n")
     assert f"{results['figures']['turns acknowledged']:>10,}{0:>12}\n" in said
+    assert checker.main([str(events)]) == 0
+    again = capsys.readouterr().out
+    assert [name for name, value in results["figures"].items() if f"{name}: {value:g}\n" not in again] == []
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 faults"), (1, "1 fault"), (2_000, "2,000 faults")])

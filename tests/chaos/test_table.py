@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import table
 
-CONVERSATIONS = {"conversations": 40, "conversations not judged": 2}
+CONVERSATIONS = {"pods": 12, "conversations": 40, "conversations not judged": 2}
 
 
 def result(**more: Any) -> dict[str, Any]:
@@ -55,12 +55,23 @@ def test_the_page_is_written_from_the_published_runs() -> None:
 def test_runs_of_one_datastore_are_added_up(tmp_path: Path) -> None:
     other = result(seed=3, minutes=10, violations=["lost in c0-1: ..."], pods={})
     written = table.tables(table.load(files(tmp_path, result(), other, result(stand="sqlite"))))
-    assert "| redis | 70 | 2,284 | 1 | 10,000 | 0 | 18 | 0 | 6 | 80 | 4 |" in written
-    assert "| **all** | 131 | 3,426 | 1 | 15,000 | 0 | 27 | 0 | 9 | 120 | 6 |" in written
+    assert "| redis | 70 | 2,284 | 1 | 10,000 | - | 18 | - | - | - | - | 6 | 80 | 4 | - |" in written
+    assert "| **all** | 131 | 3,426 | 1 | 15,000 | - | 27 | - | - | - | - | 9 | 120 | 6 | - |" in written
     assert "| redis | python 3.13.1, redis-server 8.2.3 | 0.2.0 (abc1234) | 3, 7 |" in written
-    assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 |" in written
+    assert "| redis | 60 | 48 → 51 | 5 → 5 | 3 → 4 | 12 → 13 | 1 of 24 |" in written
+    assert "| **all** | - | - | - | - | - | 2 of 36 |" in written
     assert "| pod | 3,300 | kill 3,300 |" in written
     assert "| servers | 6 | server-kill 6 |" in written
+
+
+def test_what_a_run_did_not_count_is_no_number(tmp_path: Path) -> None:
+    counted = result(
+        seed=8, stand="mongo", figures={**result()["figures"], "pairs of leases judged": 70, "reads ok": 0}
+    )
+    written = table.tables(table.load(files(tmp_path, result(), counted)))
+    assert "| redis | - | - | - | - | - |" in written
+    assert "| mongo | - | - | 70 | - | - |" in written
+    assert "| **all** | - | - | 70 | - | - |" in written
 
 
 def test_administration_is_told_from_faults(tmp_path: Path) -> None:

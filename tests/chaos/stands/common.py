@@ -17,6 +17,9 @@ from tests.chaos.stands.disk import Disk
 from tests.chaos.stands.network import Proxy, network_faults
 from tests.support.servers import START_S, Server
 
+SETTLED_WITHIN_S = 0.5
+"""How long servers have to answer that they are settled, before a fault."""
+
 
 class Base:
     """A stand whose servers have the faults of any server.
@@ -62,7 +65,7 @@ class Base:
         own = {"server-kill": self._kill, "server-pause": self._pause, **self._faults()}
         if self.disk.can_fill:
             own["disk-full"] = self._fill
-        alone = {name: _alone(self._busy, fault) for name, fault in own.items()}
+        alone = {name: _alone(self._busy, self._noting(fault)) for name, fault in own.items()}
         network = network_faults(self.proxies)
         return {**alone, **{name: self._settling(fault) for name, fault in network.items()}}
 
@@ -101,6 +104,22 @@ class Base:
         proxy = await self._stack.enter_async_context(Proxy(f"{host}:{port}"))
         self.proxies.append(proxy)
         return proxy
+
+    def _noting(self, fault: Fault) -> Fault:
+        """Return the fault, before which it is noted if the servers are settled; no earlier read is in doubt.
+
+        A network fault may be in force, so this is not waited for.
+        """
+
+        @contextlib.asynccontextmanager
+        async def noting(chance: random.Random, seconds: float) -> AsyncIterator[dict[str, Any]]:
+            with contextlib.suppress(Exception):  # whatever a client raises while servers are in trouble
+                async with asyncio.timeout(SETTLED_WITHIN_S):
+                    await self._settle()
+            async with fault(chance, seconds) as figures:
+                yield figures
+
+        return noting
 
     def _settling(self, fault: Fault) -> Fault:
         """Return the fault, which may coincide with others and after which the servers are waited for."""

@@ -17,6 +17,9 @@ from tests.support.redis_server import RedisServer
 
 SERVICE = "main"
 
+POOL = 8
+"""How many connections a pod may have to each server, so that full pools are no leak."""
+
 # In its file, which the sentinels have it rewrite: after a restart it is still what it has become.
 _NODE = """\
 appendonly yes
@@ -44,6 +47,8 @@ class SentinelStand(Base):
     """
 
     name = "redis-sentinel"
+    # Both nodes, each of which was the master, and three sentinels.
+    pooled = 5 * (POOL + 1)
 
     async def _start(self) -> None:
         self.nodes: list[RedisServer] = []
@@ -66,7 +71,7 @@ class SentinelStand(Base):
             self._sentinels.append(new_server(folder, "--sentinel", config=config))
             await self._run(self._sentinels[-1])
         hosts = ",".join(f"127.0.0.1:{one.port}" for one in self._sentinels)
-        self.url = f"redis+sentinel://{hosts}/{SERVICE}?wait_replicas=1"
+        self.url = f"redis+sentinel://{hosts}/{SERVICE}?wait_replicas=1&pool_size={POOL}"
         self.versions = await versions_of(self.nodes[0])
         await self._settle()
 
