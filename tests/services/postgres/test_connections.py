@@ -493,7 +493,7 @@ async def test_an_update_whose_outcome_is_unknown_is_not_followed_by_an_insert()
 
 
 async def test_only_so_many_records_are_remembered(monkeypatch):
-    monkeypatch.setattr("stm_backends_postgres.driver._MAX_KNOWN", 2)
+    monkeypatch.setattr("stm_backends_postgres.driver.REMEMBERED", 2)
     wires = []
 
     async def statement(name):
