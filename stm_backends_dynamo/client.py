@@ -49,6 +49,8 @@ class Requests:
         self._client = client
         self._table = table
         self._until = until
+        self.is_in_doubt = False
+        """Whether a write was refused that the client had sent before: the first may have been done."""
 
     @property
     def left_s(self) -> float:
@@ -80,7 +82,9 @@ class Requests:
         except ClientError as error:
             if not is_refused(error):
                 raise
-            return Answer(False, found_by(error), was_sent_again(error))
+            again = was_sent_again(error)
+            self.is_in_doubt |= again
+            return Answer(False, found_by(error), again)
 
 
 def is_asynchronous(client: Any) -> bool:

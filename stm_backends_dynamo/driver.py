@@ -90,6 +90,8 @@ _REMAINS: Final = Remains(
     "time to live."
 )
 
+_SENT_AGAIN: Final = "the client sent it again, and the first may have been done"
+
 _MAX_PAGE: Final = 10_000
 """DynamoDB itself ends a page after a megabyte."""
 
@@ -446,26 +448,24 @@ class DynamoDriver:
         version = None if expect is ANY else expect
 
         async def work(stored: Stored) -> bool:
-            expired = again = False
+            expired = False
             for _ in range(ROUNDS):
                 deleting = statements.delete(key, expect=version, now=stored.now, expired=expired)
                 deleted = await stored.requests.attempt(deleting)
                 if deleted.done:
                     return not expired
-                again |= deleted.again
                 found = deleted.content or await stored.item()
                 if "erased" in found:
                     await stored.finish_erasing(found)
                 is_another = version is not None and found.get("version") != {"S": version}
                 if not found or "erased" in found or is_another:
-                    if again:
-                        raise OutcomeUnknown("the client sent it again, and the first may have deleted it")
+                    if stored.requests.is_in_doubt:
+                        raise OutcomeUnknown(_SENT_AGAIN)
                     return False
                 expired = not is_alive(found, stored.now)
                 erasing = statements.erase(key, expect=version, now=stored.now, expired=expired)
                 if "life" in found:
                     erased = await stored.requests.attempt(erasing)
-                    again |= erased.again
                     if erased.done:
                         try:
                             await stored.finish_erasing(erased.content["Attributes"])
@@ -563,6 +563,10 @@ class DynamoDriver:
         self._running.add(ended)
         try:
             return await self._edge.run(operation, in_turn)
+        except Unavailable as error:
+            if not requests.is_in_doubt:
+                raise
+            raise OutcomeUnknown(_SENT_AGAIN, backend=self.name, operation=operation) from error
         finally:
             self._running.discard(ended)
             ended.set_result(None)

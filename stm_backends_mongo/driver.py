@@ -244,11 +244,10 @@ class MongoDriver:
             query["version"] = expect
 
         async def work(records: Collection) -> Document | None:
-            async with self._turns.turn(key):
-                # Removes an expired document, too, which the TTL monitor has not removed yet.
-                return await self._calls.run(
-                    records.find_one_and_delete(query, projection=statements.WAS_THERE)
-                )
+            # Removes an expired document, too, which the TTL monitor has not removed yet.
+            return await self._in_turn(
+                key, lambda: records.find_one_and_delete(query, projection=statements.WAS_THERE)
+            )
 
         deleted = await self._run("delete", work)
         return deleted is not None and deleted["there"]
@@ -379,12 +378,12 @@ class MongoDriver:
 
         async def work(records: Collection) -> Document | None:
             try:
-                async with self._turns.turn(key):
-                    return await self._calls.run(
-                        records.find_one_and_update(
-                            query, update, projection=answer, upsert=upsert, return_document=when, let=given
-                        )
-                    )
+                return await self._in_turn(
+                    key,
+                    lambda: records.find_one_and_update(
+                        query, update, projection=answer, upsert=upsert, return_document=when, let=given
+                    ),
+                )
             except OperationFailure as error:
                 if error.code not in BEYOND_A_DOCUMENT:
                     raise
@@ -393,6 +392,18 @@ class MongoDriver:
                 raise TooLarge("record", size=size, limit=limit) from error
 
         return await self._run(operation, work)
+
+    async def _in_turn(self, key: Key, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a write at its turn; never, if it is cancelled before.
+
+        The turn lasts until the request has ended, which is before its deadline. A request that is still on
+        its way when its caller gives up must not be overtaken: a record that the next write deletes would be
+        there again.
+        """
+        async with self._turns.turn(key) as hand_over:
+            request = asyncio.ensure_future(send())
+            hand_over(request)
+            return await self._calls.run(request)
 
     async def _run(self, operation: str, work: Callable[[Collection], Awaitable[T]]) -> T:
         records = self._records

@@ -7,8 +7,9 @@ again, and read the whole document each time, until the deadline ends some of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 from stm_backends.errors import Unavailable
 
@@ -31,20 +32,29 @@ class Turns:
         return len(self._queues)
 
     @asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncGenerator[None]:
-        """Wait for earlier writes to the key, for at most `patience_s`; then raises `Unavailable`."""
-        queue = self._queues.setdefault(key, _Queue())
-        queue.users += 1
-        try:
+    async def turn(self, key: Hashable) -> AsyncGenerator[Callable[[asyncio.Future[Any]], None]]:
+        """Wait for earlier writes to the key, for at most `patience_s`; then raises `Unavailable`.
+
+        The turn ends with the block, unless the block hands it to a request by calling what it is given. Then
+        it ends with the request, which goes on if the block is cancelled.
+        """
+        with ExitStack() as end:
+            queue = self._queues.setdefault(key, _Queue())
+            queue.users += 1
+            end.callback(self._leave, key, queue)
             await self._wait(queue)
-            try:
-                yield
-            finally:
-                queue.release()
-        finally:
-            queue.users -= 1
-            if not queue.users:
-                del self._queues[key]
+            end.callback(queue.release)
+
+            def hand_over(request: asyncio.Future[Any]) -> None:
+                later = end.pop_all()
+                request.add_done_callback(lambda _: later.close())
+
+            yield hand_over
+
+    def _leave(self, key: Hashable, queue: _Queue) -> None:
+        queue.users -= 1
+        if not queue.users:
+            del self._queues[key]
 
     async def _wait(self, queue: _Queue) -> None:
         if queue.users == 1:

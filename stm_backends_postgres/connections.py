@@ -71,7 +71,7 @@ class Connections:
 
         The server's error is an answer. After anything else, such as a cancellation, a task waits for the
         server to stop the statement, and the connection is used again only if it then answers another one.
-        If it does not answer for `patience_s` seconds, all connections are replaced.
+        If it does not answer for `patience_s` seconds, all that were opened before are replaced.
         """
         if isinstance(error, exceptions.PostgresError) or connection.is_closed():
             self._reuse(connection)
@@ -82,8 +82,7 @@ class Connections:
 
     async def expire(self) -> None:
         """Replace all connections, each when it is no longer in use."""
-        self._expired = self.loop.time()
-        self._close_free(unused_since=math.inf)
+        self._expire(self.loop.time())
 
     async def close(self, patience_s: float) -> None:
         """Wait until no connection is in use, at most `patience_s` seconds, and close all."""
@@ -153,7 +152,7 @@ class Connections:
         self._report_unused()
 
     async def _check(self, connection: Connection) -> None:
-        is_clean = False
+        is_clean, began = False, self.loop.time()
         try:
             # Around the call, because asyncpg 0.30 first waits for the cancelled statement to end, without a
             # limit.
@@ -162,14 +161,21 @@ class Connections:
                 await connection.execute("SELECT")
             is_clean = True
         except TimeoutError:
-            # The same cause, such as a firewall that drops connections, may have broken all of them.
-            await self.expire()
+            # The same cause, such as a firewall that drops connections, may have broken all that were open
+            # when the check began. One that is to be replaced already says nothing about those opened since:
+            # else ten checks that end one after the other would replace the healthy ones ten times.
+            if self._opened[connection] > self._expired:
+                self._expire(began)
         except Exception:  # noqa: BLE001, S110 -- another connection takes its place
             pass
         finally:
             if not is_clean:
                 connection.terminate()
             self._reuse(connection)
+
+    def _expire(self, opened_by: float) -> None:
+        self._expired = opened_by
+        self._close_free()
 
     def _is_old(self, connection: Connection) -> bool:
         return self._opened[connection] <= max(self._expired, self.loop.time() - LIFETIME_S)
@@ -184,7 +190,7 @@ class Connections:
         self._close_free(unused_since=self.loop.time() - IDLE_S)
         self._tidying = self.loop.call_later(IDLE_S, self._tidy) if self._free else None
 
-    def _close_free(self, *, unused_since: float) -> None:
+    def _close_free(self, *, unused_since: float = -math.inf) -> None:
         for connection, since in [*self._free.items()]:
             if since <= unused_since or self._is_old(connection):
                 del self._free[connection]

@@ -8,6 +8,7 @@ call makes it read the whole topology again, or close the connections of all nod
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from redis.crc import key_slot
 
 from stm_backends.errors import Denied, StorageError
 from stm_backends_redis.errors import meaning
-from stm_backends_redis.servers import Command, Connected, Node
+from stm_backends_redis.servers import Command, Exchange, Node
 from stm_backends_redis.settings import Address
 
 Seeds: TypeAlias = Callable[[], Awaitable[Iterable[Address]]]
@@ -57,6 +58,7 @@ class Cluster:
         self._remap = remap
         self._nodes: dict[Address, Node] = {}
         self._owners: dict[int, Address] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._look: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
 
@@ -90,25 +92,43 @@ class Cluster:
             return answers
         raise client.ClusterError("redirected too often")
 
-    async def masters(self) -> Sequence[Connected]:
-        """Return the nodes that have slots."""
+    async def masters(self) -> Sequence[Exchange]:
+        """Return what sends to each node that has slots, on a new connection if it was left meanwhile."""
         if not self._owners:
             await self._topology()
-        return [self._node(address) for address in dict.fromkeys(self._owners.values())]
+        return [functools.partial(self._ask, address) for address in dict.fromkeys(self._owners.values())]
 
     async def close(self) -> None:
         """Wait for operations in progress, each limited by its deadline, and close the connections."""
-        while self._look or self._nodes:  # an operation in progress may be redirected to another node
-            look, nodes = self._look, self._nodes
-            self._look, self._nodes, self._owners = None, {}, {}
+        # An operation in progress may be redirected to another node.
+        while self._look or self._nodes or self._leaving:
+            look, self._look, self._owners = self._look, None, {}
             if look is not None:
                 look.cancel()
-            await asyncio.gather(*(node.close() for node in nodes.values()))
+            self._leave(self._nodes.keys())
+            # A node that fails to close keeps no other one open. A cancellation is passed on to all of them,
+            # and raised once they have ended.
+            await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _node(self, address: Address) -> Node:
         if address not in self._nodes:
             self._nodes[address] = self._connect(address)
         return self._nodes[address]
+
+    async def _ask(self, address: Address, key: bytes, *commands: Command) -> list[Any]:
+        return await self._node(address).exchange(key, *commands)
+
+    def _leave(self, addresses: Iterable[Address]) -> None:
+        """Begin to close nodes; each first waits for the operations that it has."""
+        for address in [*addresses]:
+            leaving = asyncio.create_task(self._nodes.pop(address).close(), name="stm-redis-leave")
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._left)
+
+    def _left(self, leaving: asyncio.Task[None]) -> None:
+        self._leaving.discard(leaving)
+        if not leaving.cancelled():
+            leaving.exception()  # of a node that nobody uses any more
 
     def _address(self, host: str, port: int, *, told_by: Address) -> Address:
         return self._remap((told_by[0] if host in _UNNAMED else host, port))
@@ -143,7 +163,8 @@ class Cluster:
 
     async def _read(self, suspect: Address | None) -> None:
         """Ask one node after the other, a suspect one last, until one returns the topology."""
-        known = list(dict.fromkeys([*self._owners.values(), *await self._seeds()]))
+        seeds = [*await self._seeds()]
+        known = list(dict.fromkeys([*self._owners.values(), *seeds]))
         random.shuffle(known)
         problem: Exception | None = None
         for address in sorted(known, key=lambda one: one == suspect):
@@ -163,5 +184,7 @@ class Cluster:
                 owner = self._address((host or b"").decode(), port, told_by=address)
                 owners.update(dict.fromkeys(range(first, last + 1), owner))
             self._owners = owners
+            # Where addresses change, as those of pods do, each would keep its connections for good.
+            self._leave(self._nodes.keys() - {*owners.values(), *seeds})
             return
         raise client.RedisClusterException("no node returned the topology") from problem

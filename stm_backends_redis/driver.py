@@ -27,7 +27,7 @@ from stm_backends_redis import statements
 from stm_backends_redis.client import Client, make_client, require_client
 from stm_backends_redis.durability import Safeguard
 from stm_backends_redis.errors import NODE, REFUSALS, meaning
-from stm_backends_redis.servers import Argument, Command, Connected
+from stm_backends_redis.servers import Argument, Command, Connected, Exchange
 from stm_backends_redis.settings import RedisSettings
 from stm_backends_redis.statements import Statement
 from stm_backends_redis.tidying import Tidying, indexes
@@ -217,9 +217,9 @@ class RedisDriver:
         if client is None:
             raise self._edge.not_open("purge")
 
-        async def ask(master: Connected, command: Command) -> Any:
+        async def ask(master: Exchange, command: Command) -> Any:
             async def send() -> Any:
-                (answer,) = await master.exchange(b"", command)
+                (answer,) = await master(b"", command)
                 if isinstance(answer, Exception):
                     raise answer
                 return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Argument: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Argument]
+Exchange: TypeAlias = Callable[..., Awaitable[list[Any]]]
+"""The method `exchange` of one server."""
 
 _ASKING: Final[Command] = ("ASKING",)
 
@@ -64,8 +66,8 @@ class Connected(Protocol):
         """
         ...
 
-    async def masters(self) -> Sequence[Connected]:
-        """Return the servers that together have all keys."""
+    async def masters(self) -> Sequence[Exchange]:
+        """Return what sends to each of the servers that together have all keys."""
         ...
 
     async def close(self) -> None:
@@ -115,9 +117,9 @@ class _Sending:
             await self._renew()
         return answers
 
-    async def masters(self) -> Sequence[Connected]:
-        """Return this server alone."""
-        return (self,)
+    async def masters(self) -> Sequence[Exchange]:
+        """Return what sends to this server alone."""
+        return (self.exchange,)
 
     async def close(self) -> None:
         """Wait for operations in progress, and give the connection of the stream back."""

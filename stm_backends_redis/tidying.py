@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeAlias
 
-from stm_backends_redis.servers import Command, Connected
+from stm_backends_redis.servers import Command, Connected, Exchange
 
 Look: TypeAlias = Callable[[bytes, bytes, int], Awaitable[tuple[int, bytes]]]
 """Looks at a page of an index after a name; returns how many have expired, and where the rest begins."""
@@ -47,7 +47,7 @@ class Tidying:
 async def indexes(
     connected: Connected,
     key_prefix: str,
-    ask: Callable[[Connected, Command], Awaitable[tuple[bytes | int, list[bytes]]]],
+    ask: Callable[[Exchange, Command], Awaitable[tuple[bytes | int, list[bytes]]]],
 ) -> AsyncIterator[bytes]:
     """Yield the keys of all indexes with a prefix; each at least once if it exists throughout."""
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", key_prefix) + "{*}"

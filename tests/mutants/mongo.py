@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from stm_backends.drivers.contract import Key
@@ -35,6 +35,14 @@ class WritesTwice(MongoDriver):
     async def _write(self, *given: Any, **named: Any) -> dict[str, Any] | None:
         await super()._write(*given, **named)
         return await super()._write(*given, **named)
+
+
+class EndsTheTurnOfCancelledWrites(MongoDriver):
+    """Sends the next write to a record while a cancelled one is on its way, which may then be done last."""
+
+    async def _in_turn(self, key: Key, send: Callable[[], Awaitable[T]]) -> T:
+        async with self._turns.turn(key):
+            return await self._calls.run(send())
 
 
 class CancelsItsCalls(MongoDriver):

@@ -36,8 +36,23 @@ class ReusesWhatWasCancelled(Connections):
 class KeepsTheOthers(Connections):
     """Replaces a connection that was dropped silently, and lends others that were dropped with it."""
 
-    async def expire(self) -> None:
+    def _expire(self, opened_by: float) -> None:
         pass
+
+
+class ReplacesTheHealthy(Connections):
+    """Replaces all connections each time that one proves to be dead, also those that were opened since."""
+
+    def _expire(self, opened_by: float) -> None:
+        super()._expire(self.loop.time())
+
+
+class CountsTheDeadTwice(Connections):
+    """Takes the end of a connection that is to be replaced for a sign that later ones are dead, too."""
+
+    async def _check(self, connection: Connection) -> None:
+        self._opened[connection] = self.loop.time()
+        await super()._check(connection)
 
 
 class RetriesLostWrites(PostgresDriver):

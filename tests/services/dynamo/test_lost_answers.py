@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import boto3
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from stm_backends.drivers.contract import ABSENT, ANY, KEEP, Record
-from stm_backends.errors import OutcomeUnknown
+from stm_backends.errors import OutcomeUnknown, Unavailable
 from stm_backends.testing.faults import Proxy
 from stm_backends_dynamo import DynamoDriver, DynamoSettings
+from stm_backends_dynamo.errors import REFUSED
 
 LARGE = b"x" * 5_000
 
@@ -85,3 +88,45 @@ async def test_a_deletion_is_unknown_and_not_anothers(retrying, key, expect):
         await losing(proxy, b"DeleteItem", driver.delete(key, expect=expect))
     assert await driver.load(key) is None
     assert await driver.delete(key, expect=expect) is False
+
+
+class Refusing:
+    """A client whose writes are refused `after` as many repeats of its own; reads find an item or fail."""
+
+    meta = SimpleNamespace(service_model=SimpleNamespace(service_name="dynamodb"))
+
+    def __init__(self, after, item, *, throttles):
+        self.after, self.item, self.throttles = after, item, throttles
+
+    async def close(self): ...
+
+    async def get_item(self, **_):
+        if self.throttles:
+            raise ClientError({"Error": {"Code": "ThrottlingException"}}, "GetItem")
+        return {"Item": self.item}
+
+    async def _refuse(self, **_):
+        error = {"Error": {"Code": REFUSED}, "Item": self.item}
+        raise ClientError({**error, "ResponseMetadata": {"RetryAttempts": self.after}}, "a write")
+
+    put_item = update_item = delete_item = _refuse
+
+
+@pytest.mark.parametrize(("after", "kind"), [(0, Unavailable), (1, OutcomeUnknown)])
+@pytest.mark.parametrize("throttles", [False, True])
+@pytest.mark.parametrize("operation", ["append", "delete"])
+async def test_what_was_sent_again_is_never_said_to_be_undone(key, operation, throttles, after, kind):
+    """Other writers are in its way until the last round, or the table is throttled when it looks."""
+    # A record with parts that is never caught, or one that is gone whenever it is read.
+    kept_changing = operation == "delete" and not throttles
+    item = {"version": {"S": "v"}, "life": {"S": "life"}} if kept_changing else {}
+    client = Refusing(after, item, throttles=throttles)
+    driver = DynamoDriver(DynamoSettings(deadline_s=1), client=client)
+    write = {
+        "append": lambda: driver.append(key, b"a", initial_version="v", ttl=None),
+        "delete": lambda: driver.delete(key),
+    }[operation]
+    with pytest.raises(kind, match=rf"dynamo\.{operation}: ") as caught:
+        await write()
+    assert type(caught.value) is kind
+    await driver.close()

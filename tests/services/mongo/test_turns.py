@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 
 import pytest
+from pymongo import AsyncMongoClient
+from pymongo.monitoring import CommandListener
 
 from stm_backends.drivers.contract import ANY, Key, Record
 from stm_backends.errors import OutcomeUnknown, Unavailable
+from stm_backends_mongo import MongoDriver
 from stm_backends_mongo.turns import Turns
+from tests.mutants.mongo import EndsTheTurnOfCancelledWrites
 from tests.support.contract import opened
 
 ENTRIES = 5_000
@@ -84,6 +88,80 @@ async def test_a_write_behind_one_that_hangs_is_unavailable_and_not_sent(single,
         assert record in (Record("v", None, (b"a",)), Record("v", None, (b"a", b"sent")))
 
 
+class Sent(CommandListener):
+    """The writes that a client has sent."""
+
+    def __init__(self) -> None:
+        self.writes: list[str] = []
+        self.first = asyncio.Event()
+
+    def started(self, event) -> None:
+        if event.command_name == "findAndModify":
+            self.writes.append("delete" if event.command.get("remove") else "update")
+            self.first.set()
+
+    def succeeded(self, event) -> None: ...
+    def failed(self, event) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def cancelled_on_its_way(single, place, settings, key, kind=MongoDriver):
+    """Yield a driver one of whose appends was cancelled when it was sent; the server hangs meanwhile."""
+    sent = Sent()
+    async with AsyncMongoClient(place.url, event_listeners=[sent]) as client:
+        driver = kind(settings, client=client)
+        assert await driver.load(key) is None  # connects
+        single.pause()
+        try:
+            append = asyncio.ensure_future(driver.append(key, b"a", initial_version="v", ttl=None))
+            async with asyncio.timeout(30):
+                await sent.first.wait()
+            append.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await append
+            yield driver, sent.writes
+        finally:
+            single.go_on()
+        await driver.close()
+
+
+async def overtakes_none(single, place, settings, key, kind=MongoDriver):
+    """Delete a record while an append to it that was cancelled is on its way."""
+    async with cancelled_on_its_way(single, place, settings, key, kind) as (driver, sent):
+        replace = asyncio.ensure_future(driver.replace(key, b"", version="w", expect=ANY, ttl=None))
+        delete = asyncio.ensure_future(driver.delete(key))
+        await asyncio.sleep(0.2)
+        replace.cancel()
+        single.go_on()
+        was_there = await delete
+        await driver._calls.ended(within=30)  # noqa: SLF001
+        assert sent == ["update", "delete"], "the one between was cancelled before its turn"
+        assert was_there, "the cancelled append was done later"
+        assert await driver.load(key) is None
+        assert len(driver._turns) == 0  # noqa: SLF001
+
+
+async def test_a_write_does_not_overtake_a_cancelled_one(single, single_place, settings_of, key):
+    await overtakes_none(single, single_place, settings_of(single_place), key)
+
+
+async def test_a_driver_that_ends_a_turn_too_early_is_found(single, single_place, settings_of, key):
+    with pytest.raises(AssertionError, match="before its turn"):
+        await overtakes_none(
+            single, single_place, settings_of(single_place), key, EndsTheTurnOfCancelledWrites
+        )
+
+
+async def test_a_write_behind_a_cancelled_one_that_hangs_is_not_sent(single, single_place, settings_of, key):
+    settings = settings_of(single_place, deadline_s=2.0)
+    async with cancelled_on_its_way(single, single_place, settings, key) as (driver, sent):
+        with pytest.raises(Unavailable, match="earlier writes to the same record"):
+            await driver.delete(key)
+        await driver._calls.ended(within=30)  # noqa: SLF001
+        assert len(driver._turns) == 0, "the turn outlived its request"  # noqa: SLF001
+        assert sent == ["update"]
+
+
 async def test_other_records_do_not_wait(single_place, key):
     other = Key(key.scope, "other")
     async with opened(single_place.url) as driver, driver._turns.turn(key):  # noqa: SLF001 -- as a write that hangs would
@@ -132,6 +210,28 @@ async def test_a_turn_that_is_cancelled_while_it_is_taken_goes_to_the_next():
     await asyncio.gather(first, second, return_exceptions=True)
     async with asyncio.timeout(5), turns.turn("key"):
         pass
+
+
+async def test_a_turn_that_was_handed_over_ends_with_the_request():
+    turns, request = Turns(patience_s=0.01), asyncio.get_running_loop().create_future()
+
+    async def give_up() -> None:
+        async with turns.turn("key") as hand_over:
+            hand_over(request)
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(give_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(Unavailable):
+        async with turns.turn("key"):
+            raise AssertionError("two at once")
+    request.set_exception(OSError())
+    assert isinstance(request.exception(), OSError)
+    await asyncio.sleep(0)
+    assert len(turns) == 0
 
 
 async def test_a_turn_that_does_not_come_is_unavailable():

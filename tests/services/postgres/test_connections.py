@@ -16,8 +16,10 @@ from stm_backends_postgres.client import HandedIn
 from stm_backends_postgres.connections import IDLE_S, LIFETIME_S, Connections
 from tests.mutants.postgres import (
     AnswersInOrder,
+    CountsTheDeadTwice,
     KeepsTheOthers,
     LendsToTwo,
+    ReplacesTheHealthy,
     RetriesLostWrites,
     ReusesWhatWasCancelled,
 )
@@ -277,6 +279,27 @@ async def test_connections_beside_one_that_died_unnoticed_are_replaced(kind):
     assert in_use.is_gone
 
 
+async def test_healthy_connections_outlive_the_checks_of_dead_ones(kind):
+    """A firewall drops two connections; the operations on them reach their deadlines one after the other."""
+    servers = Servers(kind, size=3, patience_s=0.1)
+    first, second = servers.start("1", "2")
+    await settle()
+    dead = servers.wires[:2]
+    servers.checked.clear()
+    first.cancel()
+    await settle()
+    (third,) = servers.start("3")  # opened while the first check waits for its answer
+    await until(lambda: asyncio.sleep(0, dead[0].is_gone))
+    second.cancel()  # its check begins when the third is open
+    await until(lambda: asyncio.sleep(0, dead[1].is_gone))
+    healthy = servers.wires[2]
+    healthy.answers.put_nowait("3")
+    assert await third == "3"
+    assert not healthy.is_gone
+    servers.checked.set()
+    await servers.connections.close(30)
+
+
 async def test_a_pool_handed_in_is_emptied_when_one_connection_died():
     pool = mock.create_autospec(asyncpg.Pool, instance=True)
     pool.release.side_effect = TimeoutError
@@ -470,7 +493,7 @@ async def test_an_update_whose_outcome_is_unknown_is_not_followed_by_an_insert()
 
 
 async def test_only_so_many_records_are_remembered(monkeypatch):
-    monkeypatch.setattr("stm_backends_postgres.driver._MAX_KNOWN", 2)
+    monkeypatch.setattr("stm_backends_postgres.driver.REMEMBERED", 2)
     wires = []
 
     async def statement(name):
@@ -539,6 +562,8 @@ async def test_with_every_connection_in_use_writes_are_not_sent(url, schema, dri
     ("mutant", "check"),
     [
         (LendsToTwo, test_a_connection_is_never_shared_by_two_operations),
+        (CountsTheDeadTwice, test_healthy_connections_outlive_the_checks_of_dead_ones),
+        (ReplacesTheHealthy, test_healthy_connections_outlive_the_checks_of_dead_ones),
         (KeepsTheOthers, test_connections_beside_one_that_died_unnoticed_are_replaced),
         (ReusesWhatWasCancelled, test_an_answer_to_a_cancelled_operation_reaches_no_other),
         (RetriesLostWrites, test_a_write_whose_answer_is_lost_is_sent_once),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -25,7 +26,7 @@ from stm_backends_redis import driver as driver_module
 from stm_backends_redis.cluster import Cluster as Nodes
 from tests.services.redis.conftest import CLUSTER_PERMISSIONS, PERMISSIONS, login
 from tests.support.apt import Program
-from tests.support.contract import slow_checks
+from tests.support.contract import opened, slow_checks
 from tests.support.places import quick_on
 from tests.support.redis_server import KINDS, RedisServer
 from tests.support.tenants import SMALL, serve
@@ -365,6 +366,130 @@ async def test_a_retry_while_the_driver_closes_leaves_no_connection(monkeypatch,
     assert [node.is_closed for node in nodes] == [True] * len(nodes)
 
 
+class Pod:
+    """The one node of a cluster, at an address that changes. It closes when the test lets it, or fails to."""
+
+    made: ClassVar[list[Pod]]
+    address: ClassVar[bytes]
+
+    def __init__(self, address) -> None:
+        self.may_answer, self.may_close, self.fails = asyncio.Event(), asyncio.Event(), False
+        self.may_answer.set()
+        self.is_closed = False
+        Pod.made.append(self)
+
+    async def exchange(self, key, *commands, asking=False):
+        if commands[0] == ("CLUSTER", "SLOTS"):
+            return [[[0, SLOTS - 1, [Pod.address, 1]]]]
+        await self.may_answer.wait()
+        return ["answer"]
+
+    async def close(self):
+        await self.may_answer.wait()  # what is under way ends first
+        try:
+            await self.may_close.wait()
+        finally:
+            self.is_closed = True
+            if self.fails:
+                raise OSError
+
+
+@pytest.fixture
+async def pods():
+    """A cluster of one such node, the node that is asked first, and what moves it to another address."""
+    Pod.made, Pod.address = [], b"first"
+
+    async def seeds():
+        return [("seed", 1)]
+
+    nodes = Nodes(Pod, seeds)
+
+    async def move(address):
+        Pod.address = address
+        nodes._looked_at = -1e9  # noqa: SLF001 -- as if a second had passed
+        nodes._look_again()  # noqa: SLF001
+        await nodes._topology()  # noqa: SLF001
+
+    assert await nodes.exchange(b"key", ("GET",)) == ["answer"]
+    return nodes, move
+
+
+async def test_a_node_that_left_is_closed_once_it_has_answered(pods):
+    nodes, move = pods
+    seed, first = Pod.made
+    first.may_answer.clear()
+    under_way = asyncio.create_task(nodes.exchange(b"key", ("GET",)))
+    await asyncio.sleep(0)
+    await move(b"second")
+    first.may_close.set()
+    await asyncio.sleep(0)
+    assert not first.is_closed
+    first.may_answer.set()
+    assert await under_way == ["answer"]
+    await asyncio.sleep(0)
+    assert first.is_closed
+    assert not seed.is_closed, "it is asked first for the topology"
+    assert await nodes.exchange(b"key", ("GET",)) == ["answer"]
+    assert len(Pod.made) == 3
+
+
+async def test_a_close_waits_for_a_node_that_left(pods):
+    nodes, move = pods
+    await move(b"second")
+    first = Pod.made[1]
+    closing = asyncio.create_task(nodes.close())
+    await asyncio.sleep(0)
+    for other in Pod.made:
+        other.may_close.set() if other is not first else None
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    first.may_close.set()
+    await closing
+    assert [pod.is_closed for pod in Pod.made] == [True] * len(Pod.made)
+
+
+async def test_a_close_that_is_cancelled_ends_nodes_that_left_too(pods):
+    nodes, move = pods
+    await move(b"second")
+    closing = asyncio.create_task(nodes.close())
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert [pod.is_closed for pod in Pod.made] == [True] * len(Pod.made)
+
+
+async def test_a_node_that_fails_to_close_disturbs_nothing(pods, caplog):
+    nodes, move = pods
+    for pod in Pod.made:
+        pod.fails = True
+        pod.may_close.set()
+    await move(b"second")
+    await asyncio.sleep(0.01)
+    assert await nodes.exchange(b"key", ("GET",)) == ["answer"]
+    for pod in Pod.made:
+        pod.may_close.set()
+    await nodes.close()
+    assert [pod.is_closed for pod in Pod.made] == [True] * len(Pod.made)
+    gc.collect()
+    assert not caplog.records, "an exception that was never retrieved"
+
+
+async def test_masters_that_left_are_connected_to_again_until_the_next_look(pods):
+    """A purge goes on with the nodes that it found at its beginning."""
+    nodes, move = pods
+    (master,) = await nodes.masters()
+    await move(b"second")
+    for pod in Pod.made:
+        pod.may_close.set()
+    assert await master(b"", ("SCAN",)) == ["answer"]
+    await move(b"third")
+    for pod in Pod.made:
+        pod.may_close.set()
+    await nodes.close()
+    assert [pod.is_closed for pod in Pod.made] == [True] * len(Pod.made)
+
+
 @contextlib.asynccontextmanager
 async def in_hand(cluster):
     """Yield a driver on a client of the test's own."""
@@ -522,6 +647,27 @@ async def test_what_a_replica_has_confirmed_survives_its_promotion(fragile, repl
     assert replica.ask("INFO", "replication")["role"] == "master"
     fragile.nodes[0].go_on()
     await driver.close()
+
+
+async def test_no_connection_to_a_node_that_left_is_kept(fragile):
+    first, second, leaving = fragile.nodes
+    key = key_on(fragile, leaving)
+
+    def connections():
+        return leaving.ask("INFO", "clients")["connected_clients"]
+
+    before = connections()
+    async with opened(f"redis+cluster://127.0.0.1:{first.port}", deadline_s=2.0) as driver:
+        assert await driver.load(key) is None
+        assert connections() == before + 1
+        for node in (first, second):
+            node.ask("CLUSTER", "FORGET", id_of(leaving))
+        leaving.ask("CLUSTER", "RESET", "HARD")
+        async with asyncio.timeout(30):
+            while connections() != before:
+                with contextlib.suppress(StorageError):
+                    await driver.load(key)
+                await asyncio.sleep(0.1)
 
 
 async def test_a_hanging_node_takes_no_connections_from_the_others(fragile):
