@@ -54,7 +54,8 @@ def show(  # noqa: PLR0913, PLR0917 -- one per option
 ) -> None:
     """Show one conversation: summary, pending turns, recent turns, health, tokens and times.
 
-    A file is written as by `export`: only its owner can read it, and it is replaced in one step.
+    With --output, only you can read the file that is written. If the file exists, it is replaced once the
+    new text is complete.
     """
     asked = [name for name, wanted in zip(_FORMATS, (as_json, as_markdown, as_page), strict=True) if wanted]
 

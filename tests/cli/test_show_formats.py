@@ -224,3 +224,9 @@ def test_marks_of_a_replay_are_not_shown_and_its_ledger_is_explained(replayed: s
 def test_markdown_counts_turns_from_the_first_of_the_conversation(replayed: str) -> None:
     shown = cli("show", replayed, "--md", "--full-zone-turns", "1").stdout
     assert re.findall("^### Turn ([0-9]+)", shown, re.MULTILINE) == ["13", "14"]
+
+
+def test_the_help_of_show_says_who_can_read_what_is_written_by_itself() -> None:
+    shown = " ".join(re.sub(r"[^\x20-\x7e]", " ", cli("show", "--help").stdout).split())
+    assert "With --output, only you can read the file that is written." in shown
+    assert "as by" not in shown

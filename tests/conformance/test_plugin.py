@@ -80,6 +80,14 @@ def test_a_load_that_only_other_processes_can_tear_is_told_from_a_snapshot(tmp_p
     assert "driver1.load(" in printed
 
 
+def test_a_check_that_would_write_too_much_says_how_to_have_it_asked(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db?max_record_bytes=900000000"
+    name = "test_a_rewrite_that_makes_a_record_too_large_is_refused"
+    status, printed = pytest_in(tmp_path, "--stm-backend=sqlite", f"--stm-url={url}", "-k", name, *NAMED)
+    assert status == 0, printed
+    assert "smaller limit, by an option of the URL where it has one, such as `max_record_bytes`" in printed
+
+
 def test_opting_out_prints_the_reason(tmp_path: Path) -> None:
     path = mine(tmp_path, 'opted_out = {"test_a_scan_of_an_empty_scope_ends": "scopes are never empty here"}')
     found = tmp_path / "report.json"

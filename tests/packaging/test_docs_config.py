@@ -30,6 +30,19 @@ def pages(navigation: list[Any]) -> list[str]:
     return found
 
 
+def test_the_first_page_leads_to_every_explanation() -> None:
+    text = (DOCS / "index.md").read_text("utf-8")
+    # The pages of the benchmarks are named together.
+    pages = {path.name for path in (DOCS / "explanation").glob("*.md") if "benchmark" not in path.name}
+    assert pages <= set(re.findall(r"\(explanation/([\w-]+\.md)\)", text))
+
+
+def test_the_metadata_names_no_page_that_is_not_public() -> None:
+    # The readme says that it is not on the package index yet; once it is, its page may be named.
+    unpublished = "not on the package index yet" in (ROOT / "README.md").read_text("utf-8")
+    assert not (unpublished and "urls" in PYPROJECT["project"])
+
+
 def test_every_page_is_in_the_navigation_exactly_once() -> None:
     pytest.importorskip("typer", reason="the site documents the command line")
     site = importlib.import_module("docs.site")

@@ -20,7 +20,7 @@ from stm_backends.testing.driver_checks.steps import (
     noise,
     take_steps,
 )
-from stm_backends.testing.workbench.check import Contract, check, not_asked
+from stm_backends.testing.workbench.check import Contract, check, not_asked, would_write
 from stm_backends.testing.workbench.drivers import Bench
 from stm_backends.testing.workbench.expectations import must_be, must_raise
 from stm_backends.testing.workbench.processes import fold, ledger
@@ -152,7 +152,7 @@ class Rewriting(Contract):
         driver, key = await bench.driver(), bench.key()
         count = full_of_largest(driver.traits)
         if (size := count * driver.traits.max_entry) > LARGEST_RECORD:
-            not_asked(f"would write {size:,} bytes; give the driver a smaller limit")
+            not_asked(would_write(size))
         entry = noise(driver.traits.max_entry)
         # Room for one large value: the body or the rewritten entry, but not both.
         large = [entry] * (count - 1)

@@ -139,6 +139,14 @@ def not_asked(reason: str) -> NoReturn:
     raise NotAsked(reason, _use_item_location=True)
 
 
+def would_write(size: int) -> str:
+    """Return why a check that fills a record is not asked, and how to have it asked."""
+    return (
+        f"would write {size:,} bytes; give the driver a smaller limit, by an option of the URL where it has "
+        "one, such as `max_record_bytes`"
+    )
+
+
 def check(
     clause: str, *, slow: bool | Mapping[str, Collection[object]] = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
