@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ from stm_backends.drivers.wrapper import Operation, WrapperDriver
 from stm_backends.errors import Unavailable
 from stm_backends.memory import policy
 from stm_backends.records.body import Forgotten
+from stm_backends.types import ShortTermMemoryConfig
 from tests.chaos.turns import TENANT
 
 T = TypeVar("T")
@@ -108,11 +109,33 @@ class TwoLeases(Mutant):
 
 
 class SummaryAppliedTwice(Mutant):
-    """A summary is stored over another one, if that came first."""
+    """Summarizes turns that the summary covers already, once in 20 summaries."""
+
+    rate = 20
 
     def change(self) -> None:
-        policy.Fold.still_applies = lambda self, body, head: True
-        policy.lease_left = lambda *lease, **clock: 0.0
+        right = policy.Fold.request
+        last: dict[str, Sequence[Any]] = {}
+
+        def request(fold: policy.Fold, config: ShortTermMemoryConfig) -> dict[str, Any]:
+            asked = right(fold, config)
+            turns: Sequence[Any] = asked["turns"]
+            conversation = _id_of(turns[0]).partition("/")[0]
+            before, last[conversation] = last.get(conversation, ()), turns
+            # What was never stored, or was erased, is not covered.
+            if (
+                before
+                and str(before[-1]["user"]).partition(" ")[0] in fold.previous_summary
+                and self.strikes()
+            ):
+                return {**asked, "turns": [*before, *turns]}
+            return asked
+
+        policy.Fold.request = request
+
+
+def _id_of(shown: Any) -> str:
+    return str(shown["user"]).partition(" ")[0]
 
 
 class IdsForgotten(Mutant):
