@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from stm_backends.drivers.contract import Key
 from stm_backends.testing import Bench, DriverContract, FakeClock
+from stm_backends.testing.driver_checks import optional
 from stm_backends.testing.workbench.check import NotAsked
 from stm_backends.testing.workbench.faulty import FaultyDriver, faulty_datastore
 
 EXACTLY = "test_a_record_is_full_with_exactly_max_record_bytes"
+PURGE = "test_a_purge_removes_what_has_expired_and_no_more_than_its_limit"
 FULL = (
     "test_a_full_record_refuses_what_it_cannot_hold_and_a_fold_makes_room",
     "test_a_rewrite_that_makes_a_record_too_large_is_refused",
@@ -34,6 +37,35 @@ class KeepsLargeValuesElsewhere(FaultyDriver):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.traits = replace(self.traits, max_inline=1_000)
+
+
+class FindsMuchToPurge(FaultyDriver):
+    """Is on a datastore in which others have left many expired records."""
+
+    _clock: FakeClock
+    _swept = 0
+    purges = 0
+
+    async def expired(self) -> int:
+        for number in range(5_000):
+            await super().append(Key("others", f"{number}"), b"", initial_version="v", ttl=1)
+        self._clock.now += 2
+        return await super().expired()
+
+    async def purge(self, limit: int) -> int:
+        type(self).purges += 1
+        return await super().purge(limit)
+
+
+class PassesOverWhatOthersHold(FaultyDriver):
+    """Removes nothing at first, because another purge has all records in hand, which is then given up."""
+
+    _swept = 0
+    purges = 0
+
+    async def purge(self, limit: int) -> int:
+        self.purges += 1
+        return await super().purge(limit) if self.purges > 1 else 0
 
 
 def run(name: str, kind: type[FaultyDriver], **limits: int) -> None:
@@ -60,3 +92,13 @@ def test_no_record_must_be_full_before_its_values_exceed_the_limit(
 
 def test_bytes_are_cut_to_the_largest_entry_of_a_driver() -> None:
     run("test_bytes_are_returned_unchanged", FaultyDriver, max_entry_bytes=100, max_record_bytes=2_000)
+
+
+def test_a_purge_of_what_others_have_left_is_short() -> None:
+    run(PURGE, FindsMuchToPurge)
+    assert FindsMuchToPurge.purges < 20
+
+
+def test_a_purge_may_pass_over_what_another_has_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional, "PATIENCE", 2)
+    run(PURGE, PassesOverWhatOthersHold)
